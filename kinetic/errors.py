@@ -1,0 +1,181 @@
+"""Every exception that kinetic raises of its own, drawn as a tree.
+
+In: what went wrong, as text and as attributes. Out: exceptions. Called from every room; imports nothing of the project.
+
+    KineticError
+    ├── UsageError (ValueError)             what the caller wrote cannot work; nothing was created
+    │   ├── UsageTypeError (TypeError)      ... because a value has the wrong type
+    │   ├── UnknownAccelerator              ... because no such accelerator exists
+    │   └── PicklingError                   ... because a part of the call cannot be pickled
+    ├── PreflightError                      the backend cannot take the job now; nothing was created
+    │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
+    ├── SubmitError                         creating the job failed; what was created is removed or findable
+    ├── StoreError                          the store could not be read or written
+    │   ├── StoreFull                       ... no space is left
+    │   └── CorruptRecord                   ... a stored file is not what was written
+    ├── NotFound (LookupError)              no such job or object
+    ├── CoordinatorLost                     an agent could not reach its coordinator in time (host side)
+    └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
+        ├── UserCodeFailed                  the function raised something that cannot be rebuilt here, or exited
+        ├── HostLost                        a host died: killed, out of memory, segfault, os._exit, agent lost
+        ├── HostHung                        a host stood still longer than hang_timeout
+        ├── GangTimeout (TimeoutError)      not every host joined within start_timeout; the function never ran
+        ├── JobTimeout (TimeoutError)       the job ran longer than timeout
+        ├── JobCancelled                    someone cancelled the job
+        ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed, version mismatch
+        ├── ResultUnavailable               the function returned, but its value cannot be brought here
+        └── SupervisorLost                  the process that watched the job was killed
+
+A function's own exception is raised as itself, never wrapped, when its class can be rebuilt on the caller's side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class KineticError(Exception):
+    """Base of all exceptions of this library."""
+
+
+class UsageError(KineticError, ValueError):
+    """What the caller wrote cannot work. Nothing was created."""
+
+
+class UsageTypeError(UsageError, TypeError):
+    """A value given by the caller has the wrong type. Nothing was created."""
+
+
+class UnknownAccelerator(UsageError):
+    """No accelerator has this name.
+
+    Attributes:
+        name: what was asked for.
+        suggestions: the nearest valid names, best first.
+    """
+
+    def __init__(self, message: str, *, name: str = "", suggestions: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.name = name
+        self.suggestions = tuple(suggestions)
+
+
+class PicklingError(UsageError):
+    """A part of the call cannot be pickled.
+
+    Attributes:
+        component: the part, for example "argument 2", "keyword 'model'" or "the function's closure variable 'lock'".
+    """
+
+    def __init__(self, message: str, *, component: str = "") -> None:
+        super().__init__(message)
+        self.component = component
+
+
+class PreflightError(KineticError):
+    """The backend cannot take the job as things are. Nothing was created."""
+
+
+class InsufficientMemory(PreflightError):
+    """This machine cannot hold the simulated slice.
+
+    Attributes:
+        hosts: hosts asked for.
+        hosts_that_fit: hosts for which there is memory now.
+    """
+
+    def __init__(self, message: str, *, hosts: int = 0, hosts_that_fit: int = 0) -> None:
+        super().__init__(message)
+        self.hosts = hosts
+        self.hosts_that_fit = hosts_that_fit
+
+
+class SubmitError(KineticError):
+    """The job could not be created."""
+
+
+class StoreError(KineticError):
+    """The store could not be read or written."""
+
+
+class StoreFull(StoreError):
+    """The store has no space left."""
+
+
+class CorruptRecord(StoreError):
+    """A stored file is not what was written: truncated, tampered with, or garbage."""
+
+
+class NotFound(KineticError, LookupError):
+    """No such job or object.
+
+    Attributes:
+        suggestions: the nearest existing names, best first.
+    """
+
+    def __init__(self, message: str, *, suggestions: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.suggestions = tuple(suggestions)
+
+
+class CoordinatorLost(KineticError):
+    """An agent could not reach its coordinator for the configured time."""
+
+
+class JobFailed(KineticError, RuntimeError):
+    """The job did not succeed.
+
+    Attributes:
+        job_id: the job.
+        hosts: indices of the hosts to blame, first one first; empty when none is.
+        remote_traceback: text of the remote traceback, or "".
+    """
+
+    def __init__(
+        self, message: str, *, job_id: str = "", hosts: Sequence[int] = (), remote_traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.hosts = tuple(hosts)
+        self.remote_traceback = remote_traceback
+
+    @property
+    def host(self) -> int | None:
+        """The host to blame, or None when no host is."""
+        return self.hosts[0] if self.hosts else None
+
+
+class UserCodeFailed(JobFailed):
+    """The function failed with something that cannot be rebuilt here: the text tells what."""
+
+
+class HostLost(JobFailed):
+    """A host died without finishing its function."""
+
+
+class HostHung(JobFailed):
+    """A host made no progress for longer than `hang_timeout`. The message carries the stacks."""
+
+
+class GangTimeout(JobFailed, TimeoutError):
+    """Not every host joined within `start_timeout`. The function ran nowhere."""
+
+
+class JobTimeout(JobFailed, TimeoutError):
+    """The job ran longer than `timeout` and was stopped."""
+
+
+class JobCancelled(JobFailed):
+    """The job was cancelled."""
+
+
+class SetupFailed(JobFailed):
+    """A host could not prepare the function: damaged bundle, failed unpickling, version mismatch."""
+
+
+class ResultUnavailable(JobFailed):
+    """The function returned, but its value could not be pickled there or rebuilt here."""
+
+
+class SupervisorLost(JobFailed):
+    """The process that supervised the job died before it could judge it."""
