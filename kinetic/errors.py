@@ -131,9 +131,7 @@ class JobFailed(KineticError, RuntimeError):
         remote_traceback: text of the remote traceback, or "".
     """
 
-    def __init__(
-        self, message: str, *, job_id: str = "", hosts: Sequence[int] = (), remote_traceback: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, job_id: str = "", hosts: Sequence[int] = (), remote_traceback: str = "") -> None:
         super().__init__(message)
         self.job_id = job_id
         self.hosts = tuple(hosts)

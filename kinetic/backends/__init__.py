@@ -1,0 +1,1 @@
+"""Where jobs run: one protocol, one module per place."""

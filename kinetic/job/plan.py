@@ -1,0 +1,158 @@
+"""The plan of a job: everything that a host must know, as one JSON document.
+
+In: decisions of the planning step. Out: `Plan`, a frozen value, and the blobs it names. Read by backends, supervisor and runner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kinetic.accelerators.topology import Topology
+from kinetic.errors import CorruptRecord
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A stored piece of content, named by what it contains.
+
+    Attributes:
+        digest: SHA-256 of the content, 64 hex digits.
+        size_bytes: length of the content.
+    """
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A source tree in the store: the blob of its manifest, and its size.
+
+    Attributes:
+        manifest: the manifest; its digest is the digest of the tree.
+        files: number of regular files.
+        size_bytes: their total size.
+    """
+
+    manifest: Blob
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take. None means without limit; all in seconds.
+
+    Attributes:
+        start_timeout_s: from submission until every host has joined.
+        timeout_s: from the start of the function until the job is stopped.
+        hang_timeout_s: longest time that a host may stand still.
+        grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
+    """
+
+    start_timeout_s: float = 600.0
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    grace_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions of what made the payload; a host compares them with its own."""
+
+    python: str
+    cloudpickle: str
+    kinetic: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a host must know about a job.
+
+    Attributes:
+        job_id: "job-" and 8 hex digits.
+        name: what people see: the function's qualified name or the command.
+        backend: "gke", "pathways", "local" or "ray", as selected.
+        topology: shape of each slice.
+        slices: number of slices; hosts of the gang = slices x topology.hosts.
+        payload: the pickled function and arguments.
+        tree: the source tree, or None when nothing is shipped.
+        entry_rel: directory of the function's file, relative to the tree; "" is the root.
+        cwd_rel: working directory relative to the tree, or None when the caller was outside it.
+        sys_path_rel: entries of the caller's sys.path that lie in the tree, relative to it, in order.
+        client_root: absolute path of the tree on the caller's machine; used to map file names in tracebacks.
+        env: variables set for the function (from `env=`), not secret.
+        secrets: names of variables whose values travel apart from the plan.
+        output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the default.
+        limits: how long things may take.
+        retries: how many times a failed gang is started anew.
+        debug: whether the leader waits for a debugger.
+        versions: of what made the payload.
+        created_at: seconds since the epoch.
+        labels: free key-value pairs (batch group, tags).
+    """
+
+    job_id: str
+    name: str
+    backend: str
+    topology: Topology
+    payload: Blob
+    versions: Versions
+    created_at: float
+    slices: int = 1
+    tree: Tree | None = None
+    entry_rel: str = ""
+    cwd_rel: str | None = None
+    sys_path_rel: tuple[str, ...] = ()
+    client_root: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    output_dir: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    retries: int = 0
+    debug: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the whole gang, over all slices."""
+        return self.slices * self.topology.hosts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        data = asdict(self) | {"schema_version": SCHEMA_VERSION, "topology": self.topology.to_json()}
+        return data | {"sys_path_rel": list(self.sys_path_rel), "secrets": list(self.secrets)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """Rebuild from `to_json`.
+
+        Raises:
+            CorruptRecord: the document is not a plan, or a newer version wrote it.
+        """
+        try:
+            if data.get("schema_version") != SCHEMA_VERSION:
+                raise CorruptRecord(
+                    f"The plan has schema version {data.get('schema_version')!r}; this kinetic reads {SCHEMA_VERSION}. "
+                    "Use the version of kinetic that submitted the job."
+                )
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(**known | _nested(data))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CorruptRecord(f"The plan of the job is damaged: {error!r}.") from error
+
+
+def _nested(data: dict[str, Any]) -> dict[str, Any]:
+    tree = data["tree"]
+    return {
+        "topology": Topology.from_json(data["topology"]),
+        "payload": Blob(**data["payload"]),
+        "versions": Versions(**data["versions"]),
+        "tree": None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])}),
+        "limits": Limits(**data["limits"]),
+        "sys_path_rel": tuple(data["sys_path_rel"]),
+        "secrets": tuple(data["secrets"]),
+    }
