@@ -78,6 +78,8 @@ class HostReport:
         lost_log_bytes: output that could not be kept (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
         attempt: which start of the gang this belongs to, from 1.
+        result_digest: SHA-256 of the pickled value in the store; only of the leader, and only when it returned.
+        result_size_bytes: length of the pickled value.
     """
 
     host: int
@@ -93,6 +95,8 @@ class HostReport:
     started_at: float = 0.0
     ended_at: float = 0.0
     attempt: int = 1
+    result_digest: str = ""
+    result_size_bytes: int = 0
 
     @property
     def ok(self) -> bool:
@@ -222,8 +226,6 @@ def judge(
     *,
     blamed: Sequence[int] = (),
     reason: str = "",
-    result_digest: str = "",
-    result_size_bytes: int = 0,
     now: float,
     attempt: int = 1,
 ) -> Outcome:
@@ -236,12 +238,12 @@ def judge(
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."
     full = tuple(by_host.get(i, HostReport(host=i, exit=Exit.AGENT_LOST, detail=missing, attempt=attempt)) for i in range(hosts))
-    if all(r.ok for r in full) and result_digest:
+    if all(r.ok for r in full) and full[0].result_digest:
         return Outcome(
             Verdict.SUCCEEDED,
             reports=full,
-            result_digest=result_digest,
-            result_size_bytes=result_size_bytes,
+            result_digest=full[0].result_digest,
+            result_size_bytes=full[0].result_size_bytes,
             ended_at=now,
             attempt=attempt,
         )
