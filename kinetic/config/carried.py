@@ -1,0 +1,104 @@
+"""What leaves the caller's environment: captured variables, secrets, and what a local host inherits.
+
+In: patterns or names, and an environment. Out: dicts of variables. Called by settings, which knows the environment, and remote.
+Pure, save for a line in the log that names (never shows) what was captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from kinetic.errors import UsageError, UsageTypeError
+
+_log = logging.getLogger("kinetic.config")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+_OF_THIS_MACHINE = """
+    PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL TMPDIR TEMP TMP HOSTNAME
+    USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND
+"""
+_OF_ANY_PROCESS = """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS LINES XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME
+    PYTHONPATH PYTHONHOME PYTHONUTF8 LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SSL_CERT_FILE SSL_CERT_DIR
+    REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+"""
+MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
+"""Variables that a wildcard never captures: they describe this machine. An exact name does capture them."""
+_INHERITED = frozenset(_OF_ANY_PROCESS.split())
+_PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
+
+
+def is_name(text: object) -> bool:
+    """Whether the text can be the name of an environment variable."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name is likely to hold a secret."""
+    return _SECRET.search(name) is not None
+
+
+def check_patterns(patterns: object) -> tuple[str, ...]:
+    """Check `capture_env_vars`: a list of exact names and of prefixes that end in "*".
+
+    Raises:
+        UsageError: something in it is neither.
+    """
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise UsageTypeError(f'capture_env_vars must be a list such as ["HF_TOKEN", "WANDB_*"]; it is {patterns!r}.')
+    checked = tuple(patterns)
+    for pattern in checked:
+        if not is_name(pattern) and not (isinstance(pattern, str) and (pattern == "*" or is_name(pattern.removesuffix("*")))):
+            raise UsageError(f"capture_env_vars: {pattern!r} is neither a variable's name nor a prefix that ends in '*'.")
+    return checked
+
+
+def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `names` selects; missing ones are left out without a word.
+
+    Their names are logged, and a warning names those that look like secrets. An exact name takes any variable; a prefix that
+    ends in "*" passes over those that describe this machine.
+    """
+    taken: dict[str, str] = {}
+    for pattern in check_patterns(names):
+        taken |= _matching(pattern, environ)
+    if taken:
+        _log.info("captured environment variables: %s", ", ".join(sorted(taken)))
+    suspicious = sorted(filter(looks_secret, taken))
+    if suspicious:
+        _log.warning(
+            "capture_env_vars takes %s, which looks like a secret: it travels apart from the plan; secrets=[...] says so openly.",
+            ", ".join(suspicious),
+        )
+    return taken
+
+
+def _matching(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
+    if not pattern.endswith("*"):
+        return {pattern: env[pattern]} if pattern in env else {}
+    prefix = pattern[:-1]
+    return {k: v for k, v in env.items() if k.startswith(prefix) and k not in MACHINE_BOUND}
+
+
+def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the named secrets.
+
+    Raises:
+        UsageError: one of them is not set.
+    """
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise UsageError(f"The secret {missing[0]} is not set in this environment. Export it, or take it out of secrets=.")
+    return {name: environ[name] for name in names}
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a host on this machine inherits: what a process needs to run here, and nothing that could be a secret."""
+    return {k: v for k, v in environ.items() if _inherits(k)}
+
+
+def _inherits(name: str) -> bool:
+    return name in _INHERITED or name.startswith("LC_") or name.lower() in _PROXIES

@@ -1,0 +1,241 @@
+"""The caller's settings: the only file on the laptop's side that reads the environment.
+
+In: environment variables, arguments given in code (flags), a profile. Out: `Settings`, a frozen value that knows where each of
+its values came from. Called by remote, handle, the registry, the local backend and the CLI.
+
+A value is taken from the first of: flag, environment, profile, default. What a job may carry with it is decided in `carried`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic.config import carried
+from kinetic.errors import UsageError
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and where it came from: "flag", "environment KINETIC_ZONE", "profile", "default"."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set on the caller's side.
+
+    Attributes:
+        home: root of the local store.
+        cache_dir: what can be made again: hashes of source files.
+        project, zone, cluster, namespace, profile: which cluster; None when not set.
+        backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
+        output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the job.
+        base_image_repo: where prebuilt images come from.
+        package_root: root of the source tree; None to look for it.
+        no_default_excludes: ship `.venv`, `node_modules` and the like too.
+        context_size_warn_mb, payload_size_warn_mb: warn when the source tree or the payload is larger.
+        log_level: level that the CLI sets on the "kinetic" logger.
+        no_tty_debug: allow debug=True without a terminal.
+        start_timeout_s: from submission until every host has joined.
+        grace_s: between SIGTERM and SIGKILL when a job is stopped.
+        preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
+        sources: where each value came from, by name.
+    """
+
+    home: Path
+    cache_dir: Path
+    project: str | None = None
+    zone: str | None = None
+    cluster: str | None = None
+    namespace: str | None = None
+    profile: str | None = None
+    backend: str | None = None
+    output_dir: str | None = None
+    base_image_repo: str | None = None
+    package_root: str | None = None
+    no_default_excludes: bool = False
+    context_size_warn_mb: float = 100.0
+    payload_size_warn_mb: float = 50.0
+    log_level: str | None = None
+    no_tty_debug: bool = False
+    start_timeout_s: float = 600.0
+    grace_s: float = 5.0
+    preload: str = "auto"
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def setting(self, name: str) -> Setting:
+        """Return one value together with its source."""
+        return Setting(getattr(self, name), self.sources.get(name, "default"))
+
+    @property
+    def cluster_settings(self) -> dict[str, Setting]:
+        """What names a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not: other tools set it too."""
+        named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
+        return {name: s for name, s in named.items() if s.source != "environment GOOGLE_CLOUD_PROJECT"}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """How one setting is read: its variables, first one first, and how text becomes a value."""
+
+    variables: tuple[str, ...]
+    parse: Callable[[str, Any], Any]
+
+
+def load(
+    environ: Environ | None = None, flags: Mapping[str, Any] | None = None, profile: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read all settings. Flags and profile entries that are None count as not given.
+
+    Raises:
+        UsageError: a value is malformed (the message names the variable), or a flag or profile entry has an unknown name.
+    """
+    env = os.environ if environ is None else environ
+    layers = (("flag", _known("flag", flags or {})), ("profile", _known("profile", profile or {})))
+    found: dict[str, Setting] = {}
+    for name, row in _ROWS.items():
+        setting = _first(name, row, env, *layers)
+        if setting is not None:
+            found[name] = setting
+    found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), "default"))
+    found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), "default"))
+    values = {name: s.value for name, s in found.items()}
+    folders = {name: _expanded(values[name], env) for name in ("home", "cache_dir")}
+    return Settings(**values | folders, sources={name: s.source for name, s in found.items()})
+
+
+def on_host(environ: Environ | None = None) -> bool:
+    """Whether this process is the worker of a job: a decorated function called there runs its body."""
+    env = os.environ if environ is None else environ
+    return "KINETIC_JOB_ID" in env
+
+
+def captured(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
+    """Return the variables that `capture_env_vars` selects; see `carried.captured`."""
+    return carried.captured(names, os.environ if environ is None else environ)
+
+
+def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
+    """Return the values of the named secrets, or raise `UsageError`; see `carried.secret_values`."""
+    return carried.secret_values(names, os.environ if environ is None else environ)
+
+
+def worker_environ(environ: Environ | None = None) -> dict[str, str]:
+    """Return what a host on this machine inherits from the caller; see `carried.inherited`."""
+    return carried.inherited(os.environ if environ is None else environ)
+
+
+def _first(name: str, row: _Row, env: Environ, flag: tuple[str, Any], profile: tuple[str, Any]) -> Setting | None:
+    if flag[1].get(name) is not None:
+        return Setting(row.parse(f"{name}=", flag[1][name]), "flag")
+    for variable in row.variables:
+        if env.get(variable):
+            return Setting(row.parse(variable, env[variable]), f"environment {variable}")
+    if profile[1].get(name) is not None:
+        return Setting(row.parse(f"{name} in the profile", profile[1][name]), "profile")
+    return None
+
+
+def _known(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    unknown = sorted(set(values) - set(_ROWS))
+    if unknown:
+        raise UsageError(f"No setting is called {unknown[0]!r} ({where}). Settings are: {', '.join(_ROWS)}.")
+    return values
+
+
+def _xdg(env: Environ, variable: str, fallback: str) -> str:
+    base = env.get(variable, "")
+    return f"{base if base.startswith('/') else fallback}/kinetic"  # The XDG specification ignores relative paths.
+
+
+def _expanded(text: str, env: Environ) -> Path:
+    if text == "~" or text.startswith("~/"):
+        home = env.get("HOME")
+        return (Path(home) if home else _passwd_home()).absolute() / text[2:]
+    return Path(text).absolute()
+
+
+def _passwd_home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise UsageError(
+            "This user has no home folder: set KINETIC_HOME and KINETIC_CACHE_DIR to folders for kinetic."
+        ) from error
+
+
+def _text(_variable: str, value: Any) -> str:
+    return str(value)
+
+
+def _path(variable: str, value: Any) -> str:
+    text = str(value)
+    if "\0" in text:
+        raise UsageError(f"{variable} must be a path; it contains a NUL character.")
+    return text
+
+
+def _number(variable: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or isinstance(value, bool):
+        raise UsageError(f"{variable} must be a number that is not negative, for example 30; it is {value!r}.")
+    return number
+
+
+def _positive(variable: str, value: Any) -> float:
+    number = _number(variable, value)
+    if number == 0:
+        raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
+    return number
+
+
+def _flag(variable: str, value: Any) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    text = str(value).strip().lower()
+    if text not in known:
+        raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
+    return known[text]
+
+
+def _one_of(*names: str) -> Callable[[str, Any], str]:
+    def parse(variable: str, value: Any) -> str:
+        if str(value) not in names:
+            raise UsageError(f"{variable} must be {' or '.join(names)}; it is {value!r}.")
+        return str(value)
+
+    return parse
+
+
+_ROWS: dict[str, _Row] = {
+    "home": _Row(("KINETIC_HOME",), _path),
+    "cache_dir": _Row(("KINETIC_CACHE_DIR",), _path),
+    "project": _Row(("KINETIC_PROJECT", "GOOGLE_CLOUD_PROJECT"), _text),
+    "zone": _Row(("KINETIC_ZONE",), _text),
+    "cluster": _Row(("KINETIC_CLUSTER",), _text),
+    "namespace": _Row(("KINETIC_NAMESPACE",), _text),
+    "profile": _Row(("KINETIC_PROFILE",), _text),
+    "backend": _Row(("KINETIC_BACKEND",), _text),
+    "output_dir": _Row(("KINETIC_OUTPUT_DIR",), _text),
+    "base_image_repo": _Row(("KINETIC_BASE_IMAGE_REPO",), _text),
+    "package_root": _Row(("KINETIC_PACKAGE_ROOT",), _text),
+    "no_default_excludes": _Row(("KINETIC_NO_DEFAULT_EXCLUDES",), _flag),
+    "context_size_warn_mb": _Row(("KINETIC_CONTEXT_SIZE_WARN_MB",), _number),
+    "payload_size_warn_mb": _Row(("KINETIC_PAYLOAD_SIZE_WARN_MB",), _number),
+    "log_level": _Row(("KINETIC_LOG_LEVEL",), _text),
+    "no_tty_debug": _Row(("KINETIC_NO_TTY_DEBUG",), _flag),
+    "start_timeout_s": _Row(("KINETIC_START_TIMEOUT_S",), _positive),
+    "grace_s": _Row(("KINETIC_GRACE_S",), _number),
+    "preload": _Row(("KINETIC_PRELOAD",), _one_of("auto", "off")),
+}
