@@ -12,6 +12,7 @@ from kinetic.accelerators.topology import Topology
 from kinetic.errors import CorruptRecord
 
 SCHEMA_VERSION = 1
+_TUPLES = ("sys_path_rel", "secrets", "captured")
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Plan:
         secrets: names of variables whose values travel apart from the plan.
         output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the default.
         limits: how long things may take.
+        joins_jax: whether the runner initialises JAX over all hosts before the function starts; a command does that itself.
+        captured: names of variables that travel in the payload.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
         versions: of what made the payload.
@@ -112,6 +115,8 @@ class Plan:
     secrets: tuple[str, ...] = ()
     output_dir: str | None = None
     limits: Limits = field(default_factory=Limits)
+    joins_jax: bool = True
+    captured: tuple[str, ...] = ()
     retries: int = 0
     debug: bool = False
     labels: dict[str, str] = field(default_factory=dict)
@@ -124,7 +129,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
         data = asdict(self) | {"schema_version": SCHEMA_VERSION, "topology": self.topology.to_json()}
-        return data | {"sys_path_rel": list(self.sys_path_rel), "secrets": list(self.secrets)}
+        return data | {name: list(data[name]) for name in _TUPLES}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
@@ -153,6 +158,4 @@ def _nested(data: dict[str, Any]) -> dict[str, Any]:
         "versions": Versions(**data["versions"]),
         "tree": None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])}),
         "limits": Limits(**data["limits"]),
-        "sys_path_rel": tuple(data["sys_path_rel"]),
-        "secrets": tuple(data["secrets"]),
-    }
+    } | {name: tuple(data.get(name, ())) for name in _TUPLES}

@@ -1,0 +1,119 @@
+"""What `kinetic run` runs on every host: a script, a module, or any command. Standard library only.
+
+In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit code, by `sys.exit`. Called as
+the function of the job, in the worker's main thread, with the caller's folder as working directory.
+"""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def run_script(path_rel: str, args: Sequence[str]) -> None:
+    """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on sys.path.
+
+    `path_rel` is relative to the working directory.
+    """
+    path = Path(path_rel)
+    if not path.is_file():
+        _leave(
+            f"{path_rel} is not in the source tree that was sent (working directory {Path.cwd()}). "
+            "Is it left out by .gitignore or .kineticignore?",
+            _NOT_FOUND,
+        )
+    sys.argv = [path_rel, *args]
+    _put_first(str(path.resolve().parent))
+    _as_main(lambda: runpy.run_path(path_rel, run_name="__main__"))
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Run a module as `python -m NAME ARGS…` does."""
+    sys.argv = [name, *args]
+    _put_first(str(Path.cwd()))
+    _as_main(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
+def run_command(argv: Sequence[str]) -> None:
+    """Run a command with this process's streams and folder; leave with its exit code unless that is 0."""
+    code = call(argv)
+    if code:
+        sys.exit(code)
+
+
+def call(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code: 128 + N when signal N ended it, 127 when there is no such command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # It stays in this process group: what ends the worker for good ends the command with it.
+    try:
+        process = subprocess.Popen(list(argv))
+    except FileNotFoundError:
+        return _tell(f"{argv[0]}: no such command on this host", _NOT_FOUND)
+    except OSError as error:
+        return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
+    with _forwarding(process):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand the signals that ask to end on to the command, and let it decide how to end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    def forward(signum: int, frame: types.FrameType | None) -> None:
+        process.send_signal(signum)
+
+    before = {signum: signal.signal(signum, forward) for signum in _FORWARDED}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+def _put_first(folder: str) -> None:
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+
+
+def _as_main(run: Callable[[], Any]) -> None:
+    """Run code whose traceback shall start in the code itself, not in the machinery that started it."""
+    try:
+        run()
+    except BaseException as error:
+        error.__traceback__ = _without_machinery(error.__traceback__)
+        raise
+
+
+def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType | None:
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    at = trace
+    while at is not None and at.tb_frame.f_code.co_filename in ours:
+        at = at.tb_next
+    return at if at is not None else trace
+
+
+def _tell(words: str, code: int) -> int:
+    print(f"kinetic: {words}", file=sys.stderr)  # noqa: T201 - this is the host's stderr, which the caller reads
+    return code
+
+
+def _leave(words: str, code: int) -> NoReturn:
+    sys.exit(_tell(words, code))

@@ -1,0 +1,80 @@
+"""How a worker ended, from what it said and how its process went: pure.
+
+In: the worker's last message, its wait status, the coordinator's view when it told the host to stop. Out: a `HostReport`. Called by
+the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from kinetic.coordinator.gang import HostView
+from kinetic.job.outcome import Exit, HostReport, RemoteError
+from kinetic.runner import processes
+
+NEARLY_ALL = 0.85
+"""A worker killed with SIGKILL at this share of the memory limit is taken for a victim of the out-of-memory killer."""
+
+
+def ending_of(
+    end: dict[str, Any] | None,
+    status: int | None,
+    stop: HostView | None,
+    host: int,
+    *,
+    peak_bytes: int = 0,
+    oom_killed: bool = False,
+) -> HostReport:
+    """Decide how the host ended.
+
+    Order: a value that was returned, or an exception raised before the agent was told to stop, stands; then what the coordinator
+    says (cancelled, timeout, hang, stopped); then what the worker said; then how its process ended.
+    """
+    if end is not None and (stop is None or end["event"] == Exit.RETURNED):
+        return _said(end, host, peak_bytes)
+    if stop is not None and stop.stop_exit is not None:
+        return HostReport(host, Exit(stop.stop_exit), detail=stop.stop_reason, peak_rss_bytes=peak_bytes)
+    if end is not None:
+        return _said(end, host, peak_bytes)
+    return _died(status or 0, host, peak_bytes, oom_killed=oom_killed)
+
+
+def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
+    told = end.get("error")
+    error = None
+    if told:
+        error = RemoteError(told["type_name"], told["message"], told["traceback"], consequence=told["consequence"])
+    kind = Exit(end["event"])
+    detail = end.get("detail") or (f"{error.type_name}: {error.message}"[:500] if error else "")
+    if "repr" in end:
+        detail = f"{detail}\nIts repr: {end['repr']}"
+    return HostReport(
+        host,
+        kind,
+        detail=detail,
+        exit_code=end.get("exit_code"),
+        error=error,
+        peak_rss_bytes=peak_bytes,
+        leftover_threads=tuple(end.get("leftover_threads", ())),
+        result_digest=end.get("result_digest", ""),
+        result_size_bytes=end.get("result_size_bytes", 0),
+    )
+
+
+def _died(status: int, host: int, peak_bytes: int, *, oom_killed: bool) -> HostReport:
+    memory = f" (peak memory {peak_bytes / 2**20:,.0f} MiB)" if peak_bytes else ""
+    if os.WIFEXITED(status):
+        code = os.WEXITSTATUS(status)
+        detail = f"The worker process ended with exit code {code} before the function returned (os._exit, or native code).{memory}"
+        return HostReport(host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes)
+    signum = os.WTERMSIG(status)
+    name = processes.signal_name(signum)
+    limit = processes.memory_limit_bytes()
+    if signum == signal.SIGKILL and (oom_killed or (limit and peak_bytes > NEARLY_ALL * limit)):
+        detail = f"The worker process ran out of memory and was killed{memory}."
+        return HostReport(host, Exit.OUT_OF_MEMORY, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
+    return HostReport(
+        host, Exit.SIGNAL, detail=f"The worker process was killed by {name}{memory}.", signal=signum, peak_rss_bytes=peak_bytes
+    )

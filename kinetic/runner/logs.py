@@ -1,0 +1,131 @@
+"""Keeping a host's output: bytes as printed, framed in whole lines, with time and stream.
+
+In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see job.logformat). Called by the agent. Memory is
+bounded by one buffer per stream; a full disk loses output, counts what it lost and says so, but never stops the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kinetic.job.logformat import RECORD, STDERR, STDOUT, encode_record
+
+READ_BYTES = 1 << 20
+LINE_LIMIT_BYTES = 1 << 16
+"""A line longer than this is kept in pieces."""
+
+
+class HostLog:
+    """The two files of one host. Opened for appending: a second attempt goes on where the first ended."""
+
+    def __init__(self, log: Path, index: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._log = os.open(log, flags, 0o600)
+        self._index = os.open(index, flags, 0o600)
+        self._clock_ns = clock_ns
+        self._end = os.fstat(self._log).st_size
+        self._align_index()
+        self.lost_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of output kept so far."""
+        return self._end
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Keep a chunk: first the bytes, then the record that points at their end."""
+        written = self._append(self._log, data)
+        self._end += written
+        self.lost_bytes += len(data) - written
+        if written:  # A record that does not fit is a lost time stamp, not lost output.
+            self._append(self._index, encode_record(self._end, self._clock_ns(), stream))
+            if self.lost_bytes:
+                self._align_index()
+
+    def _align_index(self) -> None:
+        # A record cut short by a full disk or a killed agent would shift all that follow it.
+        size = os.fstat(self._index).st_size
+        if size % RECORD.size:
+            os.ftruncate(self._index, size - size % RECORD.size)
+
+    @staticmethod
+    def _append(fd: int, data: bytes) -> int:
+        view, done = memoryview(data), 0
+        try:
+            while done < len(view):
+                done += os.write(fd, view[done:])
+        except OSError:  # The disk is full or gone: what was not written is counted as lost.
+            return done
+        return done
+
+    def close(self) -> None:
+        """Say how much was lost, if anything, and close."""
+        if self.lost_bytes:
+            self.write(STDERR, f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.\n".encode())
+        for fd in (self._log, self._index):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class Tee:
+    """One stream of the worker on its way to the log, cut at line ends."""
+
+    def __init__(self, fd: int, stream: int, log: HostLog) -> None:
+        self.fd = fd
+        self.stream = stream
+        self._log = log
+        self._open_line = b""
+
+    def pump(self) -> bool:
+        """Read what is there, once; return False at the end of the stream."""
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        cut = data.rfind(b"\n") + 1
+        if cut == 0:
+            self._open_line += data
+            if len(self._open_line) >= LINE_LIMIT_BYTES:
+                self.flush()
+            return
+        self._log.write(self.stream, self._open_line + data[:cut] if self._open_line else data[:cut])
+        self._open_line = data[cut:]
+
+    @property
+    def has_open_line(self) -> bool:
+        """Whether bytes wait for the end of their line."""
+        return bool(self._open_line)
+
+    def flush(self) -> None:
+        """Keep the open line as it is now (a progress bar, a prompt)."""
+        if self._open_line:
+            self._log.write(self.stream, self._open_line)
+            self._open_line = b""
+
+    def drain(self) -> None:
+        """Read all that is there without waiting, then keep the open line."""
+        while True:
+            before = self._log.size_bytes + len(self._open_line) + self._log.lost_bytes
+            if not self.pump() or self._log.size_bytes + len(self._open_line) + self._log.lost_bytes == before:
+                break
+        self.flush()
+
+
+def tees(out: int, err: int, log: HostLog) -> tuple[Tee, Tee]:
+    """The two tees of a worker; the descriptors are made non-blocking."""
+    for fd in (out, err):
+        os.set_blocking(fd, False)
+    return Tee(out, STDOUT, log), Tee(err, STDERR, log)

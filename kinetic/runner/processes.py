@@ -1,0 +1,169 @@
+"""Facts about processes and ways to end them, from the kernel.
+
+In: process ids. Out: numbers, and processes that are gone. Called by supervisor, agent and worker. Linux gives all of it; elsewhere
+the calls that need Linux answer "unknown" and the pipes between the processes do the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; end at once if the parent is already gone."""
+    if _LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none can slip away."""
+    if _LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_title(title: str) -> None:
+    """Show `title` in process lists instead of the command line that the process was forked from."""
+    import setproctitle
+
+    setproctitle.setproctitle(title)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, of all its threads; [] when it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below a process, parents first."""
+    found, todo = [], [pid]
+    while todo:
+        below = children(todo.pop())
+        found += below
+        todo += below
+    return found
+
+
+def kill(pid: int, signum: int) -> bool:
+    """Send a signal; return whether the process was there."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
+    """Kill and reap everything below this process until nothing is left or the time is up; return how many are left.
+
+    The caller must have called `adopt_orphans`: what loses its parent meanwhile then comes up here.
+    """
+    spared = set(keep)
+    deadline = time.monotonic() + limit_s
+    while True:
+        left = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        if not left or time.monotonic() > deadline:
+            return len(left)
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        _reap(left)
+        time.sleep(0.001)
+
+
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def signal_name(signum: int) -> str:
+    """ "SIGKILL" for 9; "signal 70" for one without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _status_kib(pid: int, field: str) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith(field):
+                return int(line.split()[1])
+    return 0
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory now; 0 if unknown."""
+    return _status_kib(pid, "VmRSS:") * 1024
+
+
+def high_water_bytes(pid: int) -> int:
+    """Largest resident memory so far; 0 if unknown."""
+    return _status_kib(pid, "VmHWM:") * 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of the whole process so far, user and system; 0.0 if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def main_thread_cpu_ns(pid: int) -> int | None:
+    """Processor time of the main thread so far, nanoseconds; None if unknown.
+
+    A thread that sleeps or waits in native code uses exactly none; one that steps through a training loop always uses some.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+    return None
+
+
+def memory_limit_bytes() -> int:
+    """Memory that this process could use at most: the control group's limit, else the machine's; 0 if unknown."""
+    limits = [_meminfo_bytes("MemTotal:")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(path).read_text()))
+    known = [n for n in limits if n > 0]
+    return min(known) if known else 0
+
+
+def _meminfo_bytes(field: str) -> int:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
+        for line in meminfo:
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def out_of_memory_kills() -> int:
+    """How often the kernel's out-of-memory killer struck in this control group, else on this machine; 0 if unknown."""
+    for path, field in (("/sys/fs/cgroup/memory.events", "oom_kill "), ("/proc/vmstat", "oom_kill ")):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(path) as lines:
+            for line in lines:
+                if line.startswith(field):
+                    return int(line.split()[1])
+    return 0

@@ -1,0 +1,319 @@
+"""The supervisor: runs one simulated gang on this machine, from the fork of its agents to the verdict.
+
+In: a request (store, job, environment, secrets) and the job's lock, held open. Out: agents, events.jsonl, outcome.json. Called by
+the preloader in a freshly forked process, and by itself (`python -m kinetic.runner.supervisor`) for another attempt. It has its own
+session, so it outlives the caller; the lock is free exactly when it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kinetic.coordinator.gang import Gang, GangEvent, GangSpec
+from kinetic.coordinator.service import Coordinator
+from kinetic.errors import KineticError, StoreFull
+from kinetic.job import paths
+from kinetic.job.outcome import Exit, Outcome, Verdict, judge
+from kinetic.job.plan import Plan
+from kinetic.runner import processes
+from kinetic.runner.agent import Agent
+from kinetic.runner.identity import Identity
+from kinetic.storage.local import LocalStore
+
+SOCKET_PATH_LIMIT = 100
+"""Bytes of a Unix socket's path; the kernel takes 107."""
+RESERVE_BYTES = 1 << 16
+"""Kept on disk so that the verdict can be written when the disk is full."""
+LEAVE_S = 3.0
+"""How long agents may take to go, once everything has been reported."""
+NO_RETRY = frozenset({Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a supervisor is started with.
+
+    Attributes:
+        store: root folder of the store.
+        job_id: the job; its plan is in the store.
+        base_env: environment that the workers start from.
+        secrets: values of the plan's secrets; never written to disk.
+        attempt: which start of the gang this is, from 1.
+        heartbeat_s: between two heartbeats of an agent.
+        heartbeat_timeout_s: after this silence an agent counts as lost.
+    """
+
+    store: str
+    job_id: str
+    base_env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    attempt: int = 1
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+
+
+def main(request: Request, lock_fd: int) -> NoReturn:
+    """Run the gang and leave. Never returns into the code of the process that forked."""
+    code = 70
+    try:
+        code = Supervisor(request, lock_fd).run()
+    except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class Supervisor:
+    """One attempt at one gang."""
+
+    def __init__(self, request: Request, lock_fd: int) -> None:
+        self._request = request
+        self._lock_fd = lock_fd
+        self._store = LocalStore(Path(request.store))
+        self._job = self._store.path(paths.job(request.job_id))
+        self._own = self._job / "local"
+        self._scratch = self._own / "work"
+        self._agents: dict[int, int] = {}
+        self._socket_dir: Path | None = None
+
+    def run(self) -> int:
+        """Return 0 when a verdict was written."""
+        self._settle()
+        try:
+            plan = Plan.from_json(json.loads(self._store.get(paths.plan(self._request.job_id))))
+            outcome = self._attempt(plan)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here, the job must get a verdict
+            traceback.print_exc()
+            outcome = Outcome(Verdict.FAILED, reason=f"The supervisor failed: {type(error).__name__}: {error}", ended_at=time.time())
+            plan = None
+        processes.kill_descendants()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if plan is not None and _may_retry(outcome, plan.retries):
+            self._start_over(outcome)
+        self._write_outcome(outcome)
+        self._sweep_up()
+        return 0
+
+    def _settle(self) -> None:
+        """Take the process over: nothing of the caller's is left but the lock."""
+        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.umask(0o077)
+        os.chdir("/")
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Until the loop can act on it.
+        log = os.open(self._own / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        processes.adopt_orphans()
+        processes.set_title(f"kinetic-supervisor {self._request.job_id}")
+        with contextlib.suppress(OSError):
+            (self._own / "reserve").write_bytes(b"\0" * RESERVE_BYTES)
+        self._scratch.mkdir(exist_ok=True, mode=0o700)
+
+    def _attempt(self, plan: Plan) -> Outcome:
+        token = secrets.token_hex(16)
+        socket_path = self._socket_path()
+        self._fork_agents(plan, f"unix:{socket_path}", token)
+        self._publish(target=f"unix:{socket_path}", token=token)
+        gang = Gang(_gang_spec(plan, self._request), time.monotonic())
+        asyncio.run(self._supervise(gang, token, f"unix:{socket_path}"))
+        outcome = judge(
+            plan.hosts,
+            gang.reports,
+            blamed=gang.first_failure,
+            reason=gang.stop_reason,
+            now=time.time(),
+            attempt=self._request.attempt,
+        )
+        self._event({"kind": "ended", "verdict": outcome.verdict, "reason": outcome.reason})
+        return outcome
+
+    def _socket_path(self) -> Path:
+        path = self._own / "socket"
+        if len(str(path)) > SOCKET_PATH_LIMIT:
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="kinetic-"))
+            path = self._socket_dir / "socket"
+        path.unlink(missing_ok=True)
+        return path
+
+    def _fork_agents(self, plan: Plan, target: str, token: str) -> None:
+        """Fork every agent before this process has a thread: gRPC starts some."""
+        alive, ours = os.pipe()
+        for host in range(plan.hosts):
+            pid = os.fork()
+            if pid == 0:
+                os.close(ours)
+                os.close(self._lock_fd)
+                self._be_agent(plan, host, target, token, alive)
+            self._agents[pid] = host
+        os.close(alive)
+        self._alive = ours  # Closed by the kernel when this process dies, however it dies: the agents see it.
+
+    def _be_agent(self, plan: Plan, host: int, target: str, token: str, alive: int) -> NoReturn:
+        code = 70
+        try:
+            processes.set_title(f"kinetic-agent {plan.job_id} host {host}")
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            request = self._request
+            identity = Identity(
+                store_uri=request.store,
+                job_id=plan.job_id,
+                host=host,
+                hosts=plan.hosts,
+                target=target,
+                token=token,
+                address="127.0.0.1",
+                scratch=str(self._scratch),
+                simulated=True,
+                attempt=request.attempt,
+                base_env=request.base_env,
+                secrets=request.secrets,
+                heartbeat_s=request.heartbeat_s,
+                unreachable_after_s=30.0,
+            )
+            logs = (self._store.path(paths.log(plan.job_id, host)), self._store.path(paths.log_index(plan.job_id, host)))
+            code = Agent(identity, plan, self._store, logs, alive).run()
+        except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _publish(self, *, target: str, token: str) -> None:
+        agents = {str(host): pid for pid, host in self._agents.items()}
+        told = {"pid": os.getpid(), "target": target, "token": token, "agents": agents, "attempt": self._request.attempt}
+        self._put("supervisor.json", told)
+
+    def _put(self, name: str, data: dict[str, Any]) -> None:
+        key = f"{paths.job(self._request.job_id)}/local/{name}"
+        with contextlib.suppress(KineticError):  # A full disk must not end a job that runs.
+            self._store.put(key, json.dumps(data).encode())
+
+    # -- while the gang runs -------------------------------------------------------------------------------------------
+
+    async def _supervise(self, gang: Gang, token: str, target: str) -> None:
+        coordinator = Coordinator(gang, token, on_event=self._on_event)
+        await coordinator.start(target)
+        loop = asyncio.get_running_loop()
+        self._all_gone = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, lambda: coordinator.cancel("The job was cancelled."))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        loop.add_signal_handler(signal.SIGCHLD, lambda: self._reap(coordinator))
+        self._reap(coordinator)
+        await coordinator.wait_finished()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_gone.wait(), LEAVE_S + gang.spec.grace_s)
+        for pid in self._agents:
+            processes.kill(pid, signal.SIGKILL)
+        await coordinator.stop()
+
+    def _reap(self, coordinator: Coordinator) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                break
+            host = self._agents.pop(pid, None)
+            if host is not None and status != 0:
+                coordinator.lost(host, _agent_death(status))
+        if not self._agents:
+            self._all_gone.set()
+
+    def _on_event(self, event: GangEvent) -> None:
+        if event.kind == "ready":
+            self._put("state.json", {"ready": True, "attempt": self._request.attempt})
+        self._event(asdict(event))
+
+    def _event(self, data: dict[str, Any]) -> None:
+        line = json.dumps({"time": time.time(), "attempt": self._request.attempt, **data}) + "\n"
+        with contextlib.suppress(OSError), open(self._store.path(paths.events(self._request.job_id)), "a") as events:
+            events.write(line)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _write_outcome(self, outcome: Outcome) -> None:
+        data = json.dumps(outcome.to_json()).encode()
+        try:
+            self._store.put(paths.outcome(self._request.job_id), data)
+        except StoreFull:
+            (self._own / "reserve").unlink(missing_ok=True)
+            self._store.put(paths.outcome(self._request.job_id), data)
+
+    def _sweep_up(self) -> None:
+        for name in ("reserve", "socket", "supervisor.json"):
+            (self._own / name).unlink(missing_ok=True)
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    def _start_over(self, outcome: Outcome) -> None:
+        """Become the supervisor of the next attempt: same process id, same lock, nothing else kept."""
+        self._event({"kind": "retry", "detail": outcome.reason})
+        self._sweep_up()
+        (self._own / "state.json").unlink(missing_ok=True)
+        again = asdict(self._request) | {"attempt": self._request.attempt + 1}
+        with tempfile.TemporaryFile() as spool:  # Not a pipe: the environment may be longer than a pipe holds.
+            spool.write(json.dumps(again).encode())
+            spool.seek(0)
+            for fd in (spool.fileno(), self._lock_fd):
+                os.set_inheritable(fd, True)
+            arguments = ["--request-fd", str(spool.fileno()), "--lock-fd", str(self._lock_fd)]
+            os.execv(sys.executable, [sys.executable, "-m", "kinetic.runner.supervisor", *arguments])
+
+
+def _gang_spec(plan: Plan, request: Request) -> GangSpec:
+    limits = plan.limits
+    return GangSpec(
+        hosts=plan.hosts,
+        start_timeout_s=limits.start_timeout_s,
+        timeout_s=limits.timeout_s,
+        hang_timeout_s=limits.hang_timeout_s,
+        heartbeat_timeout_s=request.heartbeat_timeout_s,
+        grace_s=limits.grace_s,
+        attempt=request.attempt,
+    )
+
+
+def _may_retry(outcome: Outcome, retries: int) -> bool:
+    first = outcome.first
+    return not outcome.ok and outcome.attempt <= retries and first is not None and first.exit not in NO_RETRY
+
+
+def _agent_death(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"Its agent process was killed by {processes.signal_name(os.WTERMSIG(status))}."
+    return f"Its agent process ended with exit code {os.WEXITSTATUS(status)}."
+
+
+def _from_command_line() -> NoReturn:
+    arguments = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
+    with open(arguments["--request-fd"], "rb") as spool:
+        request = Request(**json.loads(spool.read()))
+    lock_fd = arguments["--lock-fd"]
+    os.set_inheritable(lock_fd, False)
+    main(request, lock_fd)
+
+
+if __name__ == "__main__":
+    _from_command_line()

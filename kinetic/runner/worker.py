@@ -1,0 +1,327 @@
+"""The worker: the process in which the user's function runs.
+
+In: messages from the agent (`start`, `exit`), a payload. Out: messages to the agent (`armed`, `started`, then one end), the pickled
+value or exception as a file. Called by the agent in a freshly forked process. Nothing that must survive a death lives here: a
+report is sent before the interpreter winds down, because JAX may abort the process on its way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import io
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kinetic.errors import KineticError, PicklingError
+from kinetic.job.outcome import Exit
+from kinetic.runner import jaxworld, processes
+from kinetic.runner.channel import Channel, Message
+
+STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Makes the worker write its Python stacks; works while native code blocks."""
+REPR_LIMIT = 20_000
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the agent tells the worker when the whole gang is ready.
+
+    Attributes:
+        payload: file of the pickled call.
+        payload_digest: its SHA-256, verified before anything is unpickled.
+        env: the whole environment, without what the payload carries.
+        cwd: working directory.
+        sys_path: entries that go before the interpreter's own.
+        scratch: folder for the value or the exception.
+        world: this process's place among the processes of JAX.
+        joins_jax: whether JAX is initialised before the function starts.
+        name: of the function, for people.
+        tree: where the source tree lies on this host.
+        client_root: where it lies on the caller's machine; tracebacks name files there.
+    """
+
+    payload: str
+    payload_digest: str
+    env: dict[str, str]
+    cwd: str
+    sys_path: list[str]
+    scratch: str
+    world: dict[str, Any]
+    joins_jax: bool
+    name: str
+    tree: str
+    client_root: str
+
+
+class _Ended(Exception):
+    """The function did not return: carries the message for the agent."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message["event"])
+        self.message = message
+
+
+def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
+    """Run one call and leave. Never returns into the code of the process that forked."""
+    code = 70
+    try:
+        _settle(channel, out, err, stacks_fd, parent_pid)
+        channel.send({"event": "armed"})
+        message = channel.receive()
+        if message is not None:
+            code = _serve(channel, Start(**message["start"]))
+    except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
+        _print_own_failure()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _print_own_failure() -> None:
+    import traceback
+
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+
+
+def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
+    """Take the process over: own group, own streams, no descriptor of anybody else."""
+    os.setpgid(0, 0)
+    processes.die_with_parent(parent_pid)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    keep = sorted({channel.fileno(), stacks_fd})
+    low = 3
+    for fd in [*keep, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 16]:
+        os.closerange(low, fd)
+        low = fd + 1
+    _open_streams()
+    _reset_signals()
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+
+
+def _open_streams() -> None:
+    for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        stream = io.open(fd, mode, encoding="utf-8", errors="backslashreplace" if fd else "replace", closefd=False, buffering=-1)
+        if fd:
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _terminate(signum: int, frame: types.FrameType | None) -> None:
+    """Unless the function handles SIGTERM itself, unwind it, so that `finally` and context managers run."""
+    raise SystemExit(128 + signum)
+
+
+def _serve(channel: Channel, start: Start) -> int:
+    # The message is sent before the interpreter winds down; then the agent says when to go.
+    message = _attempt(channel, start)
+    _flush_streams()
+    channel.send(message)
+    reply = channel.receive()
+    if reply is None or not reply.get("exit"):
+        return 1
+    return _wind_down(jaxworld.World(**start.world), leave=bool(reply.get("leave")))
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _wind_down(world: jaxworld.World, *, leave: bool) -> int:
+    """End as a script ends, except that threads that will not end do not keep the host."""
+    import atexit
+
+    with contextlib.suppress(Exception):
+        if leave:
+            jaxworld.leave(world)
+        atexit._run_exitfuncs()
+    _flush_streams()
+    return 0
+
+
+def _attempt(channel: Channel, start: Start) -> Message:
+    try:
+        func, args, kwargs = _prepare(start)
+        channel.send({"event": "started", "time": time.time()})
+        value = _call(func, args, kwargs, start)
+        return _returned(value, start)
+    except _Ended as ended:
+        return ended.message | {"leftover_threads": _leftover_threads()}
+
+
+def _prepare(start: Start) -> tuple[Any, Any, Any]:
+    from kinetic.packaging import payload
+
+    try:
+        data = Path(start.payload).read_bytes()
+    except OSError as error:
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}) from error
+    if hashlib.sha256(data).hexdigest() != start.payload_digest:
+        detail = "The payload is not what was submitted (its SHA-256 differs); nothing of it was run."
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail})
+    try:
+        _enter(start, payload.read_header(data).env_vars)
+        _join(start)
+    except (KineticError, OSError, RuntimeError, ValueError) as error:
+        detail = f"The host could not be prepared: {type(error).__name__}: {error}"
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | _describe(error, start)) from error
+    try:
+        return payload.unpack(data)
+    except Exception as error:
+        raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | _describe(error, start)) from error
+
+
+def _enter(start: Start, captured: dict[str, str]) -> None:
+    """Put on the caller's environment, folder and import path."""
+    os.environ.clear()
+    os.environ.update(start.env | captured)
+    time.tzset()
+    os.chdir(start.cwd)
+    sys.path[:0] = [p for p in start.sys_path if p not in sys.path]
+    sys.path_importer_cache.clear()
+    sys.argv = [start.name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if "numpy.random" in sys.modules:  # Forked from one parent, all hosts would draw the same numbers.
+        sys.modules["numpy.random"].seed()
+    os.umask(0o022)
+
+
+def _join(start: Start) -> None:
+    world = jaxworld.World(**start.world)
+    if not start.joins_jax or world.processes == 1:
+        jaxworld.configure_preloaded(world)
+    elif jaxworld.is_installed():
+        jaxworld.join(world)
+        signal.signal(signal.SIGTERM, _terminate)
+    elif world.process == 0:
+        print("kinetic: JAX is not installed, so the hosts are not joined: pip install 'kinetic-sdk[jax]'.", file=sys.stderr)  # noqa: T201
+
+
+def _call(func: Any, args: Any, kwargs: Any, start: Start) -> Any:
+    try:
+        value = func(*args, **kwargs)
+        return _await(value) if hasattr(value, "__await__") else value
+    except SystemExit as error:
+        return _exited(error, start)
+    except BaseException as error:  # noqa: BLE001 - whatever the function raises is the caller's to see
+        raise _Ended({"event": Exit.RAISED} | _describe(error, start)) from error
+
+
+def _await(value: Any) -> Any:
+    import asyncio
+
+    async def outer() -> Any:
+        return await value
+
+    return asyncio.run(outer())
+
+
+def _exited(error: SystemExit, start: Start) -> None:
+    if error.code in (None, 0):
+        return
+    code = error.code if isinstance(error.code, int) else 1
+    if not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    detail = f"The function called sys.exit({error.code!r})."
+    raise _Ended({"event": Exit.SYS_EXIT, "exit_code": code, "detail": detail} | _describe(error, start)) from error
+
+
+def _describe(error: BaseException, start: Start) -> Message:
+    """The exception as text and, where possible, as a pickle file."""
+    import traceback
+
+    from kinetic.packaging import payload
+
+    _drop_own_frames(error)
+    told: Message = {
+        "type_name": _qualified_name(type(error)),
+        "message": _text(error),
+        "traceback": _as_seen_by_caller("".join(traceback.format_exception(error)), start),
+        "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
+    }
+    with contextlib.suppress(Exception, RecursionError):
+        told["error_file"] = _save(start, "error.pkl", payload.pack_exception(error))[0]
+    return {"error": told}
+
+
+def _as_seen_by_caller(text: str, start: Start) -> str:
+    return text.replace(start.tree, start.client_root) if start.client_root else text
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - the user's __str__ may do anything
+        return f"<the exception's __str__ raised {type(broken).__name__}>"
+
+
+def _qualified_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _drop_own_frames(error: BaseException) -> None:
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename == __file__:
+        at = at.tb_next
+    if at is not None:
+        error.__traceback__ = at
+
+
+def _save(start: Start, name: str, data: bytes) -> tuple[str, str, int]:
+    path = Path(start.scratch) / name
+    path.write_bytes(data)
+    return str(path), hashlib.sha256(data).hexdigest(), len(data)
+
+
+def _returned(value: Any, start: Start) -> Message:
+    message: Message = {"event": Exit.RETURNED, "leftover_threads": _leftover_threads()}
+    if start.world["process"] != 0:
+        return message
+    from kinetic.packaging import payload
+
+    try:
+        path, digest, size = _save(start, "result.pkl", payload.pack_value(value))
+    except OSError as error:
+        detail = f"The value could not be written on the host: {error}."
+        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
+    except (PicklingError, Exception, RecursionError) as error:  # noqa: BLE001 - pickling runs the user's code
+        detail = f"The function returned a {_qualified_name(type(value))}, which cannot be pickled: {error}"
+        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
+    return message | {"result_file": path, "result_digest": digest, "result_size_bytes": size}
+
+
+def _short_repr(value: Any) -> str:
+    try:
+        return repr(value)[:REPR_LIMIT]
+    except Exception as error:  # noqa: BLE001 - the user's __repr__ may do anything
+        return f"<repr raised {type(error).__name__}>"
+
+
+def _leftover_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t is not threading.main_thread() and t.is_alive() and not t.daemon]
