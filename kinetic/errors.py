@@ -14,6 +14,7 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     │   ├── StoreFull                       ... no space is left
     │   └── CorruptRecord                   ... a stored file is not what was written
     ├── NotFound (LookupError)              no such job or object
+    ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job goes on
     ├── CoordinatorLost                     an agent could not reach its coordinator in time (host side)
     └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
         ├── UserCodeFailed                  the function raised something that cannot be rebuilt here, or exited
@@ -116,6 +117,10 @@ class NotFound(KineticError, LookupError):
     def __init__(self, message: str, *, suggestions: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.suggestions = tuple(suggestions)
+
+
+class WaitTimeout(KineticError, TimeoutError):
+    """The time that the caller gave to a wait has passed. The job goes on."""
 
 
 class CoordinatorLost(KineticError):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic.errors import UsageError
+from kinetic.job import spec
 
 _log = logging.getLogger("kinetic.config")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 _OF_THIS_MACHINE = """
@@ -31,29 +31,9 @@ _INHERITED = frozenset(_OF_ANY_PROCESS.split())
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
 
 
-def is_name(text: object) -> bool:
-    """Whether the text can be the name of an environment variable."""
-    return isinstance(text, str) and _NAME.fullmatch(text) is not None
-
-
 def looks_secret(name: str) -> bool:
     """Whether a variable of this name is likely to hold a secret."""
     return _SECRET.search(name) is not None
-
-
-def check_patterns(patterns: object) -> tuple[str, ...]:
-    """Check `capture_env_vars`: a list of exact names and of prefixes that end in "*".
-
-    Raises:
-        UsageError: something in it is neither.
-    """
-    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
-        raise UsageTypeError(f'capture_env_vars must be a list such as ["HF_TOKEN", "WANDB_*"]; it is {patterns!r}.')
-    checked = tuple(patterns)
-    for pattern in checked:
-        if not is_name(pattern) and not (isinstance(pattern, str) and (pattern == "*" or is_name(pattern.removesuffix("*")))):
-            raise UsageError(f"capture_env_vars: {pattern!r} is neither a variable's name nor a prefix that ends in '*'.")
-    return checked
 
 
 def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -61,9 +41,12 @@ def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
 
     Their names are logged, and a warning names those that look like secrets. An exact name takes any variable; a prefix that
     ends in "*" passes over those that describe this machine.
+
+    Raises:
+        UsageError: something in `names` is neither a name nor a prefix.
     """
     taken: dict[str, str] = {}
-    for pattern in check_patterns(names):
+    for pattern in spec.patterns(names):
         taken |= _matching(pattern, environ)
     if taken:
         _log.info("captured environment variables: %s", ", ".join(sorted(taken)))

@@ -1,0 +1,187 @@
+"""What the caller asked for: the function, its arguments and the options of the decorator, checked.
+
+In: arguments of `kinetic.run` as written. Out: `Options` and `JobSpec`, frozen values. Called by remote; read by planning.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinetic.accelerators.topology import Topology
+from kinetic.errors import UsageError, UsageTypeError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one decorated function, all valid.
+
+    Attributes:
+        topology: shape of each slice.
+        slices: number of slices.
+        backend: as asked for; None lets the accelerator decide.
+        project, zone, cluster, namespace: of a cluster; None for what the settings say.
+        container_image, base_image_repo: what hosts of a cluster run.
+        capture_env_vars: names and prefixes of variables to copy from the caller.
+        env: variables set for the function.
+        secrets: names of variables whose values travel apart from the plan.
+        output_dir: where the function leaves files; None for what the settings say.
+        name: what people see; "" for the function's own.
+        timeout_s, start_timeout_s, hang_timeout_s: limits; None for none, or for what the settings say.
+        retries: how many times a failed gang is started anew.
+        debug: whether the leader waits for a debugger.
+    """
+
+    topology: Topology
+    slices: int = 1
+    backend: str | None = None
+    project: str | None = None
+    zone: str | None = None
+    cluster: str | None = None
+    namespace: str | None = None
+    container_image: str | None = None
+    base_image_repo: str | None = None
+    capture_env_vars: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    output_dir: str | None = None
+    name: str = ""
+    timeout_s: float | None = None
+    start_timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    retries: int = 0
+    debug: bool = False
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One call: what to run, with what, and how.
+
+    Attributes:
+        func: the undecorated function.
+        args, kwargs: of the call; a method's instance comes first.
+        name: the function's qualified name.
+        options: of the decorator.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    name: str
+    options: Options
+
+
+def text(name: str, value: object) -> str | None:
+    """Check an optional string that is not empty."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise UsageTypeError(f"{name} must be a string, or None; it is {value!r}.")
+    if not value.strip() or "\0" in value:
+        raise UsageError(f"{name} must not be empty; leave it out to use the default.")
+    return value
+
+
+def path_text(name: str, value: object) -> str | None:
+    """Check an optional path or URI."""
+    return text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+
+
+def count(name: str, value: object, *, least: int) -> int:
+    """Check a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be a whole number; it is {value!r}.")
+    if value < least:
+        raise UsageError(f"{name} must be {least} or more; it is {value}.")
+    return value
+
+
+def slice_count(value: object) -> int:
+    """Check the number of slices: one, in this version."""
+    slices = count("slices", value, least=1)
+    if slices > 1:
+        raise UsageError(
+            f"slices={slices} arrives with elastic training; this version runs one slice. Choose a larger accelerator."
+        )
+    return slices
+
+
+def seconds(name: str, value: object) -> float | None:
+    """Check an optional time limit."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageTypeError(f"{name} must be a number of seconds, or None for no limit; it is {value!r}.")
+    if not math.isfinite(value) or value <= 0:
+        raise UsageError(f"{name} must be more than 0 seconds; it is {value}. None means no limit.")
+    return float(value)
+
+
+def switch(name: str, value: object) -> bool:
+    """Check a boolean."""
+    if not isinstance(value, bool):
+        raise UsageTypeError(f"{name} must be True or False; it is {value!r}.")
+    return value
+
+
+def variable(where: str, name: object) -> str:
+    """Check the name of an environment variable."""
+    if not isinstance(name, str):
+        raise UsageTypeError(f"{where} names variables with strings; {name!r} is none.")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where}: {name!r} cannot be the name of an environment variable (letters, digits and _).")
+    return name
+
+
+def variables(value: object) -> dict[str, str]:
+    """Check `env`: a dict of names and string values."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageTypeError(f'env must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
+    for name, content in value.items():
+        variable("env", name)
+        if not isinstance(content, str):
+            raise UsageTypeError(f"env[{name!r}] must be a string; it is {content!r}. Write {str(content)!r}.")
+        if "\0" in content:
+            raise UsageError(f"env[{name!r}] contains a NUL character, which no environment can hold.")
+    return dict(value)
+
+
+def names(where: str, value: object) -> tuple[str, ...]:
+    """Check a list of variables' names."""
+    if value is None:
+        return ()
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise UsageTypeError(f'{where} must be a list of names such as ["HF_TOKEN"]; it is {value!r}.')
+    return tuple(dict.fromkeys(variable(where, name) for name in value))
+
+
+def patterns(value: object) -> tuple[str, ...]:
+    """Check `capture_env_vars`: a list of exact names and of prefixes that end in "*"."""
+    if value is None:
+        return ()
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise UsageTypeError(f'capture_env_vars must be a list such as ["SEED", "WANDB_*"]; it is {value!r}.')
+    checked = tuple(value)
+    for pattern in checked:
+        if pattern != "*":
+            variable("capture_env_vars", pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
+    return checked
+
+
+def volumes(value: object) -> None:
+    """Check `volumes`: absolute paths, and for now none of them."""
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageTypeError(f"volumes must be a dict of absolute path to Data; it is {value!r}.")
+    for place in value or ():
+        if not isinstance(place, str) or not place.startswith("/"):
+            raise UsageError(f"volumes: {place!r} is not an absolute path.")
+    if value:
+        raise UsageError("volumes= arrives with kinetic.Data; in this version pass a path, or keep the data in the source tree.")
