@@ -1,0 +1,170 @@
+"""From a verdict to the exception that the caller sees: pure.
+
+In: an `Outcome` that is not a success, and what was read to explain it. Out: an exception, ready to be raised. Called by handle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinetic import errors
+from kinetic.errors import JobFailed
+from kinetic.job.outcome import FATAL, Exit, HostReport, Outcome, Verdict
+
+_TAIL_LINES = 12
+_TRACEBACK_LINES = 60
+_STACK_LINES = 40
+_DETAIL_CHARS = 2000
+_CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Raised here, these would end the caller instead of telling it something."""
+
+_CLASSES: dict[Exit, type[JobFailed]] = {
+    Exit.RAISED: errors.UserCodeFailed,
+    Exit.SYS_EXIT: errors.UserCodeFailed,
+    Exit.HANG: errors.HostHung,
+    Exit.NEVER_JOINED: errors.GangTimeout,
+    Exit.TIMEOUT: errors.JobTimeout,
+    Exit.CANCELLED: errors.JobCancelled,
+    Exit.UNPICKLE_FAILED: errors.SetupFailed,
+    Exit.SETUP_FAILED: errors.SetupFailed,
+    Exit.RESULT_UNPICKLABLE: errors.ResultUnavailable,
+} | dict.fromkeys(FATAL, errors.HostLost)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a job that failed.
+
+    Attributes:
+        job_id: the job.
+        name: what people call it.
+        outcome: the verdict.
+        original: the exception that the blamed host raised, rebuilt here; None when there is none or it cannot be rebuilt.
+        tail: the last lines that the blamed host printed, where the caller has not seen them.
+        stacks: where the hosts stood, for a gang that hung.
+    """
+
+    job_id: str
+    name: str
+    outcome: Outcome
+    original: BaseException | None = None
+    tail: str = ""
+    stacks: str = ""
+
+
+def exception_of(evidence: Evidence) -> BaseException:
+    """Return what to raise: the function's own exception where there is one, else a `JobFailed` that explains."""
+    first, original = evidence.outcome.first, evidence.original
+    if first is not None and first.exit is Exit.RAISED and original is not None and not isinstance(original, _CONTROL_FLOW):
+        return _noted(original, evidence, first)
+    failure = _class_of(evidence.outcome)(
+        "\n".join(_message(evidence, first)),
+        job_id=evidence.job_id,
+        hosts=evidence.outcome.blamed,
+        remote_traceback=first.error.traceback if first is not None and first.error is not None else "",
+    )
+    failure.__cause__ = original
+    return failure
+
+
+def _class_of(outcome: Outcome) -> type[JobFailed]:
+    first = outcome.first
+    if outcome.supervisor_lost and (first is None or first.exit in (Exit.AGENT_LOST, Exit.STOPPED)):
+        return errors.SupervisorLost
+    if outcome.verdict is Verdict.CANCELLED:
+        return errors.JobCancelled
+    if first is None:
+        return errors.ResultUnavailable
+    return _CLASSES.get(first.exit, JobFailed)
+
+
+def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
+    """Tell at the function's own exception where it comes from."""
+    assert first.error is not None
+    where = f"{_host(evidence, first.host)}, {evidence.job_id}"
+    original.add_note(f"Remote traceback ({where}):\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}")
+    if first.error.consequence:
+        original.add_note("This looks like the echo of another host's end; no host reported a cause.")
+    for note in (*_others(evidence), *_tail(evidence, first), _more(evidence, first)):
+        original.add_note(note)
+    return original
+
+
+def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
+    lines = [f"{evidence.name} ({evidence.job_id}): {_headline(evidence, first)}"]
+    if first is None:
+        return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
+    if first.exit in (Exit.RAISED, Exit.UNPICKLE_FAILED) and first.error is not None and first.error.traceback:
+        title = f"Remote traceback ({_host(evidence, first.host)}):"
+        lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
+    if first.exit is Exit.HANG and evidence.stacks:
+        lines += ["Where the hosts stood:", _indented(_shortened(evidence.stacks.rstrip(), _STACK_LINES))]
+    return [*lines, *_others(evidence), *_tail(evidence, first), _more(evidence, first)]
+
+
+def _headline(evidence: Evidence, first: HostReport | None) -> str:
+    """One sentence: what happened, and to which host."""
+    outcome = evidence.outcome
+    if _class_of(outcome) is errors.SupervisorLost:
+        why = outcome.reason or "the job's supervisor was killed"
+        return f"{why}. The job has ended; its value, if there was one, is lost: run it again."
+    if first is None:
+        return f"{outcome.reason or 'the job left no value'}."
+    detail = _cut(first.detail)
+    who = f"host {first.host} of {len(outcome.reports)}"
+    told = {
+        Exit.RAISED: f"{who} raised {_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
+        Exit.SYS_EXIT: f"the function called sys.exit({first.exit_code}) on host {first.host}.",
+        Exit.OUT_OF_MEMORY: f"{who} ran out of memory. {detail} Use a larger machine, or smaller batches.",
+        Exit.AGENT_LOST: f"{who} was lost. {detail}",
+        Exit.SETUP_FAILED: f"{who} could not be prepared. {detail}",
+        Exit.UNPICKLE_FAILED: f"{who} could not load the function. {detail}",
+        Exit.RESULT_UNPICKLABLE: f"the function returned, but its value cannot be brought here. {detail}",
+    }
+    if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
+        return f"{who} died. {detail}"
+    return told.get(first.exit) or f"{outcome.reason or detail or first.exit}."
+
+
+def _raised(first: HostReport) -> str:
+    if first.error is None:
+        return _cut(first.detail)
+    return f"{first.error.type_name}: {_cut(first.error.message)}"
+
+
+def _host(evidence: Evidence, host: int) -> str:
+    return f"host {host} of {len(evidence.outcome.reports)}"
+
+
+def _others(evidence: Evidence) -> list[str]:
+    others = evidence.outcome.blamed[1:]
+    if not others:
+        return []
+    shown = ", ".join(map(str, others[:10])) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
+    return [f"Failed as well: host{'s' if len(others) > 1 else ''} {shown}."]
+
+
+def _tail(evidence: Evidence, first: HostReport) -> list[str]:
+    lines = evidence.tail.rstrip().splitlines()[-_TAIL_LINES:]
+    return [f"Last lines of host {first.host}:\n{_indented(chr(10).join(lines))}"] if lines else []
+
+
+def _more(evidence: Evidence, first: HostReport) -> str:
+    return f"More: kinetic jobs logs {evidence.job_id}" + (f" --host {first.host}" if first.host else "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _DETAIL_CHARS else f"{text[:_DETAIL_CHARS]}… ({len(text):,} characters)"
+
+
+def _shortened(text: str, most: int) -> str:
+    """Keep the beginning and the end of a text that would not fit on a screen."""
+    lines = [line[:400] for line in text.splitlines()]
+    if len(lines) <= most:
+        return "\n".join(lines)
+    head, tail = most // 3, most - most // 3
+    return "\n".join([*lines[:head], f"  … {len(lines) - most} lines left out …", *lines[-tail:]])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
