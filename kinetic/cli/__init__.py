@@ -1,0 +1,1 @@
+"""The command line: `kinetic run`, `kinetic jobs`, `kinetic accelerators`."""

@@ -1,0 +1,189 @@
+"""`kinetic jobs`: the group, and its two commands that look at jobs from outside: list and status.
+
+In: ids, filters. Out: tables or JSON. Called by `main`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kinetic.cli import output, text
+from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.lazy import Lazy, LazyGroup
+from kinetic.cli.options import json_option
+from kinetic.errors import CorruptRecord
+from kinetic.job.outcome import HostReport, Outcome
+from kinetic.job.ref import JobRef
+
+STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND")
+_COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "AGE")
+_HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
+_HOSTS_SHOWN = 32
+
+_HERE = "kinetic.cli.commands"
+_COMMANDS = {
+    "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first."),
+    "status": Lazy(f"{_HERE}.jobs:status", "Show where a job stands and how its hosts ended."),
+    "logs": Lazy(f"{_HERE}.reading:logs", "Print what the hosts of a job printed."),
+    "result": Lazy(f"{_HERE}.reading:result", "Wait for a job and print the value that it returned."),
+    "wait": Lazy(f"{_HERE}.reading:wait", "Wait for a job and exit with 0 if it succeeded."),
+    "stacks": Lazy(f"{_HERE}.keeping:stacks", "Show where the Python code of a running job stands."),
+    "cancel": Lazy(f"{_HERE}.keeping:cancel", "Stop jobs."),
+    "cleanup": Lazy(f"{_HERE}.keeping:cleanup", "Remove what jobs hold and what they left in the store."),
+    "prune": Lazy(f"{_HERE}.keeping:prune", "Remove the records of jobs that ended long ago."),
+}
+
+_GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
+
+The beginning of a job's id is enough. Jobs that have ended stay until they are pruned.
+
+\b
+Examples:
+  kinetic jobs list --state running
+  kinetic jobs logs -f job-1a2b
+  kinetic jobs logs --all-hosts -n 20 1a2b
+  kinetic jobs result --json job-1a2b
+  kinetic jobs prune --older-than 7d
+"""
+
+_LIST_HELP = """List jobs, newest first.
+
+\b
+Examples:
+  kinetic jobs list
+  kinetic jobs list --state running --state pending
+  kinetic jobs list --all --json
+"""
+
+_STATUS_HELP = """Show where a job stands; once it has ended, how each of its hosts ended.
+
+\b
+Examples:
+  kinetic jobs status job-1a2b
+  kinetic jobs status --json job-1a2b
+"""
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, help=_GROUP_HELP, short_help="List jobs, read their logs, stop and remove them.")
+def jobs() -> None:
+    """Commands about jobs."""
+
+
+@click.command("list", help=_LIST_HELP)
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=1), default=20, show_default=True, help="Show so many jobs at most."
+)
+@click.option("--all", "show_all", is_flag=True, help="Show all jobs.")
+@click.option(
+    "--state",
+    "states",
+    metavar="STATE",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
+)
+@click.option("--namespace", metavar="NAME", help="Look in this namespace of the cluster.")
+@json_option
+@with_desk
+def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], as_json: bool) -> None:
+    """Print one line for each job."""
+    shown, more = _select(desk, desk.refs(), None if show_all else limit, {s.upper() for s in states})
+    if as_json:
+        return output.json_document([ref.to_json() | {"state": state} for ref, state in shown])
+    if not shown:
+        return output.notice("There are no such jobs." if states else "There are no jobs yet.")
+    output.table(_COLUMNS, [_cells(ref, state, desk.now()) for ref, state in shown], right=("HOSTS", "AGE"))
+    if more:
+        output.notice("There are more jobs: --all shows them.")
+    return None
+
+
+def _select(desk: Desk, refs: list[JobRef], limit: int | None, states: set[str]) -> tuple[list[tuple[JobRef, str]], bool]:
+    """The first `limit` jobs in one of the states, and whether there may be more. States are read only as far as needed."""
+    shown: list[tuple[JobRef, str]] = []
+    for index, ref in enumerate(refs):
+        state = desk.state(ref)
+        if not states or state in states:
+            shown.append((ref, state))
+        if limit is not None and len(shown) == limit:
+            return shown, index + 1 < len(refs)
+    return shown, False
+
+
+def _cells(ref: JobRef, state: str, now: float) -> tuple[str, ...]:
+    return ref.job_id, ref.display_name, ref.accelerator, str(ref.hosts), state, text.age(now - ref.created_at)
+
+
+@click.command("status", help=_STATUS_HELP)
+@json_option
+@with_desk
+@click.argument("job_id", metavar="ID")
+def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
+    """Print what is known about one job."""
+    ref = desk.find(job_id)
+    outcome, damage = _outcome(desk, ref)
+    state = desk.state(ref)
+    if as_json:
+        return output.json_document(ref.to_json() | {"state": state, "outcome": outcome.to_json() if outcome else None})
+    output.line(text.pairs(_facts(ref, state, outcome, desk.now())))
+    if outcome is not None and len(outcome.reports) > 1:
+        _print_hosts(outcome)
+    if damage:
+        output.notice(f"warning: {damage}")
+    return None
+
+
+def _outcome(desk: Desk, ref: JobRef) -> tuple[Outcome | None, str]:
+    try:
+        return desk.outcome(ref), ""
+    except CorruptRecord as problem:
+        return None, str(problem)
+
+
+def _facts(ref: JobRef, state: str, outcome: Outcome | None, now: float) -> list[tuple[str, str]]:
+    facts = [
+        ("Job", ref.job_id),
+        ("Name", ref.display_name),
+        ("State", state),
+        ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
+        ("Backend", ref.backend),
+        ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
+    ]
+    return facts if outcome is None else facts + _ending(ref, outcome)
+
+
+def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
+    known: list[tuple[str, Any]] = [
+        ("Ended", f"{_moment(outcome.ended_at)} (after {text.age(outcome.ended_at - ref.created_at)})"),
+        ("Reason", outcome.reason),
+        ("Blamed", ", ".join(f"host {host}" for host in outcome.blamed)),
+        ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
+        ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
+    ]
+    return [(name, value) for name, value in known if value]
+
+
+def _print_hosts(outcome: Outcome) -> None:
+    """The hosts' ends: of a large gang, those that failed come first and the rest is counted."""
+    reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[:_HOSTS_SHOWN]
+    output.line()
+    output.table(_HOST_COLUMNS, [_host_cells(r) for r in sorted(reports, key=lambda r: r.host)], right=("HOST", "MEMORY", "TIME"))
+    if len(outcome.reports) > len(reports):
+        output.notice(f"{text.count(len(outcome.reports) - len(reports), 'host')} more: --json shows them all.")
+
+
+def _host_cells(report: HostReport) -> tuple[str, ...]:
+    memory = text.size(report.peak_rss_bytes) if report.peak_rss_bytes else "-"
+    ran = text.age(report.ended_at - report.started_at) if report.started_at else "-"
+    return str(report.host), str(report.exit), memory, ran, report.detail
+
+
+def _moment(seconds: float) -> str:
+    from datetime import datetime
+
+    try:
+        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %z}"
+    except (OverflowError, OSError, ValueError):  # garbage in a record
+        return "?"

@@ -1,0 +1,66 @@
+"""What the command line answers to the shell.
+
+In: an exception, or how a job ended. Out: an exit code. Called by `main` and by commands; `kinetic --help` prints the table.
+"""
+
+from __future__ import annotations
+
+from kinetic.errors import JobFailed, NotFound, PreflightError, StoreError, SubmitError, UsageError
+from kinetic.job.outcome import Exit, HostReport, Outcome
+
+OK = 0
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+REFUSED = 4
+STORE = 5
+COMMAND_NOT_EXECUTABLE = 126
+COMMAND_NOT_FOUND = 127
+TIMED_OUT = 124
+INTERRUPTED = 130
+
+TABLE: tuple[tuple[int, str], ...] = (
+    (OK, "Success."),
+    (FAILED, "The job, or the function in it, failed or was cancelled."),
+    (USAGE, "The command line is wrong. Nothing was created."),
+    (NOT_FOUND, "No such job."),
+    (REFUSED, "The job was refused or could not be submitted."),
+    (STORE, "The store could not be read or written."),
+    (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job runs on."),
+    (INTERRUPTED, "Interrupted by Ctrl-C; a running job runs on."),
+)
+
+# JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, and they are failures of the job.
+_BY_TYPE: tuple[tuple[type[BaseException], int], ...] = (
+    (JobFailed, FAILED),
+    (UsageError, USAGE),
+    (NotFound, NOT_FOUND),
+    (PreflightError, REFUSED),
+    (SubmitError, REFUSED),
+    (StoreError, STORE),
+    (KeyboardInterrupt, INTERRUPTED),
+)
+
+
+def of_error(error: BaseException) -> int:
+    """Return the exit code for an exception that ends the command line."""
+    return next((code for kind, code in _BY_TYPE if isinstance(error, kind)), FAILED)
+
+
+def of_outcome(outcome: Outcome) -> int:
+    """Return 0 for a job that succeeded, else 1."""
+    return OK if outcome.ok else FAILED
+
+
+def of_program(outcome: Outcome) -> int:
+    """Return the exit code of the program that `kinetic run` ran: its own on the host that failed first, where it has one."""
+    first = outcome.first
+    return FAILED if first is None else _own_code(first)
+
+
+def _own_code(report: HostReport) -> int:
+    if report.exit in (Exit.SYS_EXIT, Exit.OS_EXIT) and report.exit_code:
+        return report.exit_code & 0xFF or FAILED
+    if report.exit in (Exit.SIGNAL, Exit.OUT_OF_MEMORY) and report.signal:
+        return 128 + report.signal
+    return FAILED

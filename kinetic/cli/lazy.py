@@ -1,0 +1,62 @@
+"""Groups of commands whose modules are imported only when the command is used.
+
+In: names of commands with the place of their code and one line of help. Out: click groups. Called by `main` and the jobs group.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import click
+
+
+class Lazy(NamedTuple):
+    """Where a command is, and what the group's help says about it.
+
+    Attributes:
+        place: "module:attribute".
+        help: one line; kept here so that `--help` of the group imports nothing.
+    """
+
+    place: str
+    help: str
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name before their code is loaded."""
+
+    def __init__(self, *args: Any, lazy: dict[str, Lazy], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which they were given."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        entry = self.lazy.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.place.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in self.lazy.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the nearest one."""
+        if args and args[0] not in self.lazy and not args[0].startswith("-"):
+            raise click.UsageError(_unknown(args[0], tuple(self.lazy)), ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}.")

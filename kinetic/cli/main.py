@@ -1,0 +1,130 @@
+"""The entry of the command line.
+
+In: the words after `kinetic`. Out: an exit code (see `exit_codes`). Called by the shell.
+
+Whatever goes wrong in a command ends here: as `error: …` on stderr and a code. Only click and light modules of ours are loaded
+before the command is known.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from kinetic.cli import exit_codes, output
+from kinetic.cli.lazy import Lazy, LazyGroup
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from kinetic.cli.desk import Desk
+
+_COMMANDS = {
+    "run": Lazy("kinetic.cli.commands.run:run", "Run a script, a module or a command on an accelerator slice."),
+    "jobs": Lazy("kinetic.cli.commands.jobs:jobs", "List jobs, read their logs and results, stop and remove them."),
+    "accelerators": Lazy("kinetic.cli.commands.accelerators:accelerators", "List the accelerators that can be asked for."),
+}
+
+_EPILOG = (
+    "\b\nExit codes:\n"
+    + "\n".join(f"  {code:<4} {meaning}" for code, meaning in exit_codes.TABLE)
+    + ("\n  `kinetic run` passes on the code of the program that it ran.")
+)
+
+_EXAMPLES = """Run Python on an accelerator slice and get back what it prints and returns.
+
+With no cluster configured, the slice is simulated on this machine.
+
+\b
+Examples:
+  kinetic run -a tpu-v6e-16 train.py --epochs 3
+  kinetic run -a cpu --detach -- make evaluate
+  kinetic jobs list
+  kinetic jobs logs -f job-1a2b
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=_COMMANDS,
+    help=_EXAMPLES,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
+def root() -> None:
+    """All commands."""
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(argv: Sequence[str], desk: Desk | None = None) -> int:
+    """Run one command line and return its exit code; `desk` replaces the configured store and backends."""
+    try:
+        with root.make_context("kinetic", list(argv), obj=desk) as ctx:
+            code = root.invoke(ctx)
+        sys.stdout.flush()
+    except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException) as ending:
+        return _ended(ending)
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`): that is its business, and no error.
+        output.silence_stdout()
+        return exit_codes.OK
+    except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - the last place that can tell it to people
+        return _failed(problem)
+    return code if isinstance(code, int) else exit_codes.OK
+
+
+def _ended(ending: BaseException) -> int:
+    if isinstance(ending, click.exceptions.Exit):
+        return ending.exit_code
+    if isinstance(ending, click.exceptions.Abort):
+        output.notice("Nothing was done.")
+        return exit_codes.INTERRUPTED
+    return _misused(ending)
+
+
+def _misused(ending: BaseException) -> int:
+    words = ending.format_message() if isinstance(ending, click.ClickException) else str(ending)
+    ctx = getattr(ending, "ctx", None)
+    if isinstance(ending, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        output.notice(words)
+    else:
+        output.error(words, f"`{ctx.command_path} --help` shows what can be written." if ctx is not None else "")
+    return exit_codes.USAGE
+
+
+def _failed(problem: BaseException) -> int:
+    if isinstance(problem, KeyboardInterrupt):
+        output.notice("Interrupted.")
+    elif _debugging():
+        output.traceback_of(problem)
+    else:
+        output.error(*_told(problem))
+    return exit_codes.of_error(problem)
+
+
+def _told(problem: BaseException) -> tuple[str, str]:
+    """What to print: our own errors say what to do; any other one is a fault of ours and says how to see it."""
+    from kinetic.errors import KineticError
+
+    suggestions = getattr(problem, "suggestions", ())
+    hint = f"Did you mean {' or '.join(suggestions)}?" if suggestions and suggestions[0] not in str(problem) else ""
+    if isinstance(problem, KineticError):
+        return str(problem), hint
+    return f"{type(problem).__name__}: {problem}", "Set KINETIC_LOG_LEVEL=DEBUG to see where this came from."
+
+
+def _debugging() -> bool:
+    from kinetic.config import settings
+    from kinetic.errors import UsageError
+
+    try:
+        return (settings.load().log_level or "").upper() == "DEBUG"
+    except UsageError:  # a malformed setting may be the very problem that is being told
+        return False

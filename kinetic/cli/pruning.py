@@ -1,0 +1,150 @@
+"""Which records and which content nobody needs any more, and their removal.
+
+In: a desk, a store, times. Out: what was (or would be) removed. Called by `kinetic jobs prune`.
+
+Content is in use while any plan in the store names it, directly or through the manifest of its tree. The search for names is
+generous on purpose: whatever looks like a digest in a plan or a manifest keeps the content of that name, so that a damaged plan,
+or one of a newer version, loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kinetic.backends.base import Phase
+from kinetic.cli.desk import Desk
+from kinetic.errors import CorruptRecord, NotFound
+from kinetic.job import paths
+from kinetic.job.ref import JobRef
+from kinetic.storage.base import Store
+from kinetic.storage.local import LocalStore
+from kinetic.storage.turn import sweeping
+
+CONTENT_AGE_S = 86400.0
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+
+
+@dataclass(frozen=True)
+class Content:
+    """Stored content that no plan names: where it is, its digest and its size."""
+
+    path: Path
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found: unused content, and folders of jobs that were never finished being submitted."""
+
+    contents: tuple[Content, ...] = ()
+    orphans: tuple[str, ...] = ()
+    size_bytes: int = field(default=0)
+
+
+def ended_before(desk: Desk, moment: float) -> list[JobRef]:
+    """Return the jobs that ended before the moment (seconds since the epoch), oldest first."""
+    return [ref for ref in reversed(desk.refs()) if _ended_at(desk, ref) < moment]
+
+
+def _ended_at(desk: Desk, ref: JobRef) -> float:
+    """When the job ended; the end of time for one that has not."""
+    try:
+        outcome = desk.outcome(ref)
+    except CorruptRecord:
+        outcome = None
+    if outcome is not None:
+        return outcome.ended_at or ref.created_at
+    phase: Phase = desk.backend_of(ref).phase(ref)
+    return ref.created_at if phase.ended else float("inf")
+
+
+def remove(desk: Desk, ref: JobRef) -> None:
+    """Remove what the backend holds, the records and the logs of a job that has ended; its output folder stays."""
+    desk.backend_of(ref).cleanup(ref)
+    desk.store.delete(paths.job(ref.job_id))
+    desk.store.delete(paths.ref(ref.job_id))  # last: an interrupted removal can be found and done again
+
+
+def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
+    """Return what a sweep would remove, taking the jobs `without` as gone. Stores other than folders have rules of their own."""
+    if not isinstance(store, LocalStore):
+        return Swept()
+    orphans = tuple(_orphans(store, older_than))
+    used = _used(store, {*without, *orphans})
+    contents = tuple(c for c in _contents(store, older_than) if c.digest not in used)
+    return Swept(contents, orphans, sum(c.size_bytes for c in contents))
+
+
+def sweep(store: Store, *, older_than: float) -> Swept:
+    """Remove unused content that was written before `older_than` (seconds since the epoch), while no job is being submitted."""
+    with sweeping(store):
+        swept = find_unused(store, older_than=older_than)
+        for job_id in swept.orphans:
+            store.delete(paths.job(job_id))
+        for content in swept.contents:
+            store.delete(paths.blob(content.digest))
+    return swept
+
+
+def _orphans(store: LocalStore, older_than: float) -> Iterator[str]:
+    """Jobs without a reference: submission was killed before it was written."""
+    for entry in _entries(store.path(paths.JOBS)):
+        if not store.has(paths.ref(entry.name)) and entry.stat(follow_symlinks=False).st_mtime < older_than:
+            yield entry.name
+
+
+def _used(store: LocalStore, without: Collection[str]) -> set[str]:
+    """The digests of all content that a plan names."""
+    used: set[str] = set()
+    manifests: set[str] = set()
+    for entry in _entries(store.path(paths.JOBS)):
+        if entry.name not in without:
+            plan = _content(store, paths.plan(entry.name))
+            named = _digests(plan)
+            used |= named
+            manifests |= _manifests(plan) or named
+    for digest in manifests:
+        used |= _digests(_content(store, paths.blob(digest)))
+    return used
+
+
+def _manifests(plan: bytes) -> set[str]:
+    """The manifest that a plan names; empty when the plan cannot be read, for then any of its digests may be one."""
+    try:
+        tree = json.loads(plan)["tree"]
+        return {""} if tree is None else {tree["manifest"]["digest"]}
+    except (ValueError, KeyError, TypeError):
+        return set()
+
+
+def _content(store: LocalStore, key: str) -> bytes:
+    try:
+        return store.get(key)
+    except NotFound:
+        return b""
+
+
+def _digests(data: bytes) -> set[str]:
+    return {found.decode() for found in _DIGEST.findall(data)}
+
+
+def _contents(store: LocalStore, older_than: float) -> Iterator[Content]:
+    for folder in _entries(store.path(paths.BLOBS)):
+        for entry in _entries(Path(folder.path)):
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_mtime < older_than:
+                yield Content(Path(entry.path), folder.name + entry.name, facts.st_size)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

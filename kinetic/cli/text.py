@@ -1,0 +1,49 @@
+"""Text for people, made from values: ages, sizes, aligned tables. Pure.
+
+In: numbers and rows. Out: strings. Called by `output` and by commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_AGES = ((86400, "d"), (3600, "h"), (60, "m"))
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def age(seconds: float) -> str:
+    """Return the length of time in its largest sensible unit: "45s", "12m", "5h", "9d"."""
+    whole_s = max(0, int(seconds))
+    return next((f"{whole_s // unit_s}{name}" for unit_s, name in _AGES if whole_s >= 2 * unit_s), f"{whole_s}s")
+
+
+def size(size_bytes: float) -> str:
+    """Return the size in its largest sensible unit: "812 B", "1.5 GiB"."""
+    power = 0
+    while size_bytes >= 1024 and power < len(_SIZES) - 1:
+        size_bytes, power = size_bytes / 1024, power + 1
+    return f"{size_bytes:.1f} {_SIZES[power]}" if power else f"{size_bytes:.0f} B"
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 job", "3 jobs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def printable(value: object) -> str:
+    """Return one line without control characters: a name from a record must not steer the terminal."""
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows below a head line, columns padded with blanks; nothing is cut off, so that other programs can read it."""
+    table = [tuple(columns), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table)
+
+
+def pairs(items: Sequence[tuple[str, str]]) -> str:
+    """Return "Name:  value" lines with the values below each other."""
+    width = max(len(name) for name, _ in items) + 1
+    return "\n".join(f"{name + ':':<{width}}  {printable(value)}".rstrip() for name, value in items)
