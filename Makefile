@@ -1,0 +1,77 @@
+# Everything that a person or the CI runs. Needs: Python 3.11 or later with venv, git, make.
+# The first run of a target sets up .venv; later runs start at once, until pyproject.toml changes.
+#
+#   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
+#   make test     all tests                                      (make test ARGS="-k gang -x")
+#   make check    lint, format, types, import contracts
+#   make bench    what things cost, next to a floor measured in the same run
+#   make proto    regenerate the coordinator's gRPC code
+#   make clean    remove everything that make made
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench proto clean
+
+VENV := .venv
+COMMA := ,
+BIN := $(VENV)/bin
+NEEDS := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+# Run each candidate: a name on the PATH may be a stub of a version manager that only prints an error.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	if "$$p" -c '$(NEEDS)' >/dev/null 2>&1; then echo "$$p"; break; fi; done)
+
+# One installation at a time, also with `make -j` and with two makes in two terminals: pip does not lock a venv itself.
+LOCKED := $(shell command -v flock >/dev/null 2>&1 && echo flock $(VENV)/.lock)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# $(call install,what for,requirements): install, unless a make beside this one did so while we waited for the lock. What the
+# tests need includes what the demo needs.
+define install
+@$(LOCKED) sh -euc '\
+	if [ $@ -nt pyproject.toml ]; then exit 0; fi; \
+	if [ $(VENV)/.stamp-test -nt pyproject.toml ]; then touch $@; exit 0; fi; \
+	echo "setting up $(VENV) for $(1) (once; takes minutes where packages must be downloaded)"; \
+	$(PIP) install $(2); touch $@'
+endef
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+# .venv is made in place and never cleared, so that one that somebody set up by hand is kept.
+$(VENV)/.stamp-venv:
+	@"$(PYTHON)" -c '$(NEEDS)' 2>/dev/null || { \
+		echo "error: no Python 3.11 or later with venv: tried $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3)." >&2; \
+		echo "       Debian and Ubuntu: apt install python3 python3-venv. To name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@mkdir -p $(VENV)
+	@$(LOCKED) sh -euc 'if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then "$(PYTHON)" -m venv $(VENV); fi; touch $@'
+
+$(VENV)/.stamp-demo: pyproject.toml | $(VENV)/.stamp-venv
+	$(call install,the demo,--editable ".[jax]" scikit-learn)
+
+$(VENV)/.stamp-test: pyproject.toml | $(VENV)/.stamp-venv
+	$(call install,tests and checks,--editable ".[jax$(COMMA)dev]")
+
+demo: $(VENV)/.stamp-demo
+	@$(BIN)/python examples/keras_data_parallel.py
+
+test: $(VENV)/.stamp-test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.stamp-test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+# benchmarks/run.py, where there is one, runs the others and knows how to compare them.
+bench: $(VENV)/.stamp-test
+	@if [ -e benchmarks/run.py ]; then $(BIN)/python benchmarks/run.py $(ARGS); else \
+		for script in benchmarks/*.py; do [ -e "$$script" ] || continue; echo "== $$script"; $(BIN)/python "$$script" || exit; done; fi
+
+proto: $(VENV)/.stamp-test
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. --grpc_python_out=. kinetic/coordinator/coordinator.proto
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find kinetic tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
