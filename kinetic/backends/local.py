@@ -1,0 +1,240 @@
+"""The local backend: every host of the slice is a process tree on this machine.
+
+In: plans and refs. Out: a detached supervisor per job; phases and output read from the job's folder. Called by submission,
+following and handles. It holds no connection: the folder and the supervisor's lock tell everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetic.backends import simulation
+from kinetic.backends.base import ControlAddress, Document, LogRequest, Phase
+from kinetic.backends.logreader import LogReader
+from kinetic.errors import KineticError, SubmitError
+from kinetic.job import paths
+from kinetic.job.logformat import LogChunk
+from kinetic.job.outcome import Outcome
+from kinetic.job.plan import Plan
+from kinetic.job.ref import JobRef
+from kinetic.storage.local import LocalStore
+
+QUICK_POLL_S = 0.004
+SLOW_POLL_S = 0.02
+QUICK_FOR_S = 1.0
+CANCEL_KILL_S = 5.0
+
+
+class LocalBackend:
+    """Simulated slices on this machine (see backends.base.Backend for the promises)."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        store: LocalStore,
+        worker_environ: Mapping[str, str],
+        *,
+        available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
+    ) -> None:
+        self._store = store
+        self._environ = dict(worker_environ)
+        self._available_memory_bytes = available_memory_bytes
+
+    def preflight(self, plan: Plan) -> None:
+        """Refuse what this machine cannot hold."""
+        simulation.check_memory(plan, self._available_memory_bytes())
+
+    def render(self, plan: Plan) -> list[Document]:
+        """One document: the gang."""
+        return [simulation.document(plan)]
+
+    def warm_up(self, plan: Plan) -> None:
+        """Let the preloader import while the caller still packs."""
+        from kinetic.backends import launcher
+
+        launcher.warm_up(simulation.preload_modules(plan), self._environ)
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
+        """Start the supervisor; it has the job's lock from the first moment."""
+        from kinetic.backends import launcher
+
+        (gang,) = documents
+        folder = self._folder(ref)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SubmitError(f"The job's folder {folder} cannot be made: {error.strerror}.") from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            request = {
+                "store": str(self._store.root),
+                "job_id": ref.job_id,
+                "base_env": self._environ,
+                "secrets": dict(secrets),
+            }
+            launcher.launch(request, lock_fd, modules=tuple(gang["preload"]), environ=self._environ)
+        finally:
+            os.close(lock_fd)
+
+    def phase(self, ref: JobRef) -> Phase:
+        """From the verdict, else from the supervisor's lock and state."""
+        verdict = self._verdict(ref)
+        if verdict is not None:
+            return verdict
+        if self._is_supervised(ref):
+            return Phase.RUNNING if (self._folder(ref) / "state.json").exists() else Phase.PENDING
+        if not self._folder(ref).exists():
+            return self._verdict(ref) or Phase.NOT_FOUND
+        return self._verdict(ref) or Phase.FAILED  # It may have judged and gone between the two looks.
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Read the hosts' files, and on, until the job has ended."""
+        readers = [self._reader(ref, host) for host in (request.hosts if request.hosts is not None else range(ref.hosts))]
+        try:
+            if request.tail is not None:
+                for reader in readers:
+                    reader.start_at_tail(request.tail)
+            yield from self._follow(ref, readers) if request.follow else _drain(readers)
+        finally:
+            for reader in readers:
+                reader.close()
+
+    def _follow(self, ref: JobRef, readers: list[LogReader]) -> Iterator[LogChunk | None]:
+        begun = time.monotonic()
+        watch = _SupervisorWatch(self._folder(ref))
+        try:
+            while True:
+                ended = not watch.is_alive() and self.phase(ref).ended  # Looked at before reading: what was printed is there.
+                got = False
+                for reader in readers:
+                    for chunk in reader.read():
+                        got = True
+                        yield chunk
+                if ended and not got:
+                    yield from _drain(readers)
+                    return
+                if not got:
+                    yield None
+                    watch.wait(QUICK_POLL_S if time.monotonic() - begun < QUICK_FOR_S else SLOW_POLL_S)
+        finally:
+            watch.close()
+
+    def cancel(self, ref: JobRef) -> None:
+        """Ask the supervisor to stop the gang."""
+        pid = self._supervisor_pid(ref)
+        if pid is not None and self._is_supervised(ref):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def cleanup(self, ref: JobRef) -> None:
+        """Nothing is held for an ended job but its records."""
+
+    def control(self, ref: JobRef) -> ControlAddress | None:
+        """Address of the coordinator of a running job."""
+        told = self._supervisor(ref)
+        return ControlAddress(told["target"], told["token"]) if told and self._is_supervised(ref) else None
+
+    def processes(self, ref: JobRef) -> dict[str, Any]:
+        """Process ids of a running job: {"supervisor": pid, "agents": {host: pid}}; {} when it is not running."""
+        told = self._supervisor(ref)
+        if not told or not self._is_supervised(ref):
+            return {}
+        return {"supervisor": told["pid"], "agents": {int(host): pid for host, pid in told["agents"].items()}}
+
+    # -- the job's folder ----------------------------------------------------------------------------------------------
+
+    def _folder(self, ref: JobRef) -> Path:
+        return self._store.path(f"{paths.job(ref.job_id)}/local")
+
+    def _reader(self, ref: JobRef, host: int) -> LogReader:
+        return LogReader(host, self._store.path(paths.log(ref.job_id, host)), self._store.path(paths.log_index(ref.job_id, host)))
+
+    def _verdict(self, ref: JobRef) -> Phase | None:
+        try:
+            outcome = Outcome.from_json(json.loads(self._store.get(paths.outcome(ref.job_id))))
+        except LookupError:
+            return None
+        except (KineticError, ValueError):
+            return Phase.FAILED
+        return Phase.SUCCEEDED if outcome.ok else Phase.FAILED
+
+    def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads((self._folder(ref) / "supervisor.json").read_bytes())
+            return told if isinstance(told, dict) else None
+        return None
+
+    def _supervisor_pid(self, ref: JobRef) -> int | None:
+        deadline = time.monotonic() + CANCEL_KILL_S
+        while self._is_supervised(ref) and time.monotonic() < deadline:
+            told = self._supervisor(ref)
+            if told:
+                return int(told["pid"])
+            time.sleep(0.01)  # It has only just been forked.
+        return None
+
+    def _is_supervised(self, ref: JobRef) -> bool:
+        return _is_locked(self._folder(ref) / "lock")
+
+
+class _SupervisorWatch:
+    """Notices at once when the supervisor is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pidfd = -1
+
+    def is_alive(self) -> bool:
+        return _is_locked(self._folder / "lock")
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep, but not past the supervisor's end."""
+        if self._pidfd < 0:
+            self._open()
+        if self._pidfd < 0:
+            time.sleep(timeout_s)
+        else:
+            select.select([self._pidfd], [], [], timeout_s)
+
+    def _open(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):  # AttributeError: not on every system.
+            pid = int(json.loads((self._folder / "supervisor.json").read_bytes())["pid"])
+            if self.is_alive():
+                self._pidfd = os.pidfd_open(pid)
+
+    def close(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _drain(readers: list[LogReader]) -> Iterator[LogChunk]:
+    for reader in readers:
+        while chunks := list(reader.read()):
+            yield from chunks
+        yield from reader.rest()

@@ -1,0 +1,95 @@
+"""What a simulated slice needs of this machine: pure arithmetic and one look at /proc/meminfo.
+
+In: a plan. Out: the local backend's document, an estimate of memory. Called by the local backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from kinetic.errors import InsufficientMemory
+from kinetic.job.plan import Plan
+
+PLAIN_HOST_BYTES = 40 << 20
+"""Agent and worker of a host that may not use JAX: measured 25-40 MiB of private memory."""
+JAX_HOST_BYTES = 110 << 20
+"""Agent and worker of a host that JAX runs on: measured 53-102 MiB (proportional set size) on 4 to 16 hosts."""
+SHARED_BYTES = 160 << 20
+"""What all hosts share: the preloaded interpreter and JAX."""
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """The document of a simulated gang: what the supervisor will start."""
+    topology = plan.topology
+    return {
+        "kind": "SimulatedGang",
+        "job_id": plan.job_id,
+        "name": plan.name,
+        "accelerator": topology.name,
+        "stands_in_for": plan.backend,
+        "slices": plan.slices,
+        "hosts": plan.hosts,
+        "devices_per_host": topology.chips_per_host,
+        "preload": list(preload_modules(plan)),
+        "memory_estimate_bytes": memory_estimate_bytes(plan),
+        "env": dict(plan.env),
+        "secrets": list(plan.secrets),
+    }
+
+
+def preload_modules(plan: Plan) -> tuple[str, ...]:
+    """Modules that are imported once for all hosts.
+
+    A gang of several hosts always needs JAX. It must be imported anew where the job sets variables that JAX reads at import.
+    """
+    names = [*plan.env, *plan.captured, *plan.secrets]
+    if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in names):
+        return ()
+    return ("numpy", "jax") if plan.hosts > 1 and plan.joins_jax else ()
+
+
+def memory_estimate_bytes(plan: Plan) -> int:
+    """Memory that the whole gang needs before the function allocates anything."""
+    return SHARED_BYTES + plan.hosts * _host_bytes(plan)
+
+
+def _host_bytes(plan: Plan) -> int:
+    return JAX_HOST_BYTES if plan.topology.kind != "cpu" or plan.hosts > 1 else PLAIN_HOST_BYTES
+
+
+def check_memory(plan: Plan, available_bytes: int | None) -> None:
+    """Refuse a slice that this machine cannot hold.
+
+    Raises:
+        InsufficientMemory: says how many hosts fit.
+    """
+    need = memory_estimate_bytes(plan)
+    if available_bytes is None or need <= available_bytes:
+        return
+    fit = max(0, (available_bytes - SHARED_BYTES) // _host_bytes(plan))
+    raise InsufficientMemory(
+        f"Simulating {plan.topology.name} takes {plan.hosts} hosts and about {need / 2**30:.1f} GiB of memory; "
+        f"{available_bytes / 2**30:.1f} GiB are available here, enough for {fit} hosts. Choose a smaller slice, free memory, "
+        "or run it on a cluster.",
+        hosts=plan.hosts,
+        hosts_that_fit=fit,
+    )
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new processes could get now; None if this machine does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+                return min(free, _group_headroom_bytes() or free)
+    return None
+
+
+def _group_headroom_bytes() -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return None

@@ -1,0 +1,82 @@
+"""How a host ended, told from what the worker said and how its process went."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from kinetic.coordinator.gang import HostView
+from kinetic.job.outcome import Exit
+from kinetic.runner.ending import ending_of
+from kinetic.runner.progress import Sample, moved
+
+RETURNED = {"event": "returned", "result_digest": "ab", "result_size_bytes": 3, "leftover_threads": ["t"]}
+RAISED = {
+    "event": "raised",
+    "error": {"type_name": "ValueError", "message": "no", "traceback": "Traceback…", "consequence": False},
+}
+STOP = HostView(stop=True, stop_exit=Exit.STOPPED, stop_reason="host 2 failed")
+KILLED = signal.SIGKILL
+
+
+def exited(code: int) -> int:
+    return code << 8
+
+
+def test_a_value_stands_even_when_the_gang_was_stopped():
+    report = ending_of(RETURNED, None, STOP, 1)
+    assert report.exit is Exit.RETURNED
+    assert report.result_digest == "ab"
+    assert report.leftover_threads == ("t",)
+
+
+def test_an_exception_stands_unless_it_came_after_the_stop():
+    assert ending_of(RAISED, None, None, 1).exit is Exit.RAISED
+    assert ending_of(RAISED, None, None, 1).error.message == "no"
+    after = ending_of(RAISED, None, STOP, 1)
+    assert (after.exit, after.detail) == (Exit.STOPPED, "host 2 failed")
+
+
+@pytest.mark.parametrize("kind", [Exit.CANCELLED, Exit.TIMEOUT, Exit.HANG, Exit.STOPPED])
+def test_a_stopped_worker_ended_as_the_coordinator_says(kind):
+    stop = HostView(stop=True, stop_exit=kind, stop_reason="because")
+    assert ending_of(None, KILLED, stop, 0).exit is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "oom", "peak", "kind", "words"),
+    [
+        (exited(3), False, 0, Exit.OS_EXIT, "exit code 3"),
+        (exited(0), False, 0, Exit.OS_EXIT, "exit code 0"),
+        (KILLED, False, 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
+        (signal.SIGSEGV, False, 0, Exit.SIGNAL, "SIGSEGV"),
+        (KILLED, True, 1 << 30, Exit.OUT_OF_MEMORY, "out of memory"),
+        (KILLED, False, 1 << 60, Exit.OUT_OF_MEMORY, "out of memory"),
+        (signal.SIGSEGV, True, 1 << 30, Exit.SIGNAL, "SIGSEGV"),
+    ],
+)
+def test_a_death_is_named(status, oom, peak, kind, words):
+    report = ending_of(None, status, None, 2, peak_bytes=peak, oom_killed=oom)
+    assert report.exit is kind
+    assert words in report.detail
+
+
+BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (Sample(110.0, 5.0, 10**9, 100), False),  # asleep
+        (Sample(110.0, 5.0, 10**9, 101), True),  # printed
+        (Sample(110.0, 7.0, 10**9, 100), True),  # computes
+        (Sample(110.0, 5.3, 10**9, 100), False),  # background threads tick
+        (Sample(110.0, 5.01, 10**9 + 5_000_000, 100), True),  # steps through a loop that feeds an accelerator
+        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # wakes once a second
+        (Sample(110.0, 5.0, None, 100), False),
+        (Sample(90.0, 5.0, 10**9, 100), False),  # the clock went back
+    ],
+)
+def test_standing_still(later, expected):
+    assert moved(BASE, later) is expected

@@ -1,0 +1,169 @@
+"""The log of a host: what is written is what is read, whatever happens to the files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic.backends.logreader import LogReader
+from kinetic.job.logformat import RECORD, STDERR, STDOUT
+from kinetic.runner import logs
+from kinetic.runner.logs import HostLog, Tee, tees
+
+
+@pytest.fixture
+def files(tmp_path):
+    return tmp_path / "hosts" / "0" / "log", tmp_path / "hosts" / "0" / "log.idx"
+
+
+def clock():
+    return 1_700_000_000_000_000_000
+
+
+def read_all(files, **tail):
+    reader = LogReader(3, *files)
+    if tail:
+        reader.start_at_tail(**tail)
+    chunks = []
+    while got := list(reader.read()):
+        chunks += got
+    chunks += reader.rest()
+    reader.close()
+    return chunks
+
+
+@settings(deadline=None, max_examples=60)
+@given(pieces=st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1, max_size=200)), max_size=30))
+def test_bytes_arrive_as_printed_per_stream(tmp_path_factory, pieces):
+    folder = tmp_path_factory.mktemp("log")
+    files = folder / "log", folder / "log.idx"
+    log = HostLog(*files, clock_ns=clock)
+    for stream, data in pieces:
+        log.write(stream, data)
+    log.close()
+    chunks = read_all(files)
+    for stream in (STDOUT, STDERR):
+        assert b"".join(c.data for c in chunks if c.stream == stream) == b"".join(d for s, d in pieces if s == stream)
+    assert b"".join(c.data for c in chunks) == b"".join(d for _, d in pieces) == files[0].read_bytes()
+    assert {c.time_ns for c in chunks} <= {clock()}
+
+
+def test_a_tee_cuts_at_line_ends_and_keeps_the_open_line(files):
+    log = HostLog(*files, clock_ns=clock)
+    read, write = os.pipe()
+    tee = Tee(read, STDOUT, log)
+    os.write(write, b"one\ntwo\nthr")
+    assert tee.pump()
+    assert files[0].read_bytes() == b"one\ntwo\n"
+    assert tee.has_open_line
+    os.write(write, b"ee\n")
+    assert tee.pump()
+    assert files[0].read_bytes() == b"one\ntwo\nthree\n"
+    assert not tee.has_open_line
+    os.close(write)
+    assert not tee.pump()
+    log.close()
+    os.close(read)
+
+
+def test_an_open_line_is_bounded_and_nothing_is_lost(files):
+    log = HostLog(*files)
+    read, write = os.pipe()
+    err_read, err_write = os.pipe()
+    out, _ = tees(read, err_read, log)
+    total = b""
+    for _ in range(10):
+        data = os.urandom(40_000).replace(b"\n", b"x")
+        total += data
+        os.write(write, data)
+        out.drain()
+        assert not out.has_open_line
+    assert files[0].read_bytes() == total
+    for fd in (read, write, err_read, err_write):
+        os.close(fd)
+    log.close()
+
+
+def test_a_full_disk_loses_output_but_says_so_and_recovers(files, monkeypatch):
+    log = HostLog(*files, clock_ns=clock)
+    log.write(STDOUT, b"kept\n")
+    real = os.write
+
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logs.os, "write", full)
+    log.write(STDOUT, b"lost line\n")
+    monkeypatch.setattr(logs.os, "write", real)
+    log.write(STDOUT, b"kept too\n")
+    log.close()
+    text = b"".join(c.data for c in read_all(files))
+    assert text.startswith(b"kept\nkept too\n")
+    assert b"10 bytes of output were lost" in text
+
+
+def test_a_second_attempt_appends_and_a_torn_record_is_cut_off(files):
+    HostLog(*files, clock_ns=clock).write(STDOUT, b"first\n")
+    with open(files[1], "ab") as index:
+        index.write(b"\x01\x02\x03")  # An agent was killed while it wrote.
+    second = HostLog(*files, clock_ns=clock)
+    second.write(STDERR, b"second\n")
+    assert files[1].stat().st_size == 2 * RECORD.size
+    assert [(c.stream, c.data) for c in read_all(files)] == [(STDOUT, b"first\n"), (STDERR, b"second\n")]
+
+
+@settings(deadline=None, max_examples=40)
+@given(damage=st.integers(0, 71), value=st.integers(0, 255))
+def test_a_damaged_index_loses_no_output(tmp_path_factory, damage, value):
+    folder = tmp_path_factory.mktemp("log")
+    files = folder / "log", folder / "log.idx"
+    log = HostLog(*files, clock_ns=clock)
+    for line in (b"a\n", b"bb\n", b"ccc\n"):
+        log.write(STDERR, line)
+    log.close()
+    index = bytearray(files[1].read_bytes())
+    index[damage] = value
+    files[1].write_bytes(index)
+    assert b"".join(c.data for c in read_all(files)) == b"a\nbb\nccc\n"
+
+
+def test_a_missing_index_still_shows_the_output(files):
+    log = HostLog(*files)
+    log.write(STDOUT, b"text\n")
+    log.close()
+    files[1].unlink()
+    assert b"".join(c.data for c in read_all(files)) == b"text\n"
+
+
+def test_a_host_without_files_is_silent(files):
+    assert read_all(files) == []
+    assert read_all(files, lines=5) == []
+
+
+@settings(deadline=None, max_examples=80)
+@given(lines=st.lists(st.text("ab", max_size=5), max_size=12), ends=st.booleans(), wanted=st.integers(0, 14))
+def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
+    folder = tmp_path_factory.mktemp("log")
+    files = folder / "log", folder / "log.idx"
+    text = "\n".join(lines) + ("\n" if ends and lines else "")
+    log = HostLog(*files)
+    if text:
+        log.write(STDOUT, text.encode())
+    log.close()
+    expected = "".join(text.splitlines(keepends=True)[-wanted:]) if wanted else ""
+    assert b"".join(c.data for c in read_all(files, lines=wanted)).decode() == expected
+
+
+def test_following_sees_what_is_added_later(files):
+    log = HostLog(*files)
+    reader = LogReader(0, *files)
+    log.write(STDOUT, b"one\n")
+    assert [c.data for c in reader.read()] == [b"one\n"]
+    assert list(reader.read()) == []
+    log.write(STDOUT, b"two\n")
+    assert [c.data for c in reader.read()] == [b"two\n"]
+    reader.close()
+    log.close()
