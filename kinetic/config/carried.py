@@ -6,6 +6,7 @@ Pure, save for a line in the log that names (never shows) what was captured.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -52,11 +53,15 @@ def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
         _log.info("captured environment variables: %s", ", ".join(sorted(taken)))
     suspicious = sorted(filter(looks_secret, taken))
     if suspicious:
-        _log.warning(
-            "capture_env_vars takes %s, which looks like a secret: it travels apart from the plan; secrets=[...] says so openly.",
-            ", ".join(suspicious),
-        )
+        _warn_once(", ".join(suspicious))
     return taken
+
+
+@functools.cache
+def _warn_once(names: str) -> None:
+    _log.warning(
+        "capture_env_vars takes %s, which looks like a secret: it travels apart from the plan, as secrets=[...] does.", names
+    )
 
 
 def _matching(pattern: str, env: Mapping[str, str]) -> dict[str, str]:

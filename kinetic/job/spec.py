@@ -36,6 +36,7 @@ class Options:
         timeout_s, start_timeout_s, hang_timeout_s: limits; None for none, or for what the settings say.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
+        joins_jax: whether the runner initialises JAX over all hosts first; False for a command, which does that itself.
     """
 
     topology: Topology
@@ -57,6 +58,7 @@ class Options:
     hang_timeout_s: float | None = None
     retries: int = 0
     debug: bool = False
+    joins_jax: bool = True
 
 
 @dataclass(frozen=True)

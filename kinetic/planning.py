@@ -1,0 +1,221 @@
+"""Step 2, plan: from what was asked for to everything that a host must know.
+
+In: `JobSpec`, `Settings`, the name of the backend. Out: `Planned`: the plan, the payload, the source tree, warnings. Called by
+remote. It reads the local disk and the environment and writes nothing but the cache of hashes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic.config import carried
+from kinetic.config import settings as configuration
+from kinetic.config.settings import Settings
+from kinetic.errors import UsageError
+from kinetic.job.plan import Blob, Limits, Plan, Versions
+from kinetic.job.ref import new_job_id
+from kinetic.job.spec import JobSpec, Options
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from kinetic.packaging.bundle import Bundle
+    from kinetic.packaging.project import Project
+
+_MB = 1_000_000
+_LARGEST_SHOWN = 5
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with what it ships.
+
+    Attributes:
+        plan: everything that a host must know.
+        payload: the pickled call; the plan names its digest.
+        bundle: the source tree, or None when nothing is shipped.
+        secrets: values of the plan's secrets; they are in no document.
+        warnings: what the caller should know before this leaves the machine.
+    """
+
+    plan: Plan
+    payload: bytes = field(repr=False)
+    bundle: Bundle | None = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
+    warnings: tuple[str, ...] = ()
+
+
+def make(
+    spec: JobSpec,
+    settings: Settings,
+    *,
+    backend: str,
+    job_id: str | None = None,
+    now: float | None = None,
+    early: Callable[[Plan], None] | None = None,
+) -> Planned:
+    """Plan one call.
+
+    Args:
+        spec: the call.
+        settings: the caller's settings.
+        backend: the backend that was selected.
+        job_id: for tests; a fresh one by default.
+        now: seconds since the epoch, for tests.
+        early: is given the plan before the call is pickled, so that a backend can warm up meanwhile.
+
+    Raises:
+        UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree cannot be shipped.
+    """
+    taken = _carried(spec.options)
+    draft = _draft(spec, settings, taken, backend=backend, job_id=job_id or new_job_id(), now=time.time() if now is None else now)
+    if early is not None:
+        early(draft)
+    project, bundle = _source(spec, settings)
+    packed = _pack(spec, taken.captured, project)
+    plan = dataclasses.replace(
+        draft,
+        payload=Blob(packed.digest, packed.size_bytes),
+        versions=packed.versions,
+        tree=None if bundle is None else bundle.tree,
+        entry_rel=project.entry_rel,
+        cwd_rel=project.cwd_rel,
+        sys_path_rel=tuple(project.sys_path_rel),
+        client_root="" if project.root is None else str(project.root),
+    )
+    return Planned(plan, packed.data, bundle, taken.secrets, _warnings(plan, bundle, settings))
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """What a job takes from the caller's environment: values in the payload, and values that travel apart."""
+
+    captured: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+
+
+def _carried(options: Options) -> _Carried:
+    """Read the environment. What was captured but looks like a secret travels with the secrets; `env=` wins over both."""
+    found = configuration.captured(options.capture_env_vars)
+    free = {k: v for k, v in found.items() if k not in options.env and k not in options.secrets}
+    hidden = {k: v for k, v in free.items() if carried.looks_secret(k)}
+    secrets = configuration.secret_values(options.secrets) | hidden
+    return _Carried({k: v for k, v in free.items() if k not in hidden}, secrets)
+
+
+def _draft(spec: JobSpec, settings: Settings, taken: _Carried, *, backend: str, job_id: str, now: float) -> Plan:
+    options = spec.options
+    return Plan(
+        job_id=job_id,
+        name=options.name or spec.name,
+        backend=backend,
+        topology=options.topology,
+        slices=options.slices,
+        payload=Blob("", 0),
+        versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
+        created_at=now,
+        env=dict(options.env),
+        captured=tuple(sorted(taken.captured)),
+        secrets=tuple(sorted(taken.secrets)),
+        output_dir=_output_dir(options.output_dir or settings.output_dir),
+        limits=_limits(options, settings),
+        retries=options.retries,
+        debug=options.debug,
+        joins_jax=options.joins_jax,
+    )
+
+
+def _limits(options: Options, settings: Settings) -> Limits:
+    return Limits(
+        start_timeout_s=options.start_timeout_s or settings.start_timeout_s,
+        timeout_s=options.timeout_s,
+        hang_timeout_s=options.hang_timeout_s,
+        grace_s=settings.grace_s,
+    )
+
+
+def _output_dir(given: str | None) -> str | None:
+    """A folder is meant relative to the caller's folder, not to that of a host."""
+    return given if given is None or "://" in given else str(Path(given).expanduser().absolute())
+
+
+def _source(spec: JobSpec, settings: Settings) -> tuple[Project, Bundle | None]:
+    from kinetic.packaging import bundle, project
+
+    cwd = _cwd()
+    found = project.find_project(
+        entry_dir(spec.func, cwd), cwd=cwd, home=_home(), sys_path=sys.path, package_root=settings.package_root
+    )
+    if found.root is None:
+        return found, None
+    own = [p for p in (settings.home, settings.cache_dir) if p.is_relative_to(found.root) and p != found.root]
+    return found, bundle.build(
+        found.root, exclude=own, default_excludes=not settings.no_default_excludes, cache_dir=settings.cache_dir
+    )
+
+
+def _cwd() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError("The working directory does not exist any more: change to another one.") from error
+
+
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
+
+
+def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
+    """Return the folder that the function's project is looked for in: its file's, or the caller's for a notebook.
+
+    A function of an installed package, or of kinetic itself, does not make that package the project.
+    """
+    file = getattr(sys.modules.get(_module_of(func)), "__file__", None)
+    if not isinstance(file, str) or file.startswith("<"):
+        return cwd
+    folder = Path(file).resolve().parent
+    foreign = [Path(__file__).resolve().parent, Path(os.__file__).resolve().parent]
+    if _INSTALLED & set(folder.parts) or any(folder.is_relative_to(f) for f in foreign) or not folder.is_dir():
+        return cwd
+    return folder
+
+
+def _module_of(func: Any) -> str:
+    while isinstance(func, functools.partial):
+        func = func.func
+    module = getattr(func, "__module__", None) or type(func).__module__
+    return module if isinstance(module, str) else "__main__"
+
+
+def _pack(spec: JobSpec, captured: Mapping[str, str], project: Project) -> Any:
+    from kinetic.packaging import payload
+
+    return payload.pack(spec.func, spec.args, spec.kwargs, env_vars=captured, project_root=project.root)
+
+
+def _warnings(plan: Plan, bundle: Bundle | None, settings: Settings) -> tuple[str, ...]:
+    warnings = () if bundle is None else tuple(bundle.warnings)
+    if plan.tree is not None and bundle is not None and plan.tree.size_bytes > settings.context_size_warn_mb * _MB:
+        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in bundle.largest[:_LARGEST_SHOWN])
+        warnings += (
+            f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its largest files: {largest}. "
+            "Leave out what the function does not need in .kineticignore.",
+        )
+    if plan.payload.size_bytes > settings.payload_size_warn_mb * _MB:
+        warnings += (
+            f"The function and its arguments are large when pickled: {_mb(plan.payload.size_bytes)}. "
+            "Pass a path and load the data on the host.",
+        )
+    return warnings
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / _MB:,.1f} MB"

@@ -1,0 +1,102 @@
+"""Step 3, submit: render, preflight, blobs if absent, plan, ref, create.
+
+In: `Planned`, a backend, a store. Out: `JobRef`. Called by remote. These are the only writes before the job runs, and they are
+ordered so that a crash at any point leaves nothing, or a job that can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+
+from kinetic.backends.base import Backend, Phase
+from kinetic.errors import KineticError, SubmitError
+from kinetic.job import paths
+from kinetic.job.plan import Plan
+from kinetic.job.ref import JobRef
+from kinetic.planning import Planned
+from kinetic.storage.base import Store
+
+_log = logging.getLogger("kinetic.submission")
+
+
+def submit(planned: Planned, backend: Backend, store: Store, secrets: Mapping[str, str] | None = None) -> JobRef:
+    """Create the job and return its reference.
+
+    Promises: (1) what can be refused is refused before the first write; (2) the reference is written before the job is created,
+    so that no job is an orphan; (3) when anything fails, the job's records are removed, the reference last. Content-addressed
+    blobs may stay: another job may share them, and the next submission does not send them again.
+
+    Raises:
+        PreflightError: the backend cannot take the job now.
+        StoreError: the store is full or cannot be written.
+        SubmitError: the backend could not create the job.
+    """
+    plan = planned.plan
+    documents = backend.render(plan)
+    backend.preflight(plan)
+    _send(planned, store)
+    ref = ref_of(plan, backend.name, store.uri)
+    if not store.put(paths.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
+        raise SubmitError(f"There is already a job {plan.job_id}. Submit again; the next id will be another one.")
+    with _undone_on_failure(ref, backend, store):
+        store.put(paths.ref(plan.job_id), _json(ref.to_json()))
+        backend.submit(ref, documents, planned.secrets if secrets is None else secrets)
+    _log.info("submitted %s as %s", plan.name, plan.job_id)
+    return ref
+
+
+def ref_of(plan: Plan, backend: str, store_uri: str) -> JobRef:
+    """Return the reference of a planned job."""
+    return JobRef(
+        job_id=plan.job_id,
+        backend=backend,
+        requested_backend=plan.backend,
+        accelerator=plan.topology.name,
+        func_name=plan.name.rpartition(".")[2],
+        display_name=plan.name,
+        created_at=plan.created_at,
+        store_uri=store_uri,
+        hosts=plan.hosts,
+        debug=plan.debug,
+    )
+
+
+def _send(planned: Planned, store: Store) -> None:
+    if planned.bundle is not None:
+        from kinetic.packaging import bundle
+
+        sent = bundle.upload(planned.bundle, store)
+        _log.info("sent %d of %d files, %d bytes", sent.files, planned.bundle.tree.files, sent.size_bytes)
+    store.put(paths.blob(planned.plan.payload.digest), planned.payload, if_absent=True)
+
+
+@contextlib.contextmanager
+def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        _remove(store, ref.job_id)
+        if isinstance(error, KineticError):
+            raise
+        raise SubmitError(f"The job {ref.job_id} could not be created: {error}. Nothing of it is left.") from error
+    except BaseException:  # Ctrl-C: the job may or may not have been created.
+        backend.cancel(ref)
+        if backend.phase(ref) is Phase.NOT_FOUND:
+            _remove(store, ref.job_id)
+        raise
+
+
+def _remove(store: Store, job_id: str) -> None:
+    """Remove the job's records; if the store does not even take that, the reference is still there to find them by."""
+    try:
+        store.delete(paths.job(job_id))
+        store.delete(paths.ref(job_id))
+    except KineticError as error:
+        _log.warning("the records of %s could not be removed after its creation failed: %s", job_id, error)
+
+
+def _json(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, indent=1).encode() + b"\n"
