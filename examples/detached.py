@@ -2,7 +2,8 @@
 
     python examples/detached.py
 
-A job does not need its caller: close the laptop, and it runs on. `kinetic jobs list` shows it, `kinetic.attach` takes it up again.
+A job does not need its caller: close the laptop, and it runs on. `kinetic jobs list` shows it, `kinetic.attach` takes it up
+again.
 """
 
 import subprocess

@@ -25,7 +25,8 @@ def train(epochs=10):
     hosts, host = jax.process_count(), jax.process_index()
     keras.utils.set_random_seed(0)  # every host must start from the same weights
 
-    mesh = keras.distribution.DeviceMesh(shape=(jax.device_count(),), axis_names=["batch"], devices=keras.distribution.list_devices())
+    devices = keras.distribution.list_devices()
+    mesh = keras.distribution.DeviceMesh(shape=(len(devices),), axis_names=["batch"], devices=devices)
     keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False))
 
     images, labels = load_digits(return_X_y=True)
@@ -39,7 +40,7 @@ def train(epochs=10):
         def on_epoch_end(self, epoch, logs=None):
             print(f"epoch {epoch + 1:2d}/{epochs}  loss {logs['loss']:.3f}  accuracy {logs['accuracy']:.3f}", flush=True)
 
-    print(f"host {host} of {hosts}: {len(x_train)} of {hosts * len(x_train)} images, {jax.local_device_count()} devices", flush=True)
+    print(f"host {host} of {hosts}: {len(x_train)} of {hosts * len(x_train)} images", flush=True)
     model.fit(x_train, y_train, batch_size=88, epochs=epochs, verbose=0, shuffle=True, callbacks=[Progress()])
     _, accuracy = model.evaluate(x_test, y_test, batch_size=96, verbose=0)  # over the test images of all hosts
     return {"accuracy": float(accuracy), "devices": jax.device_count(), "hosts": hosts}

@@ -1,0 +1,145 @@
+"""The house rules that no tool checks. Each rule is a small function, and is itself tested on a text that breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+MAX_LINES = 500
+MAY_READ_ENVIRON = {"kinetic/config/settings.py", "kinetic/runner/identity.py"}
+MAY_WRITE_ENVIRON = {"kinetic/runner/worker.py", "kinetic/runner/jaxworld.py"}
+"""Where a worker, which is a process of its own, gives the function the variables that it was promised."""
+CALLED = re.compile(r"\b(called|read|written|used|run|started|imported|forked|kept|shown)\s+(by|from|as|in)\b", re.IGNORECASE)
+CHANGING = {"update", "clear", "pop", "setdefault", "__setitem__"}
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in (ROOT / "kinetic").rglob("*.py") if not p.name.endswith(GENERATED))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def environment_uses(source: str) -> tuple[list[int], list[int]]:
+    """Lines that read the environment of the process, and lines that change it."""
+    tree = ast.parse(source)
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    reads, writes = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            reads += [node.lineno for alias in node.names if alias.name in {"environ", "environb", "getenv", "getenvb"}]
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"):
+            continue
+        if node.attr in {"getenv", "getenvb"}:
+            reads.append(node.lineno)
+        elif node.attr in {"putenv", "unsetenv"}:
+            writes.append(node.lineno)
+        elif node.attr in {"environ", "environb"}:
+            (writes if _changes(node, parents) else reads).append(node.lineno)
+    return reads, writes
+
+
+def _changes(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    parent = parents[node]
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Store | ast.Del)
+    if isinstance(parent, ast.AugAssign):
+        return True
+    return isinstance(parent, ast.Attribute) and parent.attr in CHANGING
+
+
+def docstring_fault(source: str) -> str:
+    """What the opening of a module lacks, or "". It says what the module is, what comes in, what goes out, and who calls it."""
+    text = ast.get_docstring(ast.parse(source)) or ""
+    first, _, rest = text.partition("\n")
+    if not first.strip().endswith((".", ":")):
+        return "a first line that says what it is"
+    missing = [part for part in ("In:", "Out:") if part not in rest]
+    if missing:
+        return missing[0]
+    return "" if CALLED.search(rest) else "who calls it"
+
+
+def bare_raises(source: str) -> list[int]:
+    """Lines that raise RuntimeError or Exception, which tell the caller nothing to catch."""
+    raised = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise) and node.exc is not None]
+    return [node.lineno for node in raised if _class_name(node.exc) in {"RuntimeError", "Exception", "BaseException"}]
+
+
+def _class_name(raised: ast.expr | None) -> str:
+    target = raised.func if isinstance(raised, ast.Call) else raised
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def machine_paths(text: str) -> list[str]:
+    """Paths that only exist where the text was written. `/home/me` and `/home/you` are nobody's."""
+    own = re.escape(str(ROOT)) if len(ROOT.parts) > 2 else r"(?!)"  # "/src" is too short to mean this machine
+    return re.findall(rf"{own}\b|/Users/\w+|/home/(?!me\b|you\b|user\b)\w+|\.pyenv/versions", text)
+
+
+def faults(rule: Callable[[Path], object]) -> dict[str, object]:
+    """What a rule finds, by module."""
+    return {name(path): found for path in modules() if (found := rule(path))}
+
+
+def test_every_module_opens_with_where_it_sits() -> None:
+    assert faults(lambda path: path.name != "__init__.py" and docstring_fault(path.read_text())) == {}
+
+
+def test_the_environment_is_read_in_two_modules() -> None:
+    assert faults(lambda path: name(path) not in MAY_READ_ENVIRON and environment_uses(path.read_text())[0]) == {}
+
+
+def test_the_environment_is_changed_only_in_workers() -> None:
+    assert faults(lambda path: name(path) not in MAY_WRITE_ENVIRON and environment_uses(path.read_text())[1]) == {}
+
+
+def test_no_module_is_two_rooms() -> None:
+    assert faults(lambda path: (lines := len(path.read_text().splitlines())) > MAX_LINES and lines) == {}
+
+
+def test_modules_are_named_for_what_they_are() -> None:
+    assert faults(lambda path: FORBIDDEN_NAMES & {*path.relative_to(ROOT).with_suffix("").parts}) == {}
+
+
+def test_errors_can_be_caught_by_name() -> None:
+    assert faults(lambda path: bare_raises(path.read_text())) == {}
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    texts = {f: (ROOT / f).read_text(errors="ignore") for f in listed.stdout.split("\0") if f and (ROOT / f).is_file()}
+    found = {f: hits for f, text in texts.items() if f != name(Path(__file__)) and (hits := machine_paths(text))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "breaks", "keeps"),
+    [
+        (lambda s: environment_uses(s)[0], "import os\nx = os.environ.get('A')", "import os\nx = os.getpid()"),
+        (lambda s: environment_uses(s)[0], "import os\nx = os.environ['A']", "import os\nos.environ['A'] = 'b'"),
+        (lambda s: environment_uses(s)[0], "import os\nf(dict(os.environ))", "import os\nos.environ.update(A='b')"),
+        (lambda s: environment_uses(s)[0], "from os import getenv", "from os import getpid"),
+        (lambda s: environment_uses(s)[1], "import os\ndel os.environ['A']", "import os\nx = os.getenv('A')"),
+        (docstring_fault, '"""A thing."""', '"""A thing.\n\nIn: a. Out: b. Called by c.\n"""'),
+        (docstring_fault, '"""A thing.\n\nIn: a. Out: b.\n"""', '"""A thing.\n\nIn: a. Out: b. Written by c.\n"""'),
+        (bare_raises, "raise RuntimeError('no')", "raise ValueError('no')"),
+        (bare_raises, "try: ...\nexcept E as e: raise Exception from e", "try: ...\nexcept E: raise"),
+        (machine_paths, "see /" + "Users/ann/x", "see ~/x and /home/me/x"),
+        (machine_paths, "see /" + "home/ann/x", "see kinetic/home"),
+    ],
+)
+def test_a_rule_sees_what_breaks_it(rule: Callable[[str], object], breaks: str, keeps: str) -> None:
+    assert rule(breaks)
+    assert not rule(keeps)
