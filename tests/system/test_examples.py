@@ -1,0 +1,81 @@
+"""Each example is its own test: run as people run it, in a fresh home, and judged by what it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the machine may be small and busy: these bound a hang, nothing else
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, str(EXAMPLES / script)], capture_output=True, text=True, cwd=ROOT, timeout=240)
+    assert done.returncode == 0, f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def test_hello() -> None:
+    lines = run("hello.py").stdout.splitlines()
+    assert lines == ["Saying hello to world, far away from the caller", "Hello, world! (from another process)"]
+
+
+def test_two_hosts_psum() -> None:
+    done = run("two_hosts_psum.py")
+    assert "host 0 of 2: 4 of 8 devices" in done.stdout
+    assert "host 1 of 2" not in done.stdout, "only the leader's output arrives by itself"
+    assert done.stdout.splitlines()[-1] == "psum over 8 devices on 2 hosts: 28"
+
+
+def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:
+    done = run("two_hosts_psum.py")
+    assert len(re.findall(r"^kinetic: .*tpu-v6e-8 \(2 hosts x 4 chips\)", done.stderr, re.MULTILINE)) == 1
+    assert "kinetic:" not in done.stdout
+
+
+def test_keras_data_parallel(home: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "keras_data_parallel.py")]
+    lines: list[str] = []
+    ended_at_first_epoch = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("epoch  1/") and ended_at_first_epoch is None:
+                ended_at_first_epoch = [*home.glob("jobs/*/outcome.json")]
+    assert process.returncode == 0, "\n".join(lines)
+    assert ended_at_first_epoch == [], "the first epoch's line must arrive while the job runs"
+    assert [line.split("/")[0] for line in lines if line.startswith("epoch")] == [f"epoch {n:2d}" for n in range(1, 11)]
+    last = re.fullmatch(r"test accuracy (0\.\d+|1\.000) on 16 devices of 4 hosts", lines[-1])
+    assert last, lines[-1]
+    assert float(last[1]) > 0.9
+
+
+def test_failing_host() -> None:
+    out = run("failing_host.py").stdout
+    assert "caught BadShard: shard 2 has 0 rows" in out.splitlines()
+    assert "host 2" in out, "the host that failed is named"
+    assert "in read_shard" in out, "the remote traceback is there"
+
+
+def test_detached() -> None:
+    out = run("detached.py").stdout
+    job_id = re.search(r"^started (job-[0-9a-f]{8})$", out, re.MULTILINE)
+    assert job_id, out
+    assert f"{job_id[1]} is SUCCEEDED, its value is 3; it printed:\ncounted to 1\ncounted to 2\ncounted to 3\n" in out
+
+
+def test_every_example_is_tested() -> None:
+    source = Path(__file__).read_text()
+    assert [p.name for p in EXAMPLES.glob("*.py") if f'"{p.name}"' not in source] == []
+
+
+def test_the_tests_run_in_a_home_of_their_own(home: Path) -> None:
+    assert os.environ["KINETIC_HOME"] == str(home)
