@@ -23,7 +23,7 @@ from kinetic.errors import SubmitError
 _lock = threading.Lock()
 _preloaders: dict[tuple[object, ...], Preloader] = {}
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_SILENT = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONSAFEPATH": "1"}
+_SILENT = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONSAFEPATH": "1", "SPT_NOENV": "1"}
 
 
 class Preloader:

@@ -78,7 +78,7 @@ class LocalBackend:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
             request = {
-                "store": str(self._store.root),
+                "store": self._store.uri,
                 "job_id": ref.job_id,
                 "base_env": self._environ,
                 "secrets": dict(secrets),

@@ -4,7 +4,7 @@ In: chunks of output with time and stream. Out: index records. Written by the ru
 
 `log` holds both streams' bytes in the order in which the agent read them, so that any tool can read it. `log.idx` holds one
 24-byte little-endian record per chunk: offset of the chunk's END in `log` (u64), time in nanoseconds since the epoch (u64),
-stream (u32: 1 stdout, 2 stderr), and a check value (u32: low 32 bits of end XOR time XOR stream XOR 0x4B4E5443). A chunk ends
+stream (u32: 1 stdout, 2 stderr), and a check value (u32: CRC-32 of the rest of the record). A chunk ends
 at a line end unless the line was left open for a while or is longer than the reader's buffer. The data is written before its
 record, so a record never points at bytes that are not there; bytes after the last good record are treated as stdout.
 """
@@ -12,12 +12,13 @@ record, so a record never points at bytes that are not there; bytes after the la
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 
 RECORD = struct.Struct("<QQII")
 STDOUT = 1
 STDERR = 2
-_MAGIC = 0x4B4E5443
+_BODY = struct.Struct("<QQI")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LogChunk:
 
 def encode_record(end: int, time_ns: int, stream: int) -> bytes:
     """Pack one index record."""
-    return RECORD.pack(end, time_ns, stream, (end ^ time_ns ^ stream ^ _MAGIC) & 0xFFFFFFFF)
+    return RECORD.pack(end, time_ns, stream, zlib.crc32(_BODY.pack(end, time_ns, stream)))
 
 
 def decode_records(data: bytes) -> list[tuple[int, int, int]]:
@@ -47,7 +48,7 @@ def decode_records(data: bytes) -> list[tuple[int, int, int]]:
     good: list[tuple[int, int, int]] = []
     whole = len(data) - len(data) % RECORD.size
     for end, time_ns, stream, check in RECORD.iter_unpack(data[:whole]):
-        if check != (end ^ time_ns ^ stream ^ _MAGIC) & 0xFFFFFFFF:
+        if check != zlib.crc32(_BODY.pack(end, time_ns, stream)):
             break
         good.append((end, time_ns, stream))
     return good

@@ -97,6 +97,7 @@ class Agent:
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
+            processes.set_title(f"kinetic-worker {self._who.job_id} host {self._who.host}")
             worker.main(Channel(theirs), out, err, stacks, parent)
         theirs.close()
         for fd in (out, err):

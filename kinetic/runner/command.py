@@ -22,21 +22,40 @@ _NOT_EXECUTABLE = 126
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
+def run(kind: str, target: str, args: Sequence[str]) -> None:
+    """Run a "script", a "module" or a "command"."""
+    if kind == "script":
+        run_script(target, args)
+    elif kind == "module":
+        run_module(target, args)
+    else:
+        run_command([target, *args])
+
+
 def run_script(path_rel: str, args: Sequence[str]) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on sys.path.
 
-    `path_rel` is relative to the working directory.
+    `path_rel` is relative to the caller's working directory, which is ours too when it is part of the source tree; in any case the
+    script's folder is on sys.path.
     """
-    path = Path(path_rel)
-    if not path.is_file():
-        _leave(
-            f"{path_rel} is not in the source tree that was sent (working directory {Path.cwd()}). "
-            "Is it left out by .gitignore or .kineticignore?",
-            _NOT_FOUND,
-        )
+    path = _find(path_rel)
+    if path is None:
+        _leave(f"{path_rel} was not sent with the source tree. Is it left out by .gitignore or .kineticignore?", _NOT_FOUND)
     sys.argv = [path_rel, *args]
-    _put_first(str(path.resolve().parent))
-    _as_main(lambda: runpy.run_path(path_rel, run_name="__main__"))
+    _put_first(str(path.parent))
+    _as_main(lambda: runpy.run_path(str(path), run_name="__main__"))
+
+
+def _find(path_rel: str) -> Path | None:
+    here = Path(path_rel).resolve()
+    if here.is_file() and str(here.parent) in map(_real, sys.path):
+        return here
+    places = [Path(_real(place)) / here.name for place in sys.path]
+    return next((place for place in places if place.is_file()), here if here.is_file() else None)
+
+
+def _real(place: str) -> str:
+    return str(Path(place).resolve())
 
 
 def run_module(name: str, args: Sequence[str]) -> None:

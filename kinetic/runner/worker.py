@@ -115,9 +115,9 @@ def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: in
 
 def _open_streams() -> None:
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        stream = io.open(fd, mode, encoding="utf-8", errors="backslashreplace" if fd else "replace", closefd=False, buffering=-1)
-        if fd:
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        raw = io.open(fd, mode + "b", closefd=False)
+        errors = "backslashreplace" if fd else "replace"
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
