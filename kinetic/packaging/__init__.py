@@ -1,0 +1,1 @@
+"""What travels: the project's source tree, and the call itself."""

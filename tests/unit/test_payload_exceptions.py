@@ -1,0 +1,272 @@
+"""Exceptions there and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.errors import CorruptRecord, PicklingError, UserCodeFailed
+from kinetic.packaging import payload
+
+
+def there_and_back(error: BaseException, **kwargs) -> BaseException:
+    return payload.unpack_exception(payload.pack_exception(error, **kwargs))
+
+
+def caught(function, *args) -> BaseException:
+    try:
+        function(*args)
+    except BaseException as error:
+        return error
+    raise AssertionError("did not raise")
+
+
+def formatted(error):
+    """What people see, without the carets that only live frames have."""
+    text = "".join(traceback.format_exception(error))
+    return [line for line in text.splitlines() if set(line) - set(" |^")]
+
+
+class NeedsTwo(Exception):
+    def __init__(self, code, text):
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+
+class EditsMessage(Exception):
+    def __init__(self, text):
+        super().__init__(f"Error: {text}")
+
+
+class KeywordOnly(ValueError):
+    def __init__(self, *, reason):
+        super().__init__()
+        self.reason = reason
+
+    def __str__(self):
+        return f"because {self.reason}"
+
+
+class OddOS(OSError):
+    def __init__(self, number, text, extra):
+        super().__init__(number, text)
+        self.extra = extra
+
+
+class OddNew(Exception):
+    def __new__(cls, a, b, c):
+        return super().__new__(cls, a)
+
+    def __init__(self, a, b, c):
+        super().__init__(a)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("plain", 2),
+        KeyError("k"),
+        OSError(2, "No such file", "/a/b"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        StopIteration(5),
+        AttributeError("x", name="a", obj=None),
+        ImportError("x", name="n", path="p"),
+        SyntaxError("bad", ("f.py", 1, 2, "text", 1, 3)),
+        NeedsTwo(4, "four"),
+        EditsMessage("x"),
+        KeywordOnly(reason="so"),
+        OddOS(5, "io", "more"),
+        OddNew(1, 2, 3),
+        subprocess.CalledProcessError(1, ["x"], output=b"o"),
+        ModuleNotFoundError("No module named 'x'", name="x"),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_type_text_and_attributes_survive(error):
+    back = there_and_back(error)
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert back.args == error.args
+    assert vars(back) == vars(error)
+
+
+def test_fields_of_builtins_survive():
+    back = there_and_back(OddOS(5, "io", "more"))
+    assert (back.errno, back.strerror, back.extra) == (5, "io", "more")
+    assert there_and_back(OSError(2, "No", "/a")).filename == "/a"
+    assert there_and_back(SystemExit(3)).code == 3
+
+
+def raiser(depth):
+    if depth:
+        raiser(depth - 1)
+    raise ValueError("deep")
+
+
+def test_frames_are_real():
+    back = there_and_back(caught(raiser, 2))
+    frames = traceback.extract_tb(back.__traceback__)
+    assert [frame.name for frame in frames] == ["caught", "raiser", "raiser", "raiser"]
+    assert {frame.filename for frame in frames} == {__file__}
+    assert 'raise ValueError("deep")' in "".join(traceback.format_exception(back))
+
+
+def test_file_names_are_mapped():
+    folder = __file__.rsplit("/", 1)[0]
+    back = there_and_back(caught(raiser, 0), source_map=(folder, "/client/tests"))
+    assert {f.filename for f in traceback.extract_tb(back.__traceback__)} == {"/client/tests/" + __file__.rsplit("/", 1)[1]}
+
+
+def endless():
+    endless()
+
+
+def test_an_endless_recursion_comes_back_short():
+    back = there_and_back(caught(endless))
+    assert type(back) is RecursionError
+    assert 100 < len(traceback.extract_tb(back.__traceback__)) <= 200
+
+
+def chain():
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise NeedsTwo(1, "second") from error
+    except NeedsTwo:
+        raise RuntimeError("third")  # noqa: B904
+
+
+def test_causes_contexts_and_notes_survive():
+    error = caught(chain)
+    error.add_note("a note")
+    error.__context__.add_note("inner note")
+    back = there_and_back(error)
+    assert formatted(back) == formatted(error)
+    assert type(back.__context__) is NeedsTwo
+    assert type(back.__context__.__cause__) is KeyError
+    assert back.__notes__ == ["a note"]
+
+
+def test_from_none_stays_suppressed():
+    def hide():
+        try:
+            raise KeyError("k")
+        except KeyError:
+            raise ValueError("v") from None
+
+    back = there_and_back(caught(hide))
+    assert back.__suppress_context__ is True
+    assert type(back.__context__) is KeyError
+
+
+def test_cycles_survive():
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    back = there_and_back(one)
+    assert back.__cause__.__cause__ is back
+
+
+def test_a_long_chain_is_cut():
+    error = ValueError(0)
+    for number in range(1, 3000):
+        later = ValueError(number)
+        later.__context__, error = error, later
+    back = there_and_back(error)
+    length = 0
+    while back is not None:
+        back, length = back.__context__, length + 1
+    assert length == 200
+
+
+class OwnGroup(ExceptionGroup):
+    def derive(self, excs):
+        return OwnGroup(self.message, excs)
+
+
+@pytest.mark.parametrize("cls", [ExceptionGroup, OwnGroup])
+def test_groups_survive(cls):
+    inner = cls("inner", [NeedsTwo(1, "x"), caught(raiser, 1)])
+    error = cls("outer", [inner, KeyError("k")])
+    error.add_note("n")
+    back = there_and_back(error)
+    assert type(back) is cls
+    assert formatted(back) == formatted(error)
+    assert back.exceptions[0].exceptions[0].code == 1
+
+
+def test_base_groups_survive():
+    back = there_and_back(BaseExceptionGroup("g", [KeyboardInterrupt(), ValueError("v")]))
+    assert type(back) is BaseExceptionGroup
+    assert type(back.exceptions[0]) is KeyboardInterrupt
+
+
+def test_what_cannot_travel_is_left_behind_by_name():
+    error = ValueError("text", threading.Lock())
+    error.lock, error.fine = threading.Lock(), 1
+    back = there_and_back(error)
+    assert type(back) is ValueError
+    assert back.args[0] == "text"
+    assert "lock" in back.args[1]
+    assert back.fine == 1
+    assert not hasattr(back, "lock")
+    assert any("lock" in note for note in back.__notes__)
+
+
+def unpicklable_class(base=Exception):
+    class Bad(base):
+        lock = threading.Lock()
+
+    return Bad
+
+
+def test_a_class_that_cannot_travel_is_an_error_at_the_root_and_text_below():
+    with pytest.raises(PicklingError, match="Bad"):
+        payload.pack_exception(unpicklable_class()("x"))
+    error = ValueError("outer")
+    error.__cause__ = unpicklable_class()("inner text")
+    back = there_and_back(error)
+    assert type(back.__cause__) is UserCodeFailed
+    assert "inner text" in str(back.__cause__)
+
+
+def test_a_str_that_raises_does_no_harm():
+    class Mute(Exception):
+        def __str__(self):
+            raise OSError("mute")
+
+    assert type(there_and_back(Mute("x"))).__name__ == "Mute"
+
+
+def test_a_class_unknown_here_is_told_as_text(tmp_path):
+    (tmp_path / "only_there.py").write_text("class Gone(Exception): pass")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import only_there\nfrom kinetic.packaging import payload\n"
+        "e = only_there.Gone('what happened'); c = ValueError('v'); c.__cause__ = e\n"
+        "print(payload.pack_exception(e).hex(), payload.pack_exception(c).hex())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    root, below = (bytes.fromhex(each) for each in done.stdout.split())
+    with pytest.raises(UserCodeFailed, match=r"only_there\.Gone: what happened") as error:
+        payload.unpack_exception(root)
+    assert isinstance(error.value.__cause__, ModuleNotFoundError)
+    back = payload.unpack_exception(below)
+    assert type(back) is ValueError
+    assert "what happened" in str(back.__cause__)
+
+
+@given(data=st.data())
+def test_any_damaged_byte_is_seen(data):
+    whole = bytearray(payload.pack_exception(ValueError("x")))
+    at = data.draw(st.integers(payload.read_header(bytes(whole)).body_offset, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(CorruptRecord):
+        payload.unpack_exception(bytes(whole))
