@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _SHOWN = 5
-_PLACES = ("project", "zone", "cluster")
+_PLACES = ("project", "zone", "cluster", "namespace")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,12 +41,14 @@ class Desk:
         store: where references and records are.
         backend_of: the backend that took a job.
         handle_of: the view of a job that Python code has too.
+        submit: takes a function and arguments of `kinetic.run`, and starts the job.
         now: seconds since the epoch.
     """
 
     store: Store
     backend_of: Callable[[JobRef], Backend]
     handle_of: Callable[[JobRef], JobHandle[Any]]
+    submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
     now: Callable[[], float] = time.time
 
     def refs(self) -> list[JobRef]:
@@ -94,7 +96,7 @@ class Desk:
 
 
 def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
-    """Open the desk for a command, from settings and from --project, --zone and --cluster."""
+    """Open the desk for a command, from settings and from --project, --zone, --cluster and --namespace."""
 
     @functools.wraps(command)
     def opened(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,7 +128,12 @@ def _open(given: Desk | None, flags: Mapping[str, str | None]) -> Desk:
 
         return JobHandle(ref, backend_of(ref), store)
 
-    return Desk(store, backend_of, handle_of)
+    def submit(function: Callable[[], None], options: Mapping[str, Any]) -> JobHandle[Any]:
+        from kinetic import remote
+
+        return remote.run(**options, **flags)(function).run_async()
+
+    return Desk(store, backend_of, handle_of, submit)
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:

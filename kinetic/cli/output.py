@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kinetic.cli import text
+from kinetic.job.logformat import STDERR
 
 if TYPE_CHECKING:
     from kinetic.cli.prefix import Prefixer
@@ -76,6 +77,22 @@ def _terminal_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right
     for row in rows:
         grid.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
     Console(highlight=False, markup=False).print(grid)
+
+
+def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
+    """Copy the output of a program as it comes, each of its streams to ours, so that it can be piped as if it ran here."""
+    streams = Streams()
+    for chunk in chunks:
+        if chunk is None:
+            continue
+        if chunk.stream == STDERR:
+            streams.stderr(stderr.add(chunk))
+        else:
+            streams.stdout(stdout.add(chunk))
+            streams.flush()
+    streams.stdout(stdout.end())
+    streams.stderr(stderr.end())
+    streams.flush()
 
 
 class Streams:

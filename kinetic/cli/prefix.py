@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 
 from kinetic.job.logformat import LogChunk
 
+_NO_TIME = "????-??-??T??:??:??.???Z"
+
 
 @dataclass
 class Prefixer:
@@ -48,8 +50,10 @@ class Prefixer:
 
 
 def _iso(time_ns: int) -> str:
+    if time_ns <= 0:  # output whose time was lost
+        return _NO_TIME
     seconds, rest_ns = divmod(time_ns, 1_000_000_000)
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 1_000_000:03d}Z"
     except (OverflowError, OSError, ValueError):  # a damaged record must not end the log
-        return "????-??-??T??:??:??.???Z"
+        return _NO_TIME

@@ -35,8 +35,8 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
 def run_script(path_rel: str, args: Sequence[str]) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on sys.path.
 
-    `path_rel` is relative to the caller's working directory, which is ours too when it is part of the source tree; in any case the
-    script's folder is on sys.path.
+    `path_rel` is relative to the caller's working directory, which is ours too when it is part of the source tree. In any case
+    the script's folder is on sys.path.
     """
     path = _find(path_rel)
     if path is None:

@@ -84,7 +84,6 @@ def jobs() -> None:
     type=click.Choice(STATES, case_sensitive=False),
     help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
 )
-@click.option("--namespace", metavar="NAME", help="Look in this namespace of the cluster.")
 @json_option
 @with_desk
 def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], as_json: bool) -> None:

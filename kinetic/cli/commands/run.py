@@ -1,0 +1,138 @@
+"""`kinetic run`: a script, a module or a command on every host of a slice.
+
+In: options and the words of a program. Out: its output as it is printed, its exit code; or the id of a detached job. Called by
+`main`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kinetic.cli import exit_codes, output
+from kinetic.cli import program as programs
+from kinetic.cli.commands.reading import tell_failure
+from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.options import ASSIGNMENT, DURATION
+from kinetic.cli.program import Kind, Program
+from kinetic.errors import UsageError
+from kinetic.job.outcome import Exit, Outcome
+
+_HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
+
+\b
+  kinetic run [OPTIONS] SCRIPT [ARGS]...      a Python file, as python SCRIPT
+  kinetic run [OPTIONS] -m MODULE [ARGS]...   a Python module, as python -m MODULE
+  kinetic run [OPTIONS] -- CMD [ARGS]...      any command
+
+The project around the script (or around the current folder) is sent along, without what .gitignore and .kineticignore name.
+The exit code is the program's own: of the host that failed first. Ctrl-C leaves the job running and says how to stop it.
+
+\b
+Examples:
+  kinetic run -a tpu-v6e-16 train.py --epochs 3
+  kinetic run -a cpu:4 --env SEED=1 --secret HF_TOKEN -m mypackage.train
+  kinetic run -a tpu-v6e-8 --all-hosts -- hostname
+  id=$(kinetic run -a gpu-l4 --detach train.py); kinetic jobs logs -f "$id"
+"""
+
+
+class _RunCommand(click.Command):
+    """A command whose options end where the program begins."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the program off before click sees what might look like options of ours."""
+        words, ctx.meta["kinetic.program"] = programs.split(args, self._value_options())
+        return super().parse_args(ctx, words)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show that a program follows the options."""
+        formatter.write_usage(ctx.command_path, "[OPTIONS] {SCRIPT | -m MODULE | -- CMD} [ARGS]...")
+
+    def _value_options(self) -> set[str]:
+        takers = (p for p in self.params if isinstance(p, click.Option) and not p.is_flag and not p.count)
+        return {name for option in takers for name in (*option.opts, *option.secondary_opts)}
+
+
+@click.command("run", cls=_RunCommand, help=_HELP, short_help="Run a script, a module or a command on an accelerator slice.")
+@click.option(
+    "--accelerator", "-a", metavar="NAME", required=True, help="The slice, for example tpu-v6e-16; see `kinetic accelerators`."
+)
+@click.option("--env", metavar="NAME=VALUE", type=ASSIGNMENT, multiple=True, help="Set a variable for the program. Repeatable.")
+@click.option(
+    "--secret",
+    "secrets",
+    metavar="NAME",
+    multiple=True,
+    help="Pass a variable of this environment on, apart from the plan. Repeatable.",
+)
+@click.option("--timeout", metavar="DURATION", type=DURATION, help="Stop the job when the program runs longer: 90s, 30m, 2h.")
+@click.option("--start-timeout", metavar="DURATION", type=DURATION, help="Give up when not all hosts have joined by then.")
+@click.option("--hang-timeout", metavar="DURATION", type=DURATION, help="Stop the job when a host's Python stands still so long.")
+@click.option("--retries", metavar="N", type=click.IntRange(min=0), default=0, help="Start a failed job anew, at most N times.")
+@click.option("--name", metavar="NAME", help="What `kinetic jobs list` shows; else the program's name.")
+@click.option("--output-dir", metavar="PATH", help="Where the program may leave files: its KINETIC_OUTPUT_DIR.")
+@click.option("--backend", metavar="NAME", help="gke, pathways, local or ray instead of the configured one.")
+@click.option("--detach", "-d", is_flag=True, help="Print the job's id and return at once.")
+@click.option("--all-hosts", is_flag=True, help='Print what all hosts print; each line starts with "[host N] ".')
+@click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)
+@with_desk
+@click.pass_context
+def run(ctx: click.Context, desk: Desk, /, *, detach: bool, all_hosts: bool, **options: Any) -> int:
+    """Submit the program, then follow it."""
+    program = programs.check(ctx.meta["kinetic.program"])
+    if program.kind is Kind.COMMAND and options["hang_timeout"] is not None:
+        raise UsageError("--hang-timeout watches Python code; it cannot tell whether a command stands still. Use --timeout.")
+    cwd = Path.cwd()
+    handle = desk.submit(programs.function(program, cwd), _arguments(program, options))
+    if detach:
+        output.line(handle.job_id)
+        return exit_codes.OK
+    return _follow(desk, handle, program, all_hosts)
+
+
+def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `kinetic.run` for these options."""
+    given = {name: options[name] for name in ("accelerator", "retries", "backend", "output_dir")}
+    limits = {name: options[name] for name in ("timeout", "start_timeout", "hang_timeout")}
+    names = {"env": dict(options["env"]), "secrets": list(options["secrets"]), "name": options["name"] or program.name}
+    return given | limits | names
+
+
+def _follow(desk: Desk, handle: Any, program: Program, all_hosts: bool) -> int:
+    """Print the output as it comes, then tell how the program ended."""
+    if os.isatty(2):
+        output.notice(f"{handle.job_id}: {program.name}")
+    try:
+        _print_output(desk, handle, all_hosts)
+        outcome = handle.outcome()
+    except KeyboardInterrupt:
+        output.notice(
+            f"\n{handle.job_id} runs on. To see it again: kinetic jobs logs -f {handle.job_id}\n"
+            f"To stop it: kinetic jobs cancel {handle.job_id}"
+        )
+        return exit_codes.INTERRUPTED
+    return exit_codes.OK if outcome.ok else _failed(handle, outcome, program)
+
+
+def _print_output(desk: Desk, handle: Any, all_hosts: bool) -> None:
+    from kinetic.backends.base import LogRequest
+    from kinetic.cli.prefix import Prefixer
+
+    ref = desk.find(handle.job_id)
+    request = LogRequest(hosts=None if all_hosts else (0,), follow=True)
+    output.copy_output(desk.backend_of(ref).logs(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
+
+
+def _failed(handle: Any, outcome: Outcome, program: Program) -> int:
+    first = outcome.first
+    if first is not None and first.exit is Exit.SYS_EXIT:
+        # The program has said itself why it ends.
+        where = "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
+        output.error(f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).")
+    else:
+        tell_failure(handle)
+    return exit_codes.of_program(outcome)

@@ -1,0 +1,129 @@
+"""What `kinetic run` shall run: read from the command line, checked, and made into a function that hosts can run.
+
+In: the words after `kinetic run`. Out: the words that are options, and a `Program`. Called by the run command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+
+from kinetic.errors import UsageError
+
+
+class Kind(StrEnum):
+    """How a program is started."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    COMMAND = "command"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its arguments.
+
+    Attributes:
+        kind: script, module or command.
+        target: path of the script as written, name of the module, or name of the command.
+        args: the words after it.
+    """
+
+    kind: Kind
+    target: str
+    args: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people see in the list of jobs."""
+        return Path(self.target).name or self.target
+
+
+def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[str], Program | None]:
+    """Split `kinetic run` OPTIONS from the program: at the first word that is no option, after `-m NAME`, or at `--`.
+
+    Everything behind belongs to the program, also what looks like an option of ours. `value_options` are the names of the options
+    that take a value ("-a", "--accelerator"): the word behind one is not the program.
+    """
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return list(words[:at]), _program(Kind.COMMAND, words[at + 1 :])
+        if word in ("-m", "--module"):
+            return list(words[:at]), _program(Kind.MODULE, words[at + 1 :])
+        if word.startswith("--module=") or (word.startswith("-m") and not word.startswith("--")):
+            name = word.removeprefix("--module=") if word.startswith("--") else word[2:]
+            return list(words[:at]), _program(Kind.MODULE, [name, *words[at + 1 :]])
+        if not word.startswith("-") or word == "-":
+            return list(words[:at]), _program(Kind.SCRIPT, words[at:])
+        at += 2 if _takes_next(word, value_options) else 1
+    return list(words), None
+
+
+def _takes_next(word: str, value_options: Collection[str]) -> bool:
+    """Whether the option's value is the next word: "--name x" and "-a x" and "-da x", but not "--name=x" or "-ax"."""
+    if word.startswith("--"):
+        return word in value_options
+    letters = [f"-{letter}" for letter in word[1:]]
+    first = next((i for i, letter in enumerate(letters) if letter in value_options), None)
+    return first == len(letters) - 1
+
+
+def _program(kind: Kind, words: Sequence[str]) -> Program | None:
+    return Program(kind, words[0], tuple(words[1:])) if words else None
+
+
+def check(program: Program | None) -> Program:
+    """Refuse what cannot run, before anything is created."""
+    if program is None:
+        raise UsageError("Nothing to run: name a script, -m MODULE, or a command after --.")
+    if program.kind is Kind.SCRIPT:
+        _check_script(program.target)
+    if any("\0" in word for word in (program.target, *program.args)) or not program.target:
+        raise UsageError(f"{program.target!r} cannot be the name of a {program.kind}.")
+    return program
+
+
+def _check_script(target: str) -> None:
+    path = Path(target)
+    if path.is_dir():
+        raise UsageError(f"{target} is a folder. Name a file in it, or run it as a module: -m {path.name}.")
+    if not path.is_file():
+        remedy = "" if target.endswith(".py") else f" To run a command, put -- before it: kinetic run … -- {target}"
+        raise UsageError(f"There is no file {target}.{remedy}")
+
+
+def script_path(program: Program, cwd: Path) -> Path | None:
+    """Return the real path of the script; its folder is where the search for the source tree begins. None for other programs."""
+    return (cwd / program.target).resolve() if program.kind is Kind.SCRIPT else None
+
+
+def function(program: Program, cwd: Path) -> Callable[[], None]:
+    """Return what hosts call. It holds text only and finds its code there by name, so that it needs nothing of this process."""
+    script = script_path(program, cwd)
+    kind, args = str(program.kind), program.args
+    target = program.target if script is None else os.path.relpath(script, cwd.resolve())
+
+    def run_program() -> None:
+        from importlib import import_module
+
+        import_module("kinetic.runner.command").run(kind, target, args)
+
+    run_program.__module__ = "__main__" if script is None else _stand_in(script)
+    run_program.__name__ = run_program.__qualname__ = program.name
+    return run_program
+
+
+def _stand_in(script: Path) -> str:
+    """Make the script look like the module of the function: the source tree is looked for around a function's module."""
+    name = f"kinetic program {script}"
+    module = ModuleType(name)
+    module.__file__ = str(script)
+    sys.modules[name] = module
+    return name
