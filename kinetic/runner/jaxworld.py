@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
 _HEARTBEAT_S = 100
+_LEADER_S = 300.0
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _CONSEQUENCE_WORDS = (
     "gloo",
@@ -109,6 +112,8 @@ def join(world: World) -> None:
 
     _configure(world)
     if world.processes > 1 and not jax.distributed.is_initialized():
+        if world.process != 0:
+            _wait_for_leader(world.coordinator)
         jax.distributed.initialize(
             world.coordinator,
             world.processes,
@@ -117,6 +122,20 @@ def join(world: World) -> None:
             coordinator_bind_address=world.coordinator if world.simulated else None,
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
+
+
+def _wait_for_leader(coordinator: str) -> None:
+    """Wait until the coordination service listens: a client that comes first pauses a whole second before it tries again."""
+    address, _, port = coordinator.rpartition(":")
+    deadline, pause_s = time.monotonic() + _LEADER_S, 0.002
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, int(port)), timeout=1.0).close()
+        except OSError:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, 0.1)
+        else:
+            return
 
 
 def configure_preloaded(world: World) -> None:
