@@ -23,7 +23,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 
 # One installation at a time, also with `make -j` and with two makes in two terminals: pip does not lock a venv itself.
 LOCKED := $(shell command -v flock >/dev/null 2>&1 && echo flock $(VENV)/.lock)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 # $(call install,what for,requirements): install, unless a make beside this one did so while we waited for the lock. What the
 # tests need includes what the demo needs.

@@ -72,6 +72,16 @@ def test_detached() -> None:
     assert f"{job_id[1]} is SUCCEEDED, its value is 3; it printed:\ncounted to 1\ncounted to 2\ncounted to 3\n" in out
 
 
+def test_the_readmes_first_lines(tmp_path: Path) -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block
+    script = tmp_path / "readme.py"
+    script.write_text(block[1])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["host 0 of 4", "16"]
+
+
 def test_every_example_is_tested() -> None:
     source = Path(__file__).read_text()
     assert [p.name for p in EXAMPLES.glob("*.py") if f'"{p.name}"' not in source] == []
