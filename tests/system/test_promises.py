@@ -1,0 +1,413 @@
+"""The promises, on real processes: values, exceptions, output, the barrier, deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import kinetic
+from kinetic import errors
+
+
+def psum_of_indices():
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    n = jax.device_count()
+    mesh = jax.make_mesh((n,), ("d",))
+    x = jax.make_array_from_callback((n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i])
+    total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))(x)
+    return float(np.asarray(total.addressable_data(0))[0])
+
+
+def host_index():
+    import jax
+
+    return jax.process_index()
+
+
+# -- values and exceptions ---------------------------------------------------------------------------------------------
+
+
+def test_the_leaders_value_comes_back():
+    @kinetic.run(accelerator="tpu-v6e-16")
+    def where():
+        import jax
+
+        return jax.process_index(), jax.process_count(), jax.local_device_count(), jax.device_count(), psum_of_indices()
+
+    assert where() == (0, 4, 4, 16, 120.0)
+
+
+def test_a_single_host_needs_no_jax():
+    @kinetic.run(accelerator="cpu")
+    def add(a, b=2):
+        return {"sum": a + b, "modules": "jax" in sys.modules}
+
+    assert add(1, b=4) == {"sum": 5, "modules": False}
+
+
+def test_single_host_slices_have_their_chips():
+    @kinetic.run(accelerator="tpu-v5litepod-2x4")
+    def devices():
+        import jax
+
+        return jax.device_count(), jax.process_count(), os.environ["KERAS_BACKEND"]
+
+    assert devices() == (8, 1, "jax")
+
+
+class Odd(Exception):
+    def __init__(self, code, *, hint):
+        super().__init__(f"code {code}")
+        self.code, self.hint = code, hint
+
+
+def test_the_original_exception_comes_back_with_its_parts():
+    @kinetic.run(accelerator="cpu")
+    def fail():
+        try:
+            {}["missing"]
+        except KeyError as cause:
+            error = Odd(7, hint="look")
+            error.add_note("a note of mine")
+            raise error from cause
+
+    with pytest.raises(Odd, match="code 7") as caught:
+        fail()
+    assert (caught.value.code, caught.value.hint) == (7, "look")
+    assert isinstance(caught.value.__cause__, KeyError)
+    notes = "\n".join(caught.value.__notes__)
+    assert "a note of mine" in notes
+    assert "host 0" in notes
+    assert "raise error from cause" in notes
+
+
+def test_async_functions_are_awaited():
+    @kinetic.run(accelerator="cpu")
+    async def later(x):
+        import asyncio
+
+        await asyncio.sleep(0)
+        return x * 2
+
+    assert later(21) == 42
+
+
+def test_the_raising_host_is_named_not_those_that_broke():
+    @kinetic.run(accelerator="tpu-v6e-16")
+    def fail_on_two():
+        if host_index() == 2:
+            raise ZeroDivisionError("only here")
+        return psum_of_indices()
+
+    with pytest.raises(ZeroDivisionError, match="only here") as caught:
+        fail_on_two()
+    notes = "\n".join(caught.value.__notes__)
+    assert "host 2" in notes
+    assert 'raise ZeroDivisionError("only here")' in notes
+
+
+# -- ends that are not exceptions ---------------------------------------------------------------------------------------
+
+
+def end_with(how):
+    if how == "os._exit":
+        os._exit(3)
+    if how == "sys.exit":
+        sys.exit(4)
+    if how == "sys.exit text":
+        sys.exit("a word of goodbye")
+    if how == "segfault":
+        import ctypes
+
+        ctypes.string_at(0)
+    if how == "abort":
+        os.abort()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "unpicklable":
+        return (i for i in range(3))
+    return sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("os._exit", errors.HostLost, "exit code 3"),
+        ("sys.exit", errors.UserCodeFailed, "sys.exit(4)"),
+        ("sys.exit text", errors.UserCodeFailed, "goodbye"),
+        ("segfault", errors.HostLost, "SIGSEGV"),
+        ("abort", errors.HostLost, "SIGABRT"),
+        ("kill", errors.HostLost, "SIGKILL"),
+        ("unpicklable", errors.ResultUnavailable, "generator"),
+    ],
+)
+def test_each_end_has_its_name(how, kind, words):
+    with pytest.raises(kind) as caught:
+        kinetic.run(accelerator="cpu")(end_with)(how)
+    assert words in str(caught.value)
+    assert caught.value.host == 0
+    assert caught.value.job_id.startswith("job-")
+
+
+def test_exit_zero_is_a_success_without_a_value():
+    assert kinetic.run(accelerator="cpu")(end_with)("sys.exit zero") is None
+
+
+def test_a_host_killed_inside_a_collective_is_named():
+    @kinetic.run(accelerator="tpu-v6e-16")
+    def die_on_three():
+        import threading
+
+        if host_index() == 3:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        while True:
+            psum_of_indices()
+
+    with pytest.raises(errors.HostLost, match="host 3") as caught:
+        die_on_three()
+    assert caught.value.hosts[0] == 3
+
+
+def test_a_host_that_stands_still_is_named_with_its_stack():
+    def sleep_for_ever():
+        time.sleep(10_000)
+
+    @kinetic.run(accelerator="tpu-v6e-16", hang_timeout=4)
+    def hang_on_one():
+        if host_index() == 1:
+            sleep_for_ever()
+        psum_of_indices()
+
+    with pytest.raises(errors.HostHung, match="host 1") as caught:
+        hang_on_one()
+    assert caught.value.hosts == (1,)
+    assert "sleep_for_ever" in str(caught.value)
+
+
+def test_timeout_ends_the_job_and_lets_it_clean_up(home):
+    marker = home.parent / "cleaned"
+
+    @kinetic.run(accelerator="cpu", timeout=0.5)
+    def slow(path):
+        try:
+            time.sleep(60)
+        finally:
+            open(path, "w").close()
+
+    with pytest.raises(errors.JobTimeout):
+        slow(str(marker))
+    assert marker.exists()
+
+
+def test_cancel_reaches_the_functions_own_handler(home):
+    marker = home.parent / "handled"
+
+    @kinetic.run(accelerator="cpu")
+    def patient(path):
+        def handler(signum, frame):
+            open(path, "w").close()
+            sys.exit(1)
+
+        signal.signal(signal.SIGTERM, handler)
+        print("ready", flush=True)
+        time.sleep(60)
+
+    handle = patient.run_async(str(marker))
+    wait_for_output(handle, b"ready")
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+    assert marker.exists()
+
+
+def wait_for_output(handle, text):
+    deadline = time.monotonic() + 20
+    while text not in handle.logs().encode():
+        assert time.monotonic() < deadline, handle.logs()
+        time.sleep(0.02)
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def run_script(source, home, **extra):
+    script = home.parent / "script.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(textwrap.dedent(source))
+    env = dict(os.environ) | extra
+    return subprocess.run([sys.executable, str(script)], capture_output=True, env=env, timeout=100)
+
+
+def test_output_arrives_as_it_is(home):
+    done = run_script(
+        """
+        import kinetic, sys
+
+        @kinetic.run(accelerator="cpu")
+        def talk():
+            import os, sys
+            print("[rank0] arr[i] [/tmp/x] [bold]x[/bold]", flush=True)
+            print("x" * 500)
+            print("to stderr", file=sys.stderr)
+            os.write(1, b"\\xff\\xfe raw\\n")
+            os.system("echo from a child process")
+            print("no newline at the end", end="")
+
+        talk()
+        """,
+        home,
+    )
+    assert done.stdout == (
+        b"[rank0] arr[i] [/tmp/x] [bold]x[/bold]\n" + b"x" * 500 + b"\n\xff\xfe raw\nfrom a child process\nno newline at the end"
+    )
+    assert b"to stderr\n" in done.stderr
+    assert done.returncode == 0
+
+
+def test_a_large_output_is_complete_and_in_order(home):
+    done = run_script(
+        """
+        import kinetic
+
+        @kinetic.run(accelerator="cpu")
+        def flood():
+            import resource
+            for i in range(600_000):
+                print(f"{i:08d} " + "." * 50)
+
+        flood()
+        """,
+        home,
+    )
+    lines = done.stdout.split(b"\n")
+    assert len(lines) == 600_001
+    assert all(line.startswith(b"%08d " % i) for i, line in enumerate(lines[:-1]))
+
+
+def test_other_hosts_keep_their_output():
+    @kinetic.run(accelerator="tpu-v6e-8")
+    def speak():
+        print(f"I am host {host_index()}")
+
+    handle = speak.run_async()
+    handle.result()
+    assert handle.logs() == "I am host 0\n"
+    assert handle.logs(host=1) == "I am host 1\n"
+
+
+# -- environment -------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_declared_travels(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    monkeypatch.setenv("CAPTURED_ONE", "1")
+    monkeypatch.setenv("NOT_DECLARED", "1")
+
+    @kinetic.run(accelerator="cpu", env={"GIVEN": "2"}, secrets=["MY_TOKEN"], capture_env_vars=["CAPTURED_*"])
+    def look():
+        return {k: os.environ.get(k) for k in ("MY_TOKEN", "CAPTURED_ONE", "NOT_DECLARED", "GIVEN")}
+
+    assert look() == {"MY_TOKEN": "s3cret", "CAPTURED_ONE": "1", "NOT_DECLARED": None, "GIVEN": "2"}
+
+
+def test_secrets_rest_nowhere(monkeypatch, home):
+    monkeypatch.setenv("MY_TOKEN", "s3cret-value-of-the-test")
+
+    @kinetic.run(accelerator="cpu", secrets=["MY_TOKEN"])
+    def quiet():
+        return len(os.environ["MY_TOKEN"])
+
+    assert quiet() == 24
+    files = [p for p in home.rglob("*") if p.is_file()]
+    assert files
+    assert not [p for p in files if b"s3cret-value-of-the-test" in p.read_bytes()]
+
+
+# -- the life of a job -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_result_and_an_attach_work():
+    @kinetic.run(accelerator="cpu")
+    def value():
+        return [1, 2]
+
+    handle = value.run_async()
+    assert handle.result() == handle.result() == [1, 2]
+    assert kinetic.attach(handle.job_id).result() == [1, 2]
+    assert [h.job_id for h in kinetic.list_jobs()] == [handle.job_id]
+
+
+def test_the_job_outlives_its_caller(home):
+    done = run_script(
+        """
+        import kinetic, os, signal
+
+        @kinetic.run(accelerator="cpu")
+        def slow():
+            import time
+            time.sleep(1.5)
+            return "done"
+
+        print(slow.run_async().job_id, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        home,
+    )
+    handle = kinetic.attach(done.stdout.decode().strip())
+    assert handle.result() == "done"
+
+
+def test_a_failing_gang_is_started_again():
+    @kinetic.run(accelerator="cpu", retries=2)
+    def third_time():
+        attempt = int(os.environ["KINETIC_ATTEMPT"])
+        print("attempt", attempt)
+        if attempt < 3:
+            raise ValueError("not yet")
+        return attempt
+
+    handle = third_time.run_async()
+    assert handle.result() == 3
+    assert handle.logs() == "attempt 1\nattempt 2\nattempt 3\n"
+
+
+def test_children_of_the_function_end_with_it():
+    @kinetic.run(accelerator="cpu")
+    def leave_children():
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        subprocess.Popen([sys.executable, "-c", "import os, time; os.fork(); os.setsid(); time.sleep(1000)"])
+        return "returned"
+
+    assert leave_children() == "returned"  # The fixture no_leftovers looks for the rest.
+
+
+def test_a_host_that_never_joins_stops_all(home):
+    ran = home.parent / "ran"
+
+    @kinetic.run(accelerator="tpu-v6e-16", start_timeout=2)
+    def touch(path):
+        open(path, "w").close()
+
+    handle = touch.run_async(str(ran))
+    stop_agent(handle, 2)
+    with pytest.raises(errors.GangTimeout, match=r"hosts? 2"):
+        handle.result()
+    assert not ran.exists()
+
+
+def stop_agent(handle, host):
+    deadline = time.monotonic() + 20
+    while not handle.processes():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(handle.processes()["agents"][host], signal.SIGSTOP)
