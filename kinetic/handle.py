@@ -1,0 +1,416 @@
+"""Step 5, outcome: a job as its caller sees it, from any process.
+
+In: `JobRef`, later the hosts' reports. Out: phases, output, the value or the error. Called by users, remote and the CLI. A handle
+holds nothing but the reference: the store and the backend know the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from kinetic import following
+from kinetic.backends import registry
+from kinetic.backends.base import Backend, Controls, LogRequest, Phase
+from kinetic.config import settings as configuration
+from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UsageError, UsageTypeError, WaitTimeout
+from kinetic.following import Finished, Printer
+from kinetic.job import paths
+from kinetic.job.failure import Evidence, exception_of
+from kinetic.job.logformat import LogChunk
+from kinetic.job.outcome import Exit, Outcome
+from kinetic.job.ref import JobRef
+from kinetic.storage import refs
+from kinetic.storage.base import Store
+from kinetic.storage.open import open_store
+
+R_co = TypeVar("R_co", covariant=True)
+OnStatus = Callable[[Phase], Any]
+_log = logging.getLogger("kinetic.handle")
+_TAIL_LINES = 12
+_LOOK_EVERY_S = 0.25
+
+
+class JobHandle(Generic[R_co]):
+    """One job. All methods work from any process, and again after the job has ended.
+
+    The fields of the reference are attributes: `job_id`, `backend`, `accelerator`, `func_name`, `display_name`, `created_at`,
+    `project`, `cluster_name`, `zone`, `namespace`, `bucket_name`, `k8s_name`, `image_uri`, `group_id`, `debug`, ...
+    """
+
+    if TYPE_CHECKING:
+        job_id: str
+        backend: str
+        requested_backend: str
+        accelerator: str
+        func_name: str
+        display_name: str
+        created_at: float
+        store_uri: str
+        hosts: int
+        project: str
+        cluster_name: str
+        zone: str
+        namespace: str
+        bucket_name: str
+        k8s_name: str
+        image_uri: str
+        group_id: str | None
+        group_kind: str | None
+        group_index: int | None
+        debug: bool
+
+    def __init__(
+        self,
+        ref: JobRef,
+        backend: Backend | None = None,
+        store: Store | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ref = ref
+        self._store = store or open_store(ref.store_uri)
+        self._backend = backend
+        self._clock = clock
+        self._collected: tuple[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in JobRef.__dataclass_fields__:
+            return getattr(self.ref, name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.job_id}: {self.display_name} on {self.accelerator} ({self.backend})>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and other.ref == self.ref
+
+    def __hash__(self) -> int:
+        return hash(self.ref)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobHandle.from_dict, (self.to_dict(),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reference as a JSON object."""
+        return self.ref.to_json()
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> JobHandle[Any]:
+        """Rebuild a handle from `to_dict`; unknown keys are ignored."""
+        return JobHandle(JobRef.from_json(data))
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def status(self) -> Phase:
+        """Return where the job stands: PENDING, RUNNING, SUCCEEDED, FAILED or NOT_FOUND."""
+        found = self._stored()
+        if found is not None:
+            return Phase.SUCCEEDED if found.ok else Phase.FAILED
+        phase = self._place.phase(self.ref)
+        with contextlib.suppress(NotFound):
+            if following.is_starting(self._store, self.ref, phase, time.time()):
+                return Phase.PENDING
+        return phase
+
+    def outcome(self) -> Outcome | None:
+        """Return the verdict over all hosts, or None while the job goes on."""
+        return following.settle(self._place, self._store, self.ref, time.time())
+
+    def logs(self, follow: bool = False, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str | None:
+        """Return what a host printed so far; with `follow`, print it as it comes until the job ends, and return None.
+
+        Args:
+            follow: stream to stdout and stderr instead.
+            host: which host; 0 is the leader.
+            all_hosts: all of them, each line with "[host 3] " in front.
+            tail: only the last so many lines of each host.
+        """
+        request = LogRequest(hosts=None if all_hosts else (self._known(host),), follow=follow, tail=tail)
+        printer = Printer(prefixed=all_hosts)
+        if follow:
+            with self._interruptible():
+                self._watch(request, printer)
+            return None
+        return b"".join(printer.shown(chunk) for chunk in self.chunks(request) if chunk is not None).decode("utf-8", "replace")
+
+    def tail(self, n: int = 100, host: int = 0) -> str:
+        """Return the last n lines that a host printed."""
+        return self.logs(tail=n, host=host) or ""
+
+    def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Yield output as bytes with host, stream and time; None while nothing is new."""
+        return self._place.logs(self.ref, request)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what happened when, oldest first. A damaged line is passed over."""
+        try:
+            lines = self._store.get(paths.events(self.job_id)).splitlines()
+        except NotFound:
+            return []
+        return [event for event in map(_event, lines) if event is not None]
+
+    def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
+        """Return the Python stacks of every host's worker: live, or as they were kept when the gang hung.
+
+        Raises:
+            NotFound: the job is not running and none were kept.
+        """
+        address = self._place.control(self.ref) if isinstance(self._place, Controls) else None
+        if address is not None:
+            from kinetic.coordinator.client import ControlClient
+
+            with ControlClient(address.target, address.token) as client:
+                return client.dump_stacks(timeout_s)
+        found = self._stored()
+        kept = {r.host: r.stacks for r in found.reports if r.stacks} if found is not None else {}
+        if not kept:
+            raise NotFound(f"{self.job_id} is not running, and no stacks were kept: they are when hang_timeout ends a job.")
+        return kept
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Wait until the job has ended and return the verdict; raises nothing for a job that failed.
+
+        Raises:
+            WaitTimeout: `timeout` seconds have passed; the job goes on.
+        """
+        with self._interruptible():
+            return self._watch(LogRequest(hosts=()), timeout_s=timeout)
+
+    def result(  # noqa: PLR0917 - as scripts call it
+        self,
+        timeout: float | None = None,
+        cleanup: bool | None = None,
+        cleanup_timeout: float = 180,
+        cleanup_poll_interval: float = 2,
+        stream_logs: bool | None = None,
+        on_status_change: OnStatus | None = None,
+    ) -> R_co:
+        """Wait for the job and return the leader's value, or raise what the function raised. Can be called again.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+            cleanup: None frees what the backend holds and keeps the records; True also removes the records of a job that
+                succeeded; False leaves everything. Records of a job that failed always stay.
+            cleanup_timeout: seconds that freeing may take.
+            cleanup_poll_interval: taken for the sake of older scripts; nothing is polled.
+            stream_logs: print the leader's output meanwhile.
+            on_status_change: called with each new status.
+
+        Raises:
+            WaitTimeout: the time has passed; the job goes on.
+            JobFailed: the job failed, and not through an exception of the function that can be rebuilt here.
+        """
+        if self._collected is not None:
+            return cast("R_co", self._collected[0])
+        request = LogRequest(hosts=(0,) if stream_logs else ())
+        with self._interruptible():
+            outcome = self._watch(request, Printer() if stream_logs else None, timeout, on_status_change)
+        free = not self.debug if cleanup is None else cleanup
+        try:
+            value = self._value(outcome, seen=bool(stream_logs))
+            if cleanup:
+                self._collected = (value,)
+            return cast("R_co", value)
+        finally:
+            if free:
+                self._free(records=self._collected is not None, timeout_s=cleanup_timeout)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Ask the job to stop. Its records stay; cancelling a job that has ended does nothing."""
+        self._place.cancel(self.ref)
+
+    def cleanup(self, k8s: bool = True, gcs: bool = True, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+        """Remove the job: what its backend holds (`k8s`), and its records in the store (`gcs`). A running job is stopped first.
+
+        Raises:
+            UsageError: only the records of a job that is running were to be removed.
+            WaitTimeout: the job did not stop within `cleanup_timeout` seconds.
+        """
+        if not self.status().ended:
+            if not k8s:
+                raise UsageError(f"{self.job_id} is running and needs its records. Cancel it first, or clean up with k8s=True.")
+            self.cancel()
+            with contextlib.suppress(NotFound):
+                self._watch(LogRequest(hosts=()), timeout_s=cleanup_timeout)
+        if k8s:
+            self._place.cleanup(self.ref)
+        if gcs:
+            self._store.delete(paths.job(self.job_id))
+            self._store.delete(paths.ref(self.job_id))
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> Backend:
+        if self._backend is None:
+            self._backend = registry.make(self.ref.backend, self._store)
+        return self._backend
+
+    def _stored(self) -> Outcome | None:
+        return following.stored(self._store, self.ref, time.time())
+
+    def _known(self, host: int) -> int:
+        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
+            raise UsageError(f"{self.job_id} has hosts 0 to {self.hosts - 1}; there is no host {host!r}.")
+        return host
+
+    def _watch(
+        self,
+        request: LogRequest,
+        printer: Printer | None = None,
+        timeout_s: float | None = None,
+        on_status: OnStatus | None = None,
+    ) -> Outcome:
+        deadline = None if timeout_s is None else self._clock() + _seconds(timeout_s)
+        look = _StatusWatch(self.status, on_status, self._clock)
+        for event in following.follow(self._place, self._store, self.ref, request):
+            if isinstance(event, Finished):
+                look(event.outcome)
+                return event.outcome
+            if isinstance(event, LogChunk) and printer is not None:
+                printer.write(event)
+            look()
+            if deadline is not None and self._clock() >= deadline and self._stored() is None:
+                raise WaitTimeout(f"{self.job_id} has not ended within {timeout_s:g} s. It goes on; {self._way_back()}")
+        raise NotFound(f"{self.job_id} ended without a verdict.")
+
+    def _value(self, outcome: Outcome, *, seen: bool) -> Any:
+        if not outcome.ok:
+            raise exception_of(self._evidence(outcome, seen=seen))
+        from kinetic.packaging import payload
+
+        try:
+            data = self._store.get(paths.result(self.job_id))
+        except NotFound as error:
+            raise ResultUnavailable(
+                f"{self.job_id} succeeded, but its value was removed from the store.", job_id=self.job_id
+            ) from error
+        if hashlib.sha256(data).hexdigest() != outcome.result_digest:
+            raise CorruptRecord(
+                f"The stored value of {self.job_id} is not what the leader wrote; it was not unpickled. Run the job again."
+            )
+        return payload.unpack_value(data)
+
+    def _evidence(self, outcome: Outcome, *, seen: bool) -> Evidence:
+        first = outcome.first
+        if first is None:
+            return Evidence(self.job_id, self.display_name, outcome)
+        return Evidence(
+            self.job_id,
+            self.display_name,
+            outcome,
+            original=self._original(first.error.key) if first.error is not None and first.error.key else None,
+            tail="" if seen and first.host == 0 else self._last_lines(first.host),
+            stacks=_stacks_text(outcome) if first.exit is Exit.HANG else "",
+        )
+
+    def _original(self, key: str) -> BaseException | None:
+        from kinetic.packaging import payload
+
+        try:
+            return payload.unpack_exception(self._store.get(key))
+        except Exception as error:  # noqa: BLE001 - unpickling runs the user's code; the text of the error is still there
+            _log.info("the exception of %s cannot be rebuilt here: %s", self.job_id, error)
+            return None
+
+    def _last_lines(self, host: int) -> str:
+        with contextlib.suppress(KineticError, OSError):
+            return self.tail(_TAIL_LINES, host)
+        return ""
+
+    def _free(self, *, records: bool, timeout_s: float) -> None:
+        """Clean up after the value was fetched; failing at that must not cost the value."""
+        try:
+            self.cleanup(k8s=True, gcs=records, cleanup_timeout=timeout_s)
+        except (KineticError, OSError) as error:
+            _log.warning("%s could not be cleaned up: %s", self.job_id, error)
+
+    def _way_back(self) -> str:
+        return (
+            f'reattach with kinetic.attach("{self.job_id}").result() or `kinetic jobs logs -f {self.job_id}`, '
+            f"stop it with `kinetic jobs cancel {self.job_id}`."
+        )
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """On Ctrl-C, say that the job goes on and how to come back to it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            following.notice(f"\nkinetic: {self.job_id} goes on; {self._way_back()}", once=False)
+            raise
+
+
+class _StatusWatch:
+    """Calls back with each new status, looking not too often."""
+
+    def __init__(self, status: Callable[[], Phase], on_status: OnStatus | None, clock: Callable[[], float]) -> None:
+        self._status = status
+        self._on_status = on_status
+        self._clock = clock
+        self._last: Phase | None = None
+        self._next_look = -math.inf
+
+    def __call__(self, outcome: Outcome | None = None) -> None:
+        if self._on_status is None or (outcome is None and self._clock() < self._next_look):
+            return
+        self._next_look = self._clock() + _LOOK_EVERY_S
+        phase = self._status() if outcome is None else Phase.SUCCEEDED if outcome.ok else Phase.FAILED
+        if phase is not self._last:
+            self._last = phase
+            self._on_status(phase)
+
+
+def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
+    """Find a job again, from any process. The beginning of its id is enough.
+
+    Raises:
+        NotFound: there is no such job; `suggestions` has the nearest ids.
+        UsageError: several ids begin so.
+    """
+    store = _configured_store(project=project, cluster=cluster)
+    return JobHandle(refs.find(store, job_id), store=store)
+
+
+def list_jobs(
+    project: str | None = None, zone: str | None = None, cluster: str | None = None, namespace: str | None = None
+) -> list[JobHandle[Any]]:
+    """Return all jobs, newest first, also those that have ended. A damaged reference is passed over with a warning."""
+    store = _configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
+    return [JobHandle(ref, store=store) for ref in refs.refs(store)]
+
+
+def _configured_store(**flags: str | None) -> Store:
+    return open_store(configuration.load(flags=flags).home)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _seconds(timeout_s: object) -> float:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise UsageTypeError(f"timeout must be a number of seconds, or None to wait for ever; it is {timeout_s!r}.")
+    return float(timeout_s)
+
+
+def _stacks_text(outcome: Outcome) -> str:
+    from kinetic.coordinator.blame import format_groups
+
+    stacks = {r.host: r.stacks for r in outcome.reports if r.stacks}
+    return format_groups(stacks) if stacks else ""
