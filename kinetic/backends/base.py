@@ -1,7 +1,7 @@
 """The seam to the place where jobs run.
 
-In: a `Plan`, later a `JobRef`. Out: JSON documents, phases, log chunks. Called by submission, following and handles; implemented
-by `local` (and by `gke`, `pathways`, `ray`).
+In: a `Plan`, later a `JobRef`. Out: JSON documents, phases, log chunks. Called by submission, following and handles;
+implemented by `local` (and by `gke`, `pathways`, `ray`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The agent: the process on every host that starts the worker, keeps its output, tells the coordinator, and ends it.
 
 In: an `Identity`, the plan in the store. Out: one `HostReport`, the leader's value, the host's log. Called by `python -m
-kinetic.runner` on a cluster and by the supervisor on this machine. It starts no JAX and runs no code of the user, so it is alive to
-say how the worker died.
+kinetic.runner` on a cluster and by the supervisor on this machine. It starts no JAX and runs no code of the user, so it is
+alive to say how the worker died.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import socket
@@ -36,7 +37,7 @@ OPEN_LINE_S = 0.05
 STOPPED_GRACE_S = 1.0
 """A host stopped because of another one gets this long at most: it is often stuck in native code and cannot react."""
 PIPE_BYTES = 1 << 20
-TAIL_BYTES = 400
+_OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py)", line')
 
 
 class Agent:
@@ -73,7 +74,7 @@ class Agent:
         from kinetic.runner.link import Link
 
         self._log = HostLog(*self._log_paths)
-        self._tees = tees(self._out, self._err, self._log)
+        self._tees = tees(self._out, self._err, self._log, simulated=self._who.simulated)
         self._mark = self._sample()
         self._link = Link(self._who, self._beat)
         self._watch()
@@ -303,7 +304,8 @@ class Agent:
             size, last = os.fstat(self._stacks_fd).st_size, size
             if size == last > before:
                 break
-        self._stacks_text = os.pread(self._stacks_fd, size - before, before).decode(errors="replace")
+        text = os.pread(self._stacks_fd, size - before, before).decode(errors="replace")
+        self._stacks_text = "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
         return self._stacks_text
 
     # -- telling -------------------------------------------------------------------------------------------------------
@@ -366,7 +368,9 @@ class Agent:
                 report = replace(report, error=replace(report.error, key=key))
         except (KineticError, OSError) as error:
             if report.ok:
-                return replace(report, exit=Exit.RESULT_UNPICKLABLE, result_digest="", detail=f"The value could not be stored: {error}")
+                return replace(
+                    report, exit=Exit.RESULT_UNPICKLABLE, result_digest="", detail=f"The value could not be stored: {error}"
+                )
         return report
 
     def _maybe_finish(self) -> None:

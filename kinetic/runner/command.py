@@ -1,7 +1,7 @@
 """What `kinetic run` runs on every host: a script, a module, or any command. Standard library only.
 
-In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit code, by `sys.exit`. Called as
-the function of the job, in the worker's main thread, with the caller's folder as working directory.
+In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit code, by `sys.exit`.
+Called as the function of the job, in the worker's main thread, with the caller's folder as working directory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
     path = _find(path_rel)
     if path is None:
         _leave(f"{path_rel} was not sent with the source tree. Is it left out by .gitignore or .kineticignore?", _NOT_FOUND)
-    sys.argv = [path_rel, *args]
+    sys.argv = [path_rel, *args]  # run_path puts the whole path there for as long as the script runs
     _put_first(str(path.parent))
     _as_main(lambda: runpy.run_path(str(path), run_name="__main__"))
 

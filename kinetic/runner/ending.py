@@ -1,7 +1,7 @@
 """How a worker ended, from what it said and how its process went: pure.
 
-In: the worker's last message, its wait status, the coordinator's view when it told the host to stop. Out: a `HostReport`. Called by
-the agent.
+In: the worker's last message, its wait status, the coordinator's view when it told the host to stop. Out: a `HostReport`.
+Called by the agent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _died(status: int, host: int, peak_bytes: int, *, oom_killed: bool) -> HostR
     memory = f" (peak memory {peak_bytes / 2**20:,.0f} MiB)" if peak_bytes else ""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
-        detail = f"The worker process ended with exit code {code} before the function returned (os._exit, or native code).{memory}"
+        detail = (
+            f"The worker process ended with exit code {code} before the function returned (os._exit, or native code).{memory}"
+        )
         return HostReport(host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes)
     signum = os.WTERMSIG(status)
     name = processes.signal_name(signum)

@@ -1,6 +1,7 @@
 """Who this host is: the only file on a host that reads the environment.
 
-In: environment variables (on a cluster) or the supervisor's word (on this machine). Out: `Identity`. Called by the agent's entry.
+In: environment variables (on a cluster) or the supervisor's word (on this machine). Out: `Identity`. Called by the agent's
+entry.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The door to JAX: joining the hosts of a gang into one world, before the function starts.
 
-In: the shape of the world. Out: an initialised `jax.distributed`, or variables for a process that will do it itself. Called by the
-worker and the preloader; nothing else on a host imports JAX.
+In: the shape of the world. Out: an initialised `jax.distributed`, or variables for a process that will do it itself. Called
+by the worker and the preloader; nothing else on a host imports JAX.
 """
 
 from __future__ import annotations

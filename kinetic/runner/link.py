@@ -1,6 +1,8 @@
-"""The agent's line to the coordinator: a thread of its own, so that a slow or dead coordinator never holds up the worker's output.
+"""The agent's line to the coordinator: a thread of its own, so that a slow or dead coordinator never holds up the worker's
+output.
 
-In: beats, reports and stacks from the agent. Out: events for the agent's loop, with a byte on a pipe to wake it. Called by the agent.
+In: beats, reports and stacks from the agent. Out: events for the agent's loop, with a byte on a pipe to wake it. Called by
+the agent.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Link:
     def __init__(self, identity: Identity, beat: Callable[[], Beat]) -> None:
         self._identity = identity
         self._beat = beat
-        self._orders: queue.SimpleQueue[Callable[[AgentClient], None] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Callable[[AgentClient], object] | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)

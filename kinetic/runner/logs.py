@@ -1,13 +1,14 @@
 """Keeping a host's output: bytes as printed, framed in whole lines, with time and stream.
 
-In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see job.logformat). Called by the agent. Memory is
-bounded by one buffer per stream; a full disk loses output, counts what it lost and says so, but never stops the worker.
+In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see job.logformat). Called by the agent. Memory
+is bounded by one buffer per stream; a full disk loses output, counts what it lost and says so, but never stops the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ from kinetic.job.logformat import RECORD, STDERR, STDOUT, encode_record
 READ_BYTES = 1 << 20
 LINE_LIMIT_BYTES = 1 << 16
 """A line longer than this is kept in pieces."""
+GLOO_NOISE = re.compile(
+    rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+\n", re.MULTILINE
+)
 
 
 class HostLog:
@@ -75,10 +79,11 @@ class HostLog:
 class Tee:
     """One stream of the worker on its way to the log, cut at line ends."""
 
-    def __init__(self, fd: int, stream: int, log: HostLog) -> None:
+    def __init__(self, fd: int, stream: int, log: HostLog, *, noise: re.Pattern[bytes] | None = None) -> None:
         self.fd = fd
         self.stream = stream
         self._log = log
+        self._noise = noise
         self._open_line = b""
 
     def pump(self) -> bool:
@@ -101,7 +106,11 @@ class Tee:
             if len(self._open_line) >= LINE_LIMIT_BYTES:
                 self.flush()
             return
-        self._log.write(self.stream, self._open_line + data[:cut] if self._open_line else data[:cut])
+        lines = self._open_line + data[:cut] if self._open_line else data[:cut]
+        if self._noise is not None and b"[Gloo]" in lines:
+            lines = self._noise.sub(b"", lines)
+        if lines:
+            self._log.write(self.stream, lines)
         self._open_line = data[cut:]
 
     @property
@@ -124,8 +133,12 @@ class Tee:
         self.flush()
 
 
-def tees(out: int, err: int, log: HostLog) -> tuple[Tee, Tee]:
-    """The two tees of a worker; the descriptors are made non-blocking."""
+def tees(out: int, err: int, log: HostLog, *, simulated: bool = False) -> tuple[Tee, Tee]:
+    """The two tees of a worker; the descriptors are made non-blocking.
+
+    A simulated slice drops the one line per device that Gloo writes to standard output when the hosts connect: real slices do not
+    have it, and nothing switches it off.
+    """
     for fd in (out, err):
         os.set_blocking(fd, False)
-    return Tee(out, STDOUT, log), Tee(err, STDERR, log)
+    return Tee(out, STDOUT, log, noise=GLOO_NOISE if simulated else None), Tee(err, STDERR, log)

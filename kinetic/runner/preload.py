@@ -1,8 +1,8 @@
 """The preloader: has everything imported that supervisors, agents and workers need, and forks them ready to run.
 
 In: launch requests from one caller, over the socket that it was started with. Out: supervisors. Called as `python -m
-kinetic.runner.preload` by the local backend; lives as long as its caller. It starts no thread and no JAX backend, so that what it
-forks can.
+kinetic.runner.preload` by the local backend; lives as long as its caller. It starts no thread and no JAX backend, so that
+what it forks can.
 """
 
 from __future__ import annotations

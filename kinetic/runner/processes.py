@@ -1,7 +1,7 @@
 """Facts about processes and ways to end them, from the kernel.
 
-In: process ids. Out: numbers, and processes that are gone. Called by supervisor, agent and worker. Linux gives all of it; elsewhere
-the calls that need Linux answer "unknown" and the pipes between the processes do the work.
+In: process ids. Out: numbers, and processes that are gone. Called by supervisor, agent and worker. Linux gives all of it;
+elsewhere the calls that need Linux answer "unknown" and the pipes between the processes do the work.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Whether a worker moves: from its processor time and its output, without its help.
 
-In: samples of counters, time as an argument. Out: for how long it has stood still. Called by the agent before each heartbeat.
+In: samples of counters, time as an argument. Out: for how long it has stood still. Called by the agent before each
+heartbeat.
 
-A worker stands still when it prints nothing, its process and its children use less than `BUSY_SHARE` of one processor, and its main
-thread uses less than `MAIN_SHARE`: a host that sleeps or waits in a broken collective uses none at all, while a loop that feeds an
-accelerator returns to Python at every step and so always uses some.
+A worker stands still when it prints nothing, its process and its children use less than `BUSY_SHARE` of one processor, and
+its main thread uses less than `MAIN_SHARE`: a host that sleeps or waits in a broken collective uses none at all, while a
+loop that feeds an accelerator returns to Python at every step and so always uses some.
 """
 
 from __future__ import annotations

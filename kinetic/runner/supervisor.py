@@ -1,8 +1,8 @@
 """The supervisor: runs one simulated gang on this machine, from the fork of its agents to the verdict.
 
-In: a request (store, job, environment, secrets) and the job's lock, held open. Out: agents, events.jsonl, outcome.json. Called by
-the preloader in a freshly forked process, and by itself (`python -m kinetic.runner.supervisor`) for another attempt. It has its own
-session, so it outlives the caller; the lock is free exactly when it is gone.
+In: a request (store, job, environment, secrets) and the job's lock, held open. Out: agents, events.jsonl, outcome.json.
+Called by the preloader in a freshly forked process, and by itself (`python -m kinetic.runner.supervisor`) for another
+attempt. It has its own session, so it outlives the caller; the lock is free exactly when it is gone.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Supervisor:
             outcome = self._attempt(plan)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here, the job must get a verdict
             traceback.print_exc()
-            outcome = Outcome(Verdict.FAILED, reason=f"The supervisor failed: {type(error).__name__}: {error}", ended_at=time.time())
+            outcome = Outcome(
+                Verdict.FAILED, reason=f"The supervisor failed: {type(error).__name__}: {error}", ended_at=time.time()
+            )
             plan = None
         processes.kill_descendants()
         shutil.rmtree(self._scratch, ignore_errors=True)

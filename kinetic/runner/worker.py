@@ -1,8 +1,8 @@
 """The worker: the process in which the user's function runs.
 
-In: messages from the agent (`start`, `exit`), a payload. Out: messages to the agent (`armed`, `started`, then one end), the pickled
-value or exception as a file. Called by the agent in a freshly forked process. Nothing that must survive a death lives here: a
-report is sent before the interpreter winds down, because JAX may abort the process on its way out.
+In: messages from the agent (`start`, `exit`), a payload. Out: messages to the agent (`armed`, `started`, then one end), the
+pickled value or exception as a file. Called by the agent in a freshly forked process. Nothing that must survive a death
+lives here: a report is sent before the interpreter winds down, because JAX may abort the process on its way out.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: in
 
 def _open_streams() -> None:
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        raw = io.open(fd, mode + "b", closefd=False)
+        raw = open(fd, mode + "b", closefd=False)
         errors = "backslashreplace" if fd else "replace"
         stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
         setattr(sys, name, stream)
@@ -229,7 +229,7 @@ def _call(func: Any, args: Any, kwargs: Any, start: Start) -> Any:
         return _await(value) if hasattr(value, "__await__") else value
     except SystemExit as error:
         return _exited(error, start)
-    except BaseException as error:  # noqa: BLE001 - whatever the function raises is the caller's to see
+    except BaseException as error:
         raise _Ended({"event": Exit.RAISED} | _describe(error, start)) from error
 
 

@@ -167,3 +167,20 @@ def test_following_sees_what_is_added_later(files):
     assert [c.data for c in reader.read()] == [b"two\n"]
     reader.close()
     log.close()
+
+
+def test_only_gloos_own_line_is_noise_and_only_in_a_simulation(files):
+    log = HostLog(*files)
+    read, write = os.pipe()
+    err_read, err_write = os.pipe()
+    noise = b"[Gloo] Rank 0 is connected to 15 peer ranks. Expected number of connected peer ranks is : 15\n"
+    mine = b"[Gloo] Rank 0 is mine\n"
+    os.write(write, b"a\n" + noise + mine)
+    tees(read, err_read, log, simulated=True)[0].drain()
+    assert files[0].read_bytes() == b"a\n" + mine
+    os.write(write, noise)
+    tees(read, err_read, log)[0].drain()
+    assert files[0].read_bytes() == b"a\n" + mine + noise
+    for fd in (read, write, err_read, err_write):
+        os.close(fd)
+    log.close()
