@@ -1,0 +1,114 @@
+"""Who holds a gang up, from the stacks of its workers."""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.coordinator.blame import format_groups, name_hosts, odd_hosts, parse
+
+JAX = '  File "/v/site-packages/jax/_src/array.py", line 9 in _value\n'
+USER = '  File "/w/train.py", line 5 in <module>\n'
+LOADING = '  File "/w/data.py", line 3 in load\n' + USER
+OTHER = '  File "/w/data.py", line 8 in parse\n' + USER
+WAITING = JAX + USER
+
+
+def dump(main: str, address: str = "0x00007fa0b2e8ab80", *, others: int = 1) -> str:
+    thread = f'Thread {address[:-3]}{{:03x}} (most recent call first):\n  File "threading.py", line 982 in run\n\n'
+    return "".join(map(thread.format, range(others))) + f"Current thread {address} (most recent call first):\n{main}"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "returned", "odd"),
+    [
+        ({0: LOADING}, (), (0,)),
+        ({0: WAITING, 1: WAITING, 2: LOADING, 3: WAITING}, (), (2,)),
+        ({0: WAITING, 1: LOADING, 2: LOADING, 3: LOADING}, (), (1, 2, 3)),
+        ({0: LOADING, 1: LOADING, 2: OTHER}, (), (2,)),
+        ({0: LOADING, 1: OTHER}, (), (0, 1)),
+        ({0: WAITING, 1: WAITING, 2: WAITING}, (), (0, 1, 2)),
+        ({0: WAITING, 1: JAX + LOADING, 2: WAITING}, (), (1,)),
+        ({0: WAITING, 1: "", 2: LOADING}, (), (1,)),
+        ({0: WAITING, 1: LOADING, 2: ""}, {1, 2}, (0,)),
+        ({0: "garbage 0x12", 1: "garbage 0x34", 2: "other garbage"}, (), (2,)),
+        ({}, (), ()),
+    ],
+)
+def test_the_odd_host_out(stacks, returned, odd):
+    assert odd_hosts(stacks, returned) == odd
+
+
+def test_addresses_and_side_threads_do_not_tell_hosts_apart():
+    assert parse(dump(LOADING)) == parse(dump(LOADING, "0x00001111deadbeef", others=3)) == parse(LOADING)
+
+
+def test_the_main_thread_is_found_in_a_real_dump():
+    done = threading.Event()
+    side = threading.Thread(target=done.wait)
+    side.start()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read()
+    done.set()
+    side.join()
+    assert text.count("most recent call first") >= 2
+    assert parse(text).frames[0][1] == "test_the_main_thread_is_found_in_a_real_dump"
+
+
+def test_with_too_many_threads_the_one_that_took_the_signal_counts():
+    text = (
+        f"Current thread 0x12 (most recent call first):\n{LOADING}\n"
+        + dump(WAITING).replace("Current thread", "Thread")
+        + "...\n"
+    )
+    assert parse(text) == parse(LOADING)
+
+
+@pytest.mark.parametrize("path", ["/home/me/jax/train.py", "/w/jaxlib_notes.py", "/w/myjax/_src.py"])
+def test_a_users_own_file_is_no_waiter(path):
+    assert not parse(f'  File "{path}", line 1 in f\n').waits
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v/site-packages/jax/experimental/x.py", "/v/dist-packages/jaxlib/x.py", "/src/jax/jax/_src/api.py", r"C:\s\jaxlib\x.py"],
+)
+def test_jax_is_a_waiter(path):
+    assert parse(f'  File "{path}", line 1 in f\n').waits
+
+
+def test_groups_are_printed_once_most_recent_call_last_odd_one_first():
+    text = format_groups({0: WAITING, 1: LOADING, 2: WAITING, 3: WAITING})
+    assert text.splitlines()[:3] == ["host 1:", "  /w/train.py:5 in <module>", "  /w/data.py:3 in load"]
+    assert text.count("hosts 0, 2-3:") == 1
+    assert text.count("_value") == 1
+
+
+def test_who_did_not_answer_is_shown():
+    assert "host 1:\n  (no answer)" in format_groups({0: WAITING, 1: ""})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"), [([3], "host 3"), ([2, 5], "hosts 2, 5"), ([3, 0, 2], "hosts 0, 2-3"), (range(9), "hosts 0-8")]
+)
+def test_names_of_hosts(hosts, name):
+    assert name_hosts(hosts) == name
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.one_of(st.text(), st.sampled_from([WAITING, LOADING, OTHER, ""]))),
+    st.sets(st.integers(0, 9)),
+)
+def test_somebody_is_always_blamed_and_never_who_has_returned(stacks, returned):
+    odd = odd_hosts(stacks, returned)
+    assert set(odd) <= stacks.keys() - returned
+    assert bool(odd) == bool(stacks.keys() - returned)
+    assert list(odd) == sorted(odd)
+    format_groups(stacks)

@@ -1,0 +1,565 @@
+"""The gang's state machine, with time as an argument."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic.coordinator.gang import Beat, Gang, GangPhase, GangSpec
+from kinetic.errors import UsageError
+from kinetic.job.outcome import Exit, HostReport, RemoteError, Verdict, blame_rank, judge
+
+WAITING = 'File "/v/site-packages/jax/_src/array.py", line 9 in _value\n  File "train.py", line 5 in <module>'
+SLEEPING = 'File "train.py", line 3 in load\n  File "train.py", line 5 in <module>'
+
+
+def gang_of(hosts: int, *, joined: bool = True, **limits) -> Gang:
+    gang = Gang(GangSpec(hosts=hosts, **limits), 0.0)
+    for host in range(hosts if joined else 0):
+        gang.join(host, f"agent-{host}", f"address-{host}", 0.0)
+    return gang
+
+
+def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
+    return HostReport(host, how, **facts)
+
+
+def raised(host: int, *, consequence: bool = False) -> HostReport:
+    kind = "XlaRuntimeError" if consequence else "ValueError"
+    return ended(host, Exit.RAISED, error=RemoteError(kind, f"on {host}", "", consequence=consequence))
+
+
+def let_pass(gang: Gang, start: float, seconds: float, beating=(), state: str = "running", stalled_s: float = 0.0) -> float:
+    """Sweep ten times a second, with a beat each second of the hosts that are alive."""
+    for step in range(1, round(seconds * 10) + 1):
+        now = start + step / 10
+        if step % 10 == 0:
+            for host in beating:
+                gang.heartbeat(Beat(host, state, stalled_s=stalled_s), now)
+        gang.sweep(now)
+    return start + seconds
+
+
+def exits(gang: Gang) -> list[Exit]:
+    return [r.exit for r in gang.reports]
+
+
+def kinds(events) -> list[str]:
+    return [e.kind for e in events]
+
+
+# --- joining
+
+
+def test_nobody_is_ready_before_everybody_has_joined():
+    gang = gang_of(3, joined=False)
+    for host in (2, 0):
+        gang.join(host, "a", f"h{host}", 1.0)
+        assert not any(gang.view(h).ready for h in range(3))
+        assert gang.view(0).addresses == ()
+    gang.join(1, "a", "h1", 2.0)
+    assert all(gang.view(h).ready for h in range(3))
+    assert gang.view(2).addresses == ("h0", "h1", "h2")
+    assert kinds(gang.sweep(2.0)) == ["joined", "joined", "joined", "ready"]
+    assert gang.phase is GangPhase.RUNNING
+
+
+def test_joining_twice_is_joining_once():
+    gang = gang_of(2, joined=False)
+    gang.join(0, "a", "h0", 1.0)
+    gang.join(0, "a", "h0", 2.0)
+    assert not gang.ready
+    assert gang.snapshot()["joined"] == 1
+    assert gang.phase is GangPhase.JOINING
+
+
+def test_a_second_agent_in_a_hosts_place_means_that_the_first_has_died():
+    gang = gang_of(2)
+    gang.join(1, "another", "h1", 3.0)
+    assert gang.first_failure == (1,)
+    assert gang.reports[0].exit is Exit.AGENT_LOST
+    assert "restarted" in gang.stop_reason
+    assert gang.view(0).stop_exit is Exit.STOPPED
+
+
+def test_hosts_that_never_join_are_named_and_nothing_runs():
+    gang = gang_of(8, joined=False, start_timeout_s=30.0)
+    for host in (0, 1, 3, 4, 6, 7):
+        gang.join(host, "a", "h", 1.0)
+    gang.heartbeat(Beat(5, "preparing"), 9.0)
+    let_pass(gang, 1.0, 28.8, beating=(0, 1, 3, 4, 6, 7), state="waiting")
+    assert gang.phase is GangPhase.JOINING
+    gang.sweep(30.0)
+    assert gang.first_failure == (2, 5)
+    assert gang.stop_reason == "hosts 2, 5 of 8 did not join within 30 s"
+    assert not gang.ready
+    assert [(r.host, r.exit) for r in gang.reports] == [(2, Exit.NEVER_JOINED), (5, Exit.NEVER_JOINED)]
+    assert "nothing was heard" in gang.reports[0].detail
+    assert "preparing" in gang.reports[1].detail
+    assert gang.view(0).stop_exit is Exit.STOPPED
+    assert not gang.finished
+    for host in (0, 1, 3, 4, 6, 7):
+        gang.report(ended(host, Exit.STOPPED), 30.5)
+    assert gang.finished
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_an_agent_that_dies_while_others_join_fails_the_gang_at_once(host):
+    gang = gang_of(3, joined=False)
+    gang.join(0, "a", "h0", 0.0)
+    gang.lost(host, "killed by SIGKILL", 1.0)
+    assert gang.first_failure == (host,)
+    assert gang.stop_reason == f"host {host} of 3: killed by SIGKILL"
+    gang.report(ended(0, Exit.STOPPED), 1.1)
+    assert gang.finished  # nobody waits for hosts that are not there
+
+
+def test_a_host_that_falls_silent_while_others_join_is_lost():
+    gang = gang_of(2, joined=False)
+    gang.join(1, "a", "h1", 0.0)
+    let_pass(gang, 0.0, 10.5)
+    assert gang.first_failure == (1,)
+
+
+def test_a_failed_preparation_stops_the_gang_before_it_starts():
+    gang = gang_of(2, joined=False)
+    gang.report(ended(1, Exit.SETUP_FAILED, detail="the bundle is damaged"), 1.0)
+    assert (gang.finished, gang.ready) == (True, False)
+    assert gang.stop_reason == "host 1 of 2: the bundle is damaged"
+    gang.join(0, "a", "h0", 2.0)
+    assert gang.view(0).stop
+    assert not gang.view(0).ready
+
+
+# --- ending well
+
+
+def test_all_done_only_when_all_have_returned():
+    gang = gang_of(2)
+    gang.report(ended(0), 5.0)
+    assert not gang.view(0).all_done
+    gang.report(ended(1), 500.0)
+    assert gang.view(0).all_done
+    assert gang.finished
+    assert gang.first_failure == ()
+    assert kinds(gang.sweep(500.0))[-1] == "finished"
+
+
+def test_a_host_that_has_returned_need_not_beat():
+    gang = gang_of(2)
+    gang.report(ended(0), 1.0)
+    let_pass(gang, 1.0, 60.0, beating=(1,))
+    assert gang.phase is GangPhase.RUNNING
+
+
+def test_a_host_that_dies_after_it_returned_fails_the_gang_while_others_run():
+    gang = gang_of(2)
+    gang.report(ended(0), 1.0)
+    gang.lost(0, "its agent died", 2.0)
+    assert gang.first_failure == (0,)
+    assert "had returned" in gang.stop_reason
+    gang.report(ended(1, Exit.STOPPED), 3.0)
+    assert exits(gang) == [Exit.AGENT_LOST, Exit.STOPPED]
+
+
+def test_an_agent_that_ends_when_all_are_done_is_not_lost():
+    gang = gang_of(1)
+    gang.report(ended(0), 1.0)
+    gang.lost(0, "exited", 2.0)
+    assert exits(gang) == [Exit.RETURNED]
+
+
+# --- the first failure
+
+
+def test_a_cause_stops_the_gang_at_once():
+    gang = gang_of(4)
+    gang.report(raised(2), 5.0)
+    assert gang.first_failure == (2,)
+    assert [gang.view(h).stop_exit for h in (0, 1, 3)] == [Exit.STOPPED] * 3
+    assert gang.stop_reason == "host 2 of 4: ValueError: on 2"
+    assert kinds(gang.sweep(5.0))[-3:] == ["report", "failure", "stop"]
+
+
+def test_a_consequence_waits_for_its_cause():
+    gang = gang_of(3)
+    gang.report(raised(0, consequence=True), 5.0)
+    gang.sweep(5.5)
+    assert not gang.view(1).stop
+    gang.report(ended(2, Exit.SIGNAL, signal=9, detail="killed by SIGKILL"), 5.9)
+    assert gang.first_failure == (2,)
+
+
+def test_a_consequence_is_blamed_when_everybody_else_is_alive():
+    gang = gang_of(3)
+    now = let_pass(gang, 0.0, 5.0, beating=(0, 1, 2))
+    gang.report(raised(0, consequence=True), now)
+    now = let_pass(gang, now, 1.1, beating=(1, 2))
+    assert gang.first_failure == (0,)
+    assert gang.phase is GangPhase.STOPPING
+
+
+def test_a_host_that_is_silent_since_the_consequence_is_blamed_instead():
+    gang = gang_of(3)
+    now = let_pass(gang, 0.0, 5.0, beating=(0, 1, 2))
+    gang.report(raised(0, consequence=True), now)
+    now = let_pass(gang, now, 2.0, beating=(1,))
+    assert gang.phase is GangPhase.RUNNING  # host 2 has not shown that it is alive
+    let_pass(gang, now, 1.5, beating=(1,))
+    assert gang.first_failure == (2,)
+    assert gang.reports[1].exit is Exit.AGENT_LOST
+
+
+def test_when_all_complain_of_each_other_nobody_waits():
+    gang = gang_of(2)
+    gang.report(raised(1, consequence=True), 5.0)
+    gang.report(raised(0, consequence=True), 5.1)
+    assert gang.first_failure == (1, 0)
+    assert gang.finished
+
+
+def test_a_cause_that_comes_after_the_window_still_explains_the_consequence():
+    gang = gang_of(3)
+    gang.report(raised(0, consequence=True), 0.0)
+    now = let_pass(gang, 0.0, 1.1, beating=(1, 2))
+    assert gang.first_failure == (0,)
+    version = gang.version
+    gang.report(raised(1), now)
+    assert gang.first_failure == (1,)
+    assert gang.stop_reason == "host 1 of 3: ValueError: on 1"
+    assert gang.version > version
+
+
+def test_a_real_cause_replaces_lost_but_not_another_hosts_silence():
+    gang = gang_of(3)
+    gang.lost(1, "gone", 1.0)
+    gang.report(raised(2), 1.1)
+    assert gang.first_failure == (1,)
+    gang.report(ended(1, Exit.OUT_OF_MEMORY, detail="out of memory"), 1.2)
+    assert gang.reports[0].exit is Exit.OUT_OF_MEMORY
+    assert gang.stop_reason == "host 1 of 3: out of memory"
+
+
+@pytest.mark.parametrize("second", [Exit.RETURNED, Exit.SIGNAL, Exit.STOPPED])
+def test_the_first_report_of_a_host_counts(second):
+    gang = gang_of(2)
+    gang.report(raised(0), 1.0)
+    gang.report(ended(0, second), 2.0)
+    assert gang.reports[0].exit is Exit.RAISED
+
+
+def test_a_silent_host_is_lost_after_the_heartbeat_timeout():
+    gang = gang_of(4)
+    let_pass(gang, 0.0, 9.9, beating=(0, 1, 3))
+    assert gang.phase is GangPhase.RUNNING
+    let_pass(gang, 9.9, 0.3)
+    assert gang.first_failure == (2,)
+    assert "fell silent" in gang.stop_reason
+
+
+def test_the_longest_silence_comes_first():
+    gang = gang_of(3)
+    gang.heartbeat(Beat(0, "running"), 0.0)
+    now = let_pass(gang, 0.0, 9.0, beating=(2,))
+    gang.heartbeat(Beat(2, "running"), now)
+    for _ in range(8):
+        gang.sweep(now := now + 0.25)
+    assert gang.first_failure == (0, 1)
+
+
+def test_a_frozen_coordinator_blames_nobody_for_its_own_sleep():
+    gang = gang_of(2)
+    now = let_pass(gang, 0.0, 5.0, beating=(0, 1))
+    gang.sweep(now + 3600)
+    assert gang.phase is GangPhase.RUNNING
+    let_pass(gang, now + 3600, 9.0)
+    assert gang.first_failure == (0, 1)  # but it goes on counting
+
+
+def test_time_that_runs_backwards_stands_still():
+    gang = gang_of(2, timeout_s=10.0)
+    gang.sweep(5.0)
+    gang.sweep(-1000.0)
+    gang.heartbeat(Beat(0, "running"), 1.0)
+    assert gang.snapshot()["running_s"] == 5.0
+    gang.sweep(10.0)
+    assert gang.view(0).stop_exit is Exit.TIMEOUT
+
+
+# --- stop
+
+
+def test_the_timeout_counts_from_ready():
+    gang = gang_of(1, joined=False, timeout_s=30.0)
+    gang.join(0, "a", "h", 100.0)
+    now = let_pass(gang, 100.0, 29.0, beating=(0,))
+    assert gang.phase is GangPhase.RUNNING
+    gang.sweep(now + 1.0)
+    assert gang.view(0).stop_exit is Exit.TIMEOUT
+    assert gang.stop_reason == "the job ran longer than its timeout of 30 s"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_cancelled_gang_is_cancelled_even_if_its_agents_say_nothing(joined):
+    gang = gang_of(3, joined=joined)
+    gang.cancel("by ann", 1.0)
+    assert gang.view(0).stop_exit is Exit.CANCELLED
+    for step in range(200):
+        gang.sweep(1.0 + step)
+    assert gang.finished
+    outcome = judge(3, gang.reports, blamed=gang.first_failure, reason=gang.stop_reason, now=0.0)
+    assert outcome.verdict is Verdict.CANCELLED
+    assert outcome.reason == "cancelled: by ann"
+
+
+def test_cancelling_a_stopped_gang_changes_nothing():
+    gang = gang_of(2)
+    gang.report(raised(0), 1.0)
+    gang.cancel("late", 2.0)
+    assert gang.view(1).stop_exit is Exit.STOPPED
+    assert gang.first_failure == (0,)
+
+
+def test_hosts_that_do_not_report_after_a_stop_are_given_up():
+    gang = gang_of(2, grace_s=5.0)
+    gang.report(raised(0), 1.0)
+    now = let_pass(gang, 1.0, 14.9, beating=(1,))
+    assert not gang.finished
+    gang.sweep(now + 0.2)
+    assert gang.finished
+    assert gang.reports[1].exit is Exit.AGENT_LOST
+    assert gang.first_failure == (0,)
+
+
+# --- hangs
+
+
+def stand_still(gang: Gang, hosts, now: float, stalled_s: float = 31.0) -> None:
+    for host in hosts:
+        gang.heartbeat(Beat(host, "running", stalled_s=stalled_s), now)
+    gang.sweep(now)
+
+
+def test_a_hang_asks_for_stacks_and_names_the_odd_host_out():
+    gang = gang_of(4, hang_timeout_s=30.0)
+    gang.report(ended(3), 1.0)
+    stand_still(gang, (0, 1, 2), 40.0)
+    request = gang.view(0).stacks_request
+    assert request == 1
+    gang.stacks(0, request, WAITING, 40.1)
+    gang.stacks(1, request, WAITING, 40.1)
+    gang.sweep(40.2)
+    assert gang.phase is GangPhase.RUNNING
+    gang.stacks(2, request, SLEEPING, 40.3)
+    gang.sweep(40.4)
+    assert gang.first_failure == (2,)
+    assert [gang.view(h).stop_exit for h in range(3)] == [Exit.STOPPED, Exit.STOPPED, Exit.HANG]
+    assert "hosts 0-2 of 4 stood still for 31 s" in gang.stop_reason
+    assert "host 2 stands apart" in gang.stop_reason
+    gang.report(ended(2, Exit.HANG), 41.0)
+    assert gang.reports[0].stacks == SLEEPING
+
+
+def test_a_host_that_moves_but_keeps_the_others_waiting_is_the_odd_one():
+    gang = gang_of(2, hang_timeout_s=30.0)
+    gang.heartbeat(Beat(1, "running", stalled_s=0.1), 40.0)
+    stand_still(gang, (0,), 40.0)
+    gang.stacks(0, 1, WAITING, 40.1)
+    gang.stacks(1, 1, SLEEPING, 40.1)
+    gang.sweep(40.2)
+    assert gang.first_failure == (1,)
+    assert gang.stop_reason.startswith("host 0 of 2 stood still for 31 s")
+    assert gang.stop_reason.endswith("waiting for host 1")
+
+
+def test_who_does_not_answer_is_blamed_when_the_time_is_over():
+    gang = gang_of(3, hang_timeout_s=30.0, stacks_window_s=2.0)
+    stand_still(gang, (0, 1, 2), 40.0)
+    gang.stacks(0, 1, WAITING, 40.1)
+    gang.stacks(2, 1, SLEEPING, 40.1)
+    gang.sweep(41.9)
+    assert gang.phase is GangPhase.RUNNING
+    gang.sweep(42.0)
+    assert gang.first_failure == (1,)
+
+
+def test_a_gang_that_moves_on_while_stacks_are_taken_is_left_alone():
+    gang = gang_of(1, hang_timeout_s=30.0)
+    stand_still(gang, (0,), 40.0)
+    gang.heartbeat(Beat(0, "running", stalled_s=0.0), 41.0)
+    gang.stacks(0, 1, SLEEPING, 41.0)
+    gang.sweep(41.0)
+    assert gang.phase is GangPhase.RUNNING
+    stand_still(gang, (0,), 80.0)
+    gang.stacks(0, 2, SLEEPING, 80.1)
+    gang.sweep(80.2)
+    assert gang.stop_reason == "host 0 of 1 stood still for 31 s (hang_timeout is 30 s)"
+
+
+def test_somebody_elses_wish_for_stacks_does_not_spoil_the_answer():
+    gang = gang_of(2, hang_timeout_s=30.0)
+    stand_still(gang, (0, 1), 40.0)
+    later = gang.request_stacks(40.0)
+    gang.stacks(0, later, WAITING, 40.1)
+    gang.stacks(1, later, SLEEPING, 40.1)
+    gang.sweep(40.2)
+    assert gang.first_failure == (1,)
+
+
+@pytest.mark.parametrize("state", ["preparing", "waiting", "returned"])
+def test_only_running_hosts_hang(state):
+    gang = gang_of(1, hang_timeout_s=30.0)
+    gang.heartbeat(Beat(0, state, stalled_s=1e9), 40.0)
+    gang.sweep(40.0)
+    assert gang.view(0).stacks_request == 0
+
+
+def test_without_a_hang_timeout_nothing_hangs():
+    gang = gang_of(1)
+    stand_still(gang, (0,), 40.0, stalled_s=1e9)
+    assert gang.view(0).stacks_request == 0
+
+
+# --- odds and ends
+
+
+def test_stacks_of_a_wish_nobody_made_are_not_kept():
+    gang = gang_of(1)
+    gang.stacks(0, 7, SLEEPING, 1.0)
+    assert gang.stacks_of(7) == {}
+    assert gang.stacks_missing(1) == (0,)
+
+
+def test_huge_texts_are_cut():
+    gang = gang_of(1)
+    request = gang.request_stacks(1.0)
+    gang.stacks(0, request, "x" * 10_000_000 + "end", 1.0)
+    gang.heartbeat(Beat(0, "running", last_line="y" * 10_000_000), 1.0)
+    assert len(gang.stacks_of(request)[0]) < 1_000_000
+    assert gang.stacks_of(request)[0].endswith("end")
+    assert len(gang.snapshot()["members"][0]["last_line"]) < 1000
+
+
+@pytest.mark.parametrize("host", [-1, 2])
+def test_hosts_outside_the_gang_are_refused(host):
+    gang = gang_of(2)
+    for call in (
+        lambda: gang.join(host, "a", "h", 0.0),
+        lambda: gang.heartbeat(Beat(host), 0.0),
+        lambda: gang.report(ended(host), 0.0),
+        lambda: gang.lost(host, "", 0.0),
+        lambda: gang.stacks(host, 1, "", 0.0),
+        lambda: gang.view(host),
+    ):
+        with pytest.raises(UsageError, match=r"no host .* gang of 2"):
+            call()
+
+
+def test_a_gang_without_hosts_and_an_agent_without_name_are_refused():
+    with pytest.raises(UsageError):
+        Gang(GangSpec(hosts=0), 0.0)
+    with pytest.raises(UsageError):
+        gang_of(1, joined=False).join(0, "", "h", 0.0)
+
+
+def test_the_state_machine_needs_no_grpc():
+    code = "import sys, kinetic.coordinator.gang; assert not {'grpc', 'google.protobuf', 'asyncio'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_big_gang_is_easy():
+    hosts = 1024
+    gang = gang_of(hosts)
+    versions = {gang.version}
+    for step in range(20):
+        for host in range(hosts):
+            gang.heartbeat(Beat(host, "running"), float(step))
+        gang.sweep(float(step))
+        versions.add(gang.version)
+    assert len(versions) == 1  # beats wake nobody
+    assert gang.view(0) is gang.view(1023)  # one view for all
+    for host in range(hosts):
+        gang.report(ended(host), 20.0)
+    assert gang.finished
+
+
+# --- whatever happens
+
+HOSTS = 3
+hosts = st.integers(0, HOSTS - 1)
+reports = st.one_of(
+    st.builds(ended, hosts, st.sampled_from(list(Exit))),
+    st.builds(raised, hosts, consequence=st.booleans()),
+)
+beats = st.builds(
+    Beat, hosts, st.sampled_from(["preparing", "waiting", "running", "returned"]), stalled_s=st.sampled_from([0.0, 100.0])
+)
+steps = st.one_of(
+    st.tuples(st.just("join"), hosts, st.sampled_from(["a", "a", "a", "b"]), st.just("h")),
+    st.tuples(st.just("heartbeat"), beats),
+    st.tuples(st.just("report"), reports),
+    st.tuples(st.just("lost"), hosts, st.just("gone")),
+    st.tuples(st.just("cancel"), st.just("")),
+    st.tuples(st.just("request_stacks")),
+    st.tuples(st.just("stacks"), hosts, st.integers(0, 3), st.sampled_from(["", WAITING, SLEEPING])),
+    st.tuples(st.just("sweep")),
+)
+moments = st.sampled_from([0.0, 0.01, 0.5, 1.5, 5.0, 40.0, -3.0])
+everybody_joins = st.just([(("join", host, "a", "h"), 0.0) for host in range(HOSTS)])
+stories = st.builds(lambda a, b: a + b, st.one_of(st.just([]), everybody_joins), st.lists(st.tuples(steps, moments), max_size=40))
+specs = st.builds(
+    GangSpec,
+    hosts=st.just(HOSTS),
+    start_timeout_s=st.just(30.0),
+    timeout_s=st.sampled_from([None, 60.0]),
+    hang_timeout_s=st.sampled_from([None, 20.0]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(specs, stories)
+def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
+    gang, now, joined, before_stop = Gang(spec, 0.0), 0.0, set(), {}
+    views, told = {}, gang.version
+    for (name, *args), pause in story:
+        now += pause
+        live = gang.phase in (GangPhase.JOINING, GangPhase.RUNNING)
+        getattr(gang, name)(*args, now)
+        if name == "join":
+            joined.add(args[0])
+        if name == "report" and live:
+            before_stop.setdefault(args[0].host, args[0])
+        assert gang.version >= told
+        if gang.version != told:
+            views, told = {}, gang.version
+        for host in range(HOSTS):
+            view = gang.view(host)
+            assert views.setdefault(host, view) == view == gang._make_view(view.stop_exit)  # news come with a new version
+            assert not view.ready or joined == set(range(HOSTS))
+            assert view.all_done == (exits(gang) == [Exit.RETURNED] * HOSTS)
+    for step in range(200):
+        gang.sweep(now + step)
+    assert gang.finished
+    assert [r.host for r in gang.reports] == list(range(HOSTS))
+    assert gang.view(0).all_done == all(r.ok for r in gang.reports)
+    first = [r for r in gang.reports if r.host in gang.first_failure[:1]]
+    causes = [r for r in before_stop.values() if blame_rank(r) < 3]
+    stopped_by_failure = gang.first_failure and not gang._stop_exits and Exit.NEVER_JOINED not in exits(gang)
+    if causes and stopped_by_failure:
+        assert blame_rank(first[0]) < 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.permutations(range(5)), st.sets(st.integers(0, 4), min_size=1), st.lists(st.floats(0.0, 0.19), min_size=5, max_size=5))
+def test_a_cause_reported_within_the_window_is_blamed(order, causes, pauses):
+    gang, now = gang_of(5), 0.0
+    for host, pause in zip(order, pauses, strict=True):
+        now += pause
+        gang.sweep(now)
+        gang.report(raised(host, consequence=host not in causes), now)
+    expected = next(host for host in order if host in causes)
+    assert gang.first_failure == (expected,)

@@ -1,0 +1,426 @@
+"""The coordinator on a real Unix socket, with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from kinetic.coordinator import wire
+from kinetic.coordinator.client import AgentClient, ControlClient
+from kinetic.coordinator.gang import Beat, Gang, GangSpec
+from kinetic.coordinator.service import Coordinator
+from kinetic.errors import CoordinatorLost, CorruptRecord, SubmitError, UsageError
+from kinetic.job.outcome import Exit, HostReport, RemoteError
+
+TOKEN = "s3cret"
+PATIENCE_S = 20.0
+
+
+class Served:
+    """A coordinator in a thread of its own, with a clock that only the test moves."""
+
+    def __init__(self, address: str, hosts: int, **limits) -> None:
+        self.now = 0.0
+        self.events: list = []
+        self.gang = Gang(GangSpec(hosts=hosts, **limits), 0.0)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.coordinator = self.run(self._make())
+        self.address = self.run(self.coordinator.start(address))
+
+    async def _make(self) -> Coordinator:
+        return Coordinator(self.gang, TOKEN, clock=lambda: self.now, on_event=self.events.append)
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def do(self, call, *args):
+        async def inside():
+            return call(*args)
+
+        return self.run(inside())
+
+    def finish(self) -> None:
+        self.run(self.coordinator.wait_finished())
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            self.run(self.coordinator.stop())
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+
+class Agent(AgentClient):
+    """An agent that keeps what it is told."""
+
+    def __init__(self, target: str, host: int, token: str = TOKEN, **options) -> None:
+        super().__init__(target, token, host, **options)
+        self.heard: queue.Queue = queue.Queue()
+
+    def listen(self) -> None:
+        self.watch(self.heard.put)
+
+    def hear(self, wanted):
+        while not wanted(view := self.heard.get(timeout=PATIENCE_S)):
+            pass
+        return view
+
+
+@pytest.fixture
+def opened():
+    things: list = []
+    yield lambda thing: things.append(thing) or thing
+    for thing in reversed(things):
+        thing.close()
+
+
+@pytest.fixture
+def serve(opened, tmp_path):
+    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(Served(address, hosts, **limits))
+
+
+@pytest.fixture
+def agents(opened):
+    return lambda served, **options: [opened(Agent(served.address, h, **options)) for h in range(served.gang.spec.hosts)]
+
+
+def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
+    return HostReport(host, how, **facts)
+
+
+# --- a gang's life
+
+
+@pytest.mark.parametrize("address", ["unix", "127.0.0.1:0"])
+def test_a_gang_joins_runs_and_ends(serve, agents, address):
+    served = serve(3) if address == "unix" else serve(3, address)
+    gang = agents(served)
+    for agent in gang:
+        agent.listen()
+    views = [agent.join(f"agent-{i}", f"address-{i}") for i, agent in enumerate(gang)]
+    assert [v.ready for v in views] == [False, False, True]
+    assert gang[0].hear(lambda v: v.ready).addresses == ("address-0", "address-1", "address-2")
+    assert all(agent.heartbeat(Beat(i, "running", rss_bytes=5)) for i, agent in enumerate(gang))
+    for i, agent in enumerate(gang):
+        agent.report(ended(i))
+    served.finish()
+    assert gang[1].hear(lambda v: v.all_done).stop is False
+    assert [e.kind for e in served.events] == ["joined"] * 3 + ["ready"] + ["report"] * 3 + ["finished"]
+
+
+def test_the_address_that_was_bound_is_returned(serve):
+    assert serve(1, "127.0.0.1:0").address.removeprefix("127.0.0.1:") != "0"
+
+
+def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
+    served = serve(2)
+    first, second = agents(served)
+    first.listen()
+    first.join("a", "x")
+    second.join("b", "y")
+    error = RemoteError("ValueError", "no \udcff good", "Traceback…", key="jobs/1/hosts/1/error.pkl")
+    report = ended(1, Exit.RAISED, error=error, leftover_threads=("t",), peak_rss_bytes=7, signal=0)
+    second.report(report)
+    told = first.hear(lambda v: v.stop)
+    assert (told.stop_exit, told.grace_s) == (Exit.STOPPED, 5.0)
+    assert told.stop_reason == "host 1 of 2: ValueError: no ? good"
+    assert served.gang.reports == (report,)
+    first.report(ended(0, Exit.STOPPED))
+    served.finish()
+    assert served.gang.first_failure == (1,)
+
+
+def test_repeating_oneself_does_no_harm(serve, agents):
+    served = serve(2)
+    first, second = agents(served)
+    for _ in range(3):
+        first.join("a", "x")
+        second.join("b", "y")
+    for _ in range(3):
+        first.report(ended(0))
+    second.report(ended(1, Exit.SYS_EXIT, exit_code=3))
+    second.report(ended(1))
+    assert [r.exit for r in served.gang.reports] == [Exit.RETURNED, Exit.SYS_EXIT]
+    assert [e.kind for e in served.events].count("report") == 2
+
+
+def test_time_passes_between_calls(serve, agents):
+    served = serve(2, start_timeout_s=30.0)
+    agent, _ = agents(served)
+    agent.listen()
+    agent.join("a", "x")
+    served.now = 31.0
+    assert "host 1 of 2 did not join" in agent.hear(lambda v: v.stop).stop_reason
+
+
+def test_a_death_that_the_supervisor_saw_is_told_at_once(serve, agents):
+    served = serve(2)
+    first, second = agents(served)
+    first.listen()
+    first.join("a", "x")
+    second.join("b", "y")
+    served.do(served.coordinator.lost, 1, "killed by SIGKILL")
+    assert first.hear(lambda v: v.stop).stop_reason == "host 1 of 2: killed by SIGKILL"
+
+
+def test_a_listener_that_fails_does_not_take_the_gang_down(serve, agents, caplog):
+    served = serve(1)
+    served.coordinator._on_event = lambda event: 1 / 0
+    (agent,) = agents(served)
+    assert agent.join("a", "x").ready
+    agent.report(ended(0))
+    served.finish()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_stopping_twice_is_stopping_once(serve):
+    served = serve(1)
+    served.run(served.coordinator.stop())
+    served.run(served.coordinator.stop())
+
+
+# --- watching
+
+
+def test_a_view_arrives_on_connecting_and_then_only_when_it_changes(serve, agents):
+    served = serve(1)
+    (agent,) = agents(served)
+    agent.listen()
+    assert not agent.hear(lambda v: True).ready
+    for _ in range(5):
+        agent.heartbeat(Beat(0))
+    agent.join("a", "x")
+    agent.report(ended(0))
+    assert agent.hear(lambda v: True).ready
+    assert agent.hear(lambda v: True).all_done
+    assert agent.heard.empty()
+
+
+def test_a_broken_watch_is_taken_up_again_and_is_no_death(serve, agents, tmp_path):
+    served = serve(2, f"unix:{tmp_path}/r")
+    first, second = agents(served)
+    first.listen()
+    first.join("a", "x")
+    first.hear(lambda v: True)
+    served.run(served.coordinator.stop())
+    again = Coordinator(served.gang, TOKEN, clock=lambda: served.now, on_event=served.events.append)
+    served.coordinator = served.do(lambda: again)
+    served.run(served.coordinator.start(served.address))
+    second.join("b", "y")
+    assert first.hear(lambda v: v.ready).addresses == ("x", "y")
+    assert served.gang.first_failure == ()
+
+
+def test_a_view_that_cannot_be_acted_on_does_not_end_the_watch(serve, agents, caplog):
+    served = serve(1)
+    (agent,) = agents(served)
+    seen = queue.Queue()
+
+    def stumble(view):
+        seen.put(view)
+        raise KeyError(view.version)
+
+    agent.watch(stumble)
+    seen.get(timeout=PATIENCE_S)
+    agent.join("a", "x")
+    assert seen.get(timeout=PATIENCE_S).ready
+    agent.close()
+    assert "KeyError" in caplog.text
+
+
+def test_closing_ends_the_watch_and_closing_twice_is_fine(serve, agents):
+    (agent,) = agents(serve(1))
+    agent.listen()
+    agent.hear(lambda v: True)
+    agent.close()
+    agent.close()
+    assert not agent._watcher.is_alive()
+
+
+# --- the door
+
+
+def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
+    served = serve(1)
+    for token in ("wrong", "", TOKEN + "x"):
+        thief = opened(Agent(served.address, 0, token=token))
+        with pytest.raises(CoordinatorLost, match="refused the token"):
+            thief.join("a", "x")
+        with pytest.raises(CoordinatorLost, match="refused the token"):
+            thief.heartbeat(Beat(0))
+    with pytest.raises(CoordinatorLost, match="refused the token"):
+        opened(ControlClient(served.address, "wrong")).cancel()
+    assert served.gang.snapshot()["joined"] == 0
+    assert served.events == []
+
+
+@pytest.mark.parametrize(
+    "metadata", [(), (("authorization", TOKEN),), (("authorization", "Bearer "),), (("other-bin", b"\xff"),)]
+)
+def test_bare_calls_are_refused(serve, metadata):
+    served = serve(1)
+    with grpc.insecure_channel(served.address) as channel:
+        for method in ("Snapshot", "Watch", "NoSuchMethod"):
+            call = channel.unary_unary(f"/kinetic.coordinator.Coordinator/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=PATIENCE_S, metadata=metadata)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_stranger_watching_is_logged_and_gives_up(serve, opened, caplog):
+    thief = opened(Agent(serve(1).address, 0, token="wrong"))
+    thief.listen()
+    thief._watcher.join(PATIENCE_S)
+    assert "refused the token" in caplog.text
+    assert thief.heard.empty()
+
+
+def test_the_socket_is_ours_alone(serve, tmp_path):
+    serve(1)
+    assert (tmp_path / "s").stat().st_mode & 0o077 == 0
+
+
+def test_nonsense_is_refused_with_a_reason(serve, opened):
+    served = serve(2)
+    with pytest.raises(UsageError, match="no host 7 in this gang of 2"):
+        opened(Agent(served.address, 7)).join("a", "x")
+    with pytest.raises(UsageError, match="no host 7"):
+        opened(Agent(served.address, 0)).heartbeat(Beat(7))
+    with pytest.raises(CorruptRecord, match="not JSON"):
+        wire.report_from_wire(wire.pb.ReportRequest(report=b"\xff{"))
+    with pytest.raises(CorruptRecord):
+        wire.report_from_wire(wire.pb.ReportRequest(report=b"[1]"))
+    with grpc.insecure_channel(served.address) as channel:
+        call = channel.unary_unary(wire.REPORT.path)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(wire.pb.ReportRequest(report=b"{}").SerializeToString(), metadata=(("authorization", f"Bearer {TOKEN}"),))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_address_that_cannot_be_bound_says_so(tmp_path):
+    async def start(address: str) -> None:
+        await Coordinator(Gang(GangSpec(hosts=1), 0.0), TOKEN).start(address)
+
+    with pytest.raises(SubmitError, match="107 bytes"):
+        asyncio.run(start(f"unix:{tmp_path}/{'x' * 200}"))
+    with pytest.raises(SubmitError, match=r"cannot listen on 192\.0\.2\.1:1"):
+        asyncio.run(start("192.0.2.1:1"))
+
+
+# --- nobody there
+
+
+class Hurried:
+    """A clock that moves ten seconds each time somebody looks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+def test_a_coordinator_that_never_was_is_given_up(opened, tmp_path):
+    agent = opened(Agent(f"unix:{tmp_path}/nobody", 0, clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match=r"has not answered for 30 s"):
+        agent.join("a", "x")
+    with pytest.raises(CoordinatorLost):
+        opened(ControlClient(f"unix:{tmp_path}/nobody", TOKEN, clock=Hurried())).snapshot()
+
+
+def test_a_coordinator_that_vanishes_is_given_up(serve, opened):
+    served, clock = serve(1), Hurried()
+    agent = opened(Agent(served.address, 0, clock=clock))
+    agent.join("a", "x")
+    assert agent.heartbeat(Beat(0))
+    served.close()
+    assert not agent.heartbeat(Beat(0))  # once is not enough
+    with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
+        all(not agent.heartbeat(Beat(0)) for _ in range(10))
+    with pytest.raises(CoordinatorLost):
+        agent.report(ended(0))
+    assert clock.now < 200
+
+
+def test_an_agent_that_is_there_first_waits_for_its_coordinator(opened, tmp_path):
+    agent = opened(Agent(f"unix:{tmp_path}/late", 0))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(agent.join, "a", "x")
+        opened(Served(f"unix:{tmp_path}/late", 1))
+        assert joining.result(PATIENCE_S).ready
+
+
+# --- people
+
+
+def test_people_see_cancel_and_get_stacks(serve, agents, opened):
+    served = serve(3)
+    gang = agents(served)
+    for i, agent in enumerate(gang):
+        agent.listen()
+        agent.join("a", "x")
+        agent.heartbeat(Beat(i, "running", last_line="hällo \udcff", log_bytes=2**40))
+    gang[2].report(ended(2))
+    control = opened(ControlClient(served.address, TOKEN))
+    member = control.snapshot()["members"][0]
+    assert (member["state"], member["last_line"], member["log_bytes"]) == ("running", "hällo ?", 2**40)
+    with ThreadPoolExecutor(1) as pool:
+        dumping = pool.submit(control.dump_stacks, 60.0)
+        for agent in gang[:2]:
+            agent.stacks(agent.hear(lambda v: v.stacks_request).stacks_request, f"stack \udcff of {agent._host}")
+        assert dumping.result(PATIENCE_S) == {0: "stack ? of 0", 1: "stack ? of 1"}
+    control.cancel("enough")
+    assert gang[0].hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
+    json.dumps(control.snapshot())
+
+
+def test_stacks_come_as_far_as_they_came_in_time(serve, agents, opened):
+    served = serve(2)
+    for agent in agents(served):
+        agent.join("a", "x")
+    control = opened(ControlClient(served.address, TOKEN))
+    assert control.dump_stacks(0.0) == {}
+
+
+# --- the importer may fork
+
+FORK = """
+import os, sys, threading, asyncio, tempfile
+import kinetic.coordinator.service as service, kinetic.coordinator.client as client
+from kinetic.coordinator.gang import Gang, GangSpec
+assert threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
+folder = tempfile.mkdtemp()
+address = f"unix:{folder}/s"
+async def serve():
+    coordinator = service.Coordinator(Gang(GangSpec(hosts=1), 0.0), "t")
+    await coordinator.start(address)
+    await coordinator.wait_finished()
+    await coordinator.stop()
+child = os.fork()
+if child == 0:
+    asyncio.run(serve())
+    os._exit(7)
+agent = client.AgentClient(address, "t", 0)
+assert agent.join("a", "x").ready
+control = client.ControlClient(address, "t")
+control.cancel("done")
+from kinetic.job.outcome import Exit, HostReport
+agent.report(HostReport(0, Exit.CANCELLED))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+os.rmdir(folder)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_importing_starts_nothing_so_that_the_importer_may_fork():
+    subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=60)
