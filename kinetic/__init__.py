@@ -1,1 +1,43 @@
-"""Run a decorated Python function on an accelerator slice and get its value back."""
+"""Run a decorated Python function on an accelerator slice and get its value back.
+
+In: names that users write. Out: what they stand for, loaded when it is first used. Called by everybody; has no side effects.
+"""
+
+from kinetic.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kinetic import errors as errors
+    from kinetic.handle import JobHandle as JobHandle
+    from kinetic.handle import attach as attach
+    from kinetic.handle import list_jobs as list_jobs
+    from kinetic.remote import RemoteCallable as RemoteCallable
+    from kinetic.remote import run as run
+
+_HOME_OF = {
+    "JobHandle": "handle",
+    "RemoteCallable": "remote",
+    "attach": "handle",
+    "list_jobs": "handle",
+    "run": "remote",
+}
+_ROOMS = ("errors", "job_status")
+
+__all__ = ["JobHandle", "RemoteCallable", "__version__", "attach", "errors", "list_jobs", "run"]
+
+
+if not TYPE_CHECKING:  # A type checker shall report misspelt names.
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name in _ROOMS:
+            return import_module(f"kinetic.{name}")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'kinetic' has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(f"kinetic.{_HOME_OF[name]}"), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,356 @@
+"""Step 1, specify: the decorator, and the function that it makes.
+
+In: a function and the decorator's options; later the call's arguments. Out: `RemoteCallable`, `JobSpec`; a job's handle or value.
+Called by users. Everything that can be wrong with the options is said when the function is decorated.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+from kinetic.accelerators.resolve import resolve
+from kinetic.errors import UsageError, UsageTypeError
+from kinetic.job import spec
+from kinetic.job.spec import JobSpec, Options
+
+if TYPE_CHECKING:
+    import os
+
+    from kinetic.backends.base import Backend, Document
+    from kinetic.backends.registry import Selection
+    from kinetic.config.settings import Settings
+    from kinetic.handle import JobHandle
+    from kinetic.job.plan import Plan
+    from kinetic.planning import Planned
+    from kinetic.storage.base import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+P2 = ParamSpec("P2")
+R2 = TypeVar("R2")
+
+
+class Decorator(Protocol):
+    """What `kinetic.run(...)` returns. The value of an async function is what it returns once it is awaited."""
+
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteCallable[P, R]: ...
+
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> RemoteCallable[P, R]: ...
+
+
+def run(  # noqa: PLR0917 - the order in which scripts may pass them
+    accelerator: str = "tpu-v5e-1",
+    container_image: str | None = None,
+    base_image_repo: str | None = None,
+    zone: str | None = None,
+    project: str | None = None,
+    capture_env_vars: Sequence[str] | None = None,
+    cluster: str | None = None,
+    backend: str | None = None,
+    namespace: str | None = None,
+    volumes: Mapping[str, Any] | None = None,
+    spot: bool = False,
+    output_dir: str | os.PathLike[str] | None = None,
+    debug: bool = False,
+    *,
+    name: str | None = None,
+    slices: int = 1,
+    timeout: float | None = None,
+    start_timeout: float | None = None,
+    hang_timeout: float | None = None,
+    retries: int = 0,
+    env: Mapping[str, str] | None = None,
+    secrets: Sequence[str] | None = None,
+) -> Decorator:
+    """Make a function run on an accelerator slice whenever it is called.
+
+    Args:
+        accelerator: the slice, for example "cpu", "gpu-l4", "tpu-v6e-16"; `kinetic accelerators` lists them.
+        container_image, base_image_repo: what hosts of a cluster run.
+        zone, project, cluster, namespace: which cluster; without one the slice is simulated on this machine.
+        capture_env_vars: variables of this environment to set for the function: names, or prefixes that end in "*".
+        backend: "gke", "pathways", "local" or "ray"; the accelerator decides by default.
+        volumes: data at fixed paths (not in this version).
+        spot: use preemptible machines.
+        output_dir: where the function leaves files; `KINETIC_OUTPUT_DIR` in its environment.
+        debug: wait for a debugger (not in this version).
+        name: what people see in lists of jobs; the function's name by default.
+        slices: number of slices.
+        timeout: seconds from the start of the function until the job is stopped.
+        start_timeout: seconds from submission until every host must have joined.
+        hang_timeout: seconds that a host may stand still before the job is stopped and its stacks are shown.
+        retries: how many times a failed job is started anew.
+        env: variables to set for the function.
+        secrets: names of variables of this environment whose values are set for the function and stored nowhere.
+
+    Raises:
+        UsageError: an option cannot work; nothing was created.
+    """
+    if callable(accelerator):
+        raise UsageTypeError('Write @kinetic.run(accelerator="...") with parentheses: the decorator takes options.')
+    topology = resolve(accelerator, spot=spec.switch("spot", spot))
+    spec.volumes(volumes)
+    options = Options(
+        topology=topology,
+        slices=spec.slice_count(slices),
+        backend=_backend(backend),
+        project=spec.text("project", project),
+        zone=spec.text("zone", zone),
+        cluster=spec.text("cluster", cluster),
+        namespace=spec.text("namespace", namespace),
+        container_image=spec.text("container_image", container_image),
+        base_image_repo=spec.text("base_image_repo", base_image_repo),
+        capture_env_vars=spec.patterns(capture_env_vars),
+        env=spec.variables(env),
+        secrets=_apart(spec.names("secrets", secrets), env or {}),
+        output_dir=spec.path_text("output_dir", output_dir),
+        name=spec.text("name", name) or "",
+        timeout_s=spec.seconds("timeout", timeout),
+        start_timeout_s=spec.seconds("start_timeout", start_timeout),
+        hang_timeout_s=spec.seconds("hang_timeout", hang_timeout),
+        retries=spec.count("retries", retries, least=0),
+        debug=spec.switch("debug", debug),
+    )
+    if options.debug and topology.spot:
+        _warn("debug=True on preemptible machines: the session ends when the machine is taken away.")
+    return cast("Decorator", lambda func: RemoteCallable(func, options))
+
+
+def _backend(name: str | None) -> str | None:
+    from kinetic.backends import registry
+
+    return registry.check(spec.text("backend", name))
+
+
+def _apart(secrets: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+    both = [name for name in secrets if name in env]
+    if both:
+        raise UsageError(f"{both[0]} is in env= and in secrets=: name it in one of them.")
+    return secrets
+
+
+def _warn(text: str) -> None:
+    import warnings
+
+    warnings.warn(text, UserWarning, stacklevel=3)
+
+
+class RemoteCallable(Generic[P, R]):
+    """A function that runs on an accelerator slice when it is called. As an attribute of a class it is a method.
+
+    Within a job it is the plain function: a call there runs its body there.
+    """
+
+    def __init__(self, func: Callable[P, Any], options: Options, *, bound: tuple[Any, ...] = ()) -> None:
+        _check_function(func)
+        is_function = inspect.isroutine(func)
+        functools.update_wrapper(self, func, updated=("__dict__",) if is_function else ())
+        if not hasattr(func, "__name__"):
+            self.__name__ = self.__qualname__ = _name_of(func)
+        self._func = func
+        self._options = options
+        self._bound = bound
+
+    @property
+    def options(self) -> Options:
+        """The options of the decorator."""
+        return self._options
+
+    def __repr__(self) -> str:
+        return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
+
+    def with_options(self, options: Options) -> RemoteCallable[P, R]:
+        """Return the same function with other options."""
+        return RemoteCallable(self._func, options, bound=self._bound)
+
+    # -- calling -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run on the slice: print the leader's output as it comes, return its value or raise what the function raised."""
+        from kinetic.config import settings
+
+        if settings.on_host():
+            return self.local(*args, **kwargs)
+        return self.run_async(*args, **kwargs).result(stream_logs=True)
+
+    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit and return at once; the job goes on without this process."""
+        from kinetic import following, submission
+        from kinetic.handle import JobHandle
+
+        place = self._place(args, kwargs)
+        planned = place.planned(self._spec(args, kwargs), warm=True)
+        if place.selection.notice:
+            following.notice(place.selection.notice)
+        for warning in planned.warnings:
+            _log_once(warning)
+        ref = submission.submit(planned, place.backend, place.store)
+        return JobHandle(ref, place.backend, place.store)
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
+        """Return what a call would submit. Creates nothing."""
+        place = self._place(args, kwargs)
+        planned = place.planned(self._spec(args, kwargs))
+        return PlanView(planned.plan, tuple(place.backend.render(planned.plan)), place.selection.name, planned.warnings)
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the body here, in this process."""
+        value = self._func(*self._bound, *args, **kwargs)
+        if inspect.iscoroutine(value):
+            import asyncio
+
+            return cast("R", asyncio.run(value))
+        return cast("R", value)
+
+    # -- being a method, being pickled ---------------------------------------------------------------------------------
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any], /) -> RemoteCallable[P, R]: ...
+
+    @overload
+    def __get__(
+        self: RemoteCallable[Concatenate[Any, P2], R2], instance: object, owner: type[Any] | None = None, /
+    ) -> RemoteCallable[P2, R2]: ...
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None, /) -> Any:
+        if instance is None or self._bound or not hasattr(self._func, "__get__"):
+            return self
+        return RemoteCallable(self._func, self._options, bound=(instance,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As the plain function, through the standard library: the other side needs no kinetic to load it.
+        func = functools.partial(self._func, *self._bound) if self._bound else self._func
+        return operator.itemgetter(0), ((func,),)
+
+    def __copy__(self) -> RemoteCallable[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> RemoteCallable[P, R]:
+        return self
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
+        return JobSpec(self._func, (*self._bound, *args), kwargs, self.__qualname__, self._options)
+
+    def _place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Place:
+        self._check_call(args, kwargs)
+        return _place_of(self._options)
+
+    def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        try:
+            signature = inspect.signature(self._func)
+        except (ValueError, TypeError):  # Some builtins have none; the host will tell.
+            return
+        try:
+            signature.bind(*self._bound, *args, **kwargs)
+        except TypeError as error:
+            raise UsageTypeError(f"{self.__name__}{signature}: {error}. Nothing was submitted.") from None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a call goes."""
+
+    selection: Selection
+    settings: Settings
+    backend: Backend
+    store: Store
+
+    def planned(self, job: JobSpec, *, warm: bool = False) -> Planned:
+        from kinetic import planning
+
+        early = getattr(self.backend, "warm_up", None) if warm and self.settings.preload != "off" else None
+        return planning.make(job, self.settings, backend=self.selection.requested, early=early)
+
+
+def _place_of(options: Options) -> _Place:
+    from kinetic.backends import registry
+    from kinetic.config import settings as configuration
+    from kinetic.storage.open import open_store
+
+    flags = {name: getattr(options, name) for name in ("project", "zone", "cluster", "namespace", "base_image_repo")}
+    settings = configuration.load(flags=flags)
+    selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
+    store = open_store(settings.home)
+    return _Place(selection, settings, registry.make(selection.name, store), store)
+
+
+@functools.cache
+def _log_once(warning: str) -> None:
+    import logging
+
+    logging.getLogger("kinetic").warning("kinetic: %s", warning)
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """What a call would submit.
+
+    Attributes:
+        plan: everything that a host must know.
+        documents: what the backend would create.
+        backend: the backend that would take the job.
+        warnings: what to know before it leaves the machine.
+    """
+
+    plan: Plan
+    documents: tuple[Document, ...]
+    backend: str
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        plan, topology = self.plan, self.plan.topology
+        stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
+        rows = {
+            "backend": self.backend + stands_in,
+            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {topology.kind} {topology.shape_text})",
+            "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
+            "source": self._source(),
+            "env": ", ".join([*plan.env, *plan.captured]),
+            "secrets": ", ".join(plan.secrets),
+            "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
+        }
+        lines = [f"Plan of {plan.name} on {topology.name} (nothing was created)"]
+        lines += [f"  {name:<10} {value}" for name, value in rows.items() if value]
+        return "\n".join(lines + [f"  warning    {warning}" for warning in self.warnings])
+
+    def _source(self) -> str:
+        tree = self.plan.tree
+        if tree is None:
+            return "none"
+        return f"{tree.files:,} files, {tree.size_bytes:,} bytes of {self.plan.client_root}, sha256 {tree.manifest.digest[:12]}"
+
+
+def _check_function(func: Any) -> None:
+    """Refuse what cannot run on a host, with the way out."""
+    if isinstance(func, RemoteCallable):
+        raise UsageTypeError(f"{func.__name__} is decorated with @kinetic.run already: decorate it once.")
+    if isinstance(func, classmethod | staticmethod):
+        kind = type(func).__name__
+        raise UsageTypeError(f"@kinetic.run cannot take a {kind} object: put @{kind} above @kinetic.run, not below it.")
+    if hasattr(func, "cache_clear") and hasattr(func, "cache_info"):
+        raise UsageTypeError(
+            "@kinetic.run cannot take a cached function: its cache stays here. Put @lru_cache above @kinetic.run."
+        )
+    if not callable(func):
+        raise UsageTypeError(f"@kinetic.run takes a function; {func!r} cannot be called.")
+    body = func if inspect.isroutine(func) or isinstance(func, functools.partial | type) else type(func).__call__
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise UsageTypeError(f"{_name_of(func)} is a generator, and a generator cannot be brought back: return a list.")
+
+
+def _name_of(func: Any) -> str:
+    while isinstance(func, functools.partial):
+        func = func.func
+    if isinstance(func, MethodType):
+        func = func.__func__
+    return str(getattr(func, "__qualname__", None) or type(func).__qualname__)
