@@ -174,6 +174,11 @@ class JobHandle(Generic[R_co]):
             raise NotFound(f"{self.job_id} is not running, and no stacks were kept: they are when hang_timeout ends a job.")
         return kept
 
+    def processes(self) -> dict[str, Any]:
+        """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents": {host: pid}}; else {}."""
+        found = getattr(self._place, "processes", None)
+        return {} if found is None else cast("dict[str, Any]", found(self.ref))
+
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> Outcome:

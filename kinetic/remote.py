@@ -69,6 +69,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     retries: int = 0,
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] | None = None,
+    joins_jax: bool = True,
 ) -> Decorator:
     """Make a function run on an accelerator slice whenever it is called.
 
@@ -90,6 +91,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         retries: how many times a failed job is started anew.
         env: variables to set for the function.
         secrets: names of variables of this environment whose values are set for the function and stored nowhere.
+        joins_jax: initialise JAX over all hosts before the function starts; False leaves that to the function.
 
     Raises:
         UsageError: an option cannot work; nothing was created.
@@ -118,6 +120,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         hang_timeout_s=spec.seconds("hang_timeout", hang_timeout),
         retries=spec.count("retries", retries, least=0),
         debug=spec.switch("debug", debug),
+        joins_jax=spec.switch("joins_jax", joins_jax),
     )
     if options.debug and topology.spot:
         _warn("debug=True on preemptible machines: the session ends when the machine is taken away.")
