@@ -1,0 +1,148 @@
+"""One call, from call to value, beside a bare subprocess, submitit, and a hand-written launcher of the same collective."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import measure
+
+import kinetic
+
+RUNS = 7
+FIRST_PSUM = """
+import time
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+n = jax.device_count()
+mesh = jax.make_mesh((n,), ("d",))
+x = jax.make_array_from_callback((n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i])
+f = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
+assert float(np.asarray(f(x).addressable_data(0))[0]) == n * (n - 1) / 2
+"""
+LAUNCHED = (
+    """
+import os, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), cluster_detection_method="deactivate")
+"""
+    + FIRST_PSUM
+    + "print('at', time.time(), flush=True)\n"
+)
+
+
+def first_psum():
+    scope: dict = {}
+    exec(FIRST_PSUM, scope)
+    return scope["time"].time()
+
+
+def by_hand(hosts: int) -> float:
+    """Seconds from the start of the launcher to the end of the first collective on the leader."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    env = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    begun = time.time()
+    launched = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAUNCHED, address, str(hosts), str(i)],
+            env=env,
+            stdout=subprocess.PIPE if i == 0 else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for i in range(hosts)
+    ]
+    said, _ = launched[0].communicate()
+    for process in launched[1:]:
+        process.wait()
+    return float(re.search(r"^at (\S+)$", said, re.MULTILINE)[1]) - begun
+
+
+def ours(accelerator: str) -> float:
+    """Seconds from the call to the end of the first collective on the leader."""
+    job = kinetic.run(accelerator=accelerator)(first_psum)
+    begun = time.time()
+    return job() - begun
+
+
+COLD_NOOP = """
+import time
+import kinetic
+def noop(): return 1
+job = kinetic.run(accelerator="cpu")(noop)
+begun = time.perf_counter()
+job()
+print(time.perf_counter() - begun)
+"""
+COLD_PSUM = f"""
+import sys
+sys.path.insert(0, {str(measure.HERE)!r})
+import calls
+print(calls.ours("tpu-v6e-16"))
+"""
+
+
+def cold(source: str) -> float:
+    """What a fresh caller measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = f"{folder}/caller.py"
+        with open(script, "w") as file:
+            file.write(source)
+        done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def with_submitit() -> None:
+    import submitit
+
+    with tempfile.TemporaryDirectory() as folder:
+        executor = submitit.LocalExecutor(folder=folder)
+        executor.update_parameters(timeout_min=5)
+        executor.submit(int).result()
+
+
+def median_of(figure, runs: int) -> float:
+    return statistics.median(figure() for _ in range(runs))
+
+
+def main() -> None:
+    with measure.home():
+        bare = measure.python("-c", "import cloudpickle")
+        (floor,) = measure.medians(bare, runs=15)
+        cold_s = median_of(lambda: cold(COLD_NOOP), RUNS)
+        job = kinetic.run(accelerator="cpu")(int)
+        job()
+        warm_s, floor_again, submitit_s = measure.medians(job, bare, with_submitit, runs=RUNS)
+        measure.heading("no-op call on cpu (floor: a subprocess that imports cloudpickle; submitit's LocalExecutor)")
+        measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
+        measure.row("warm, the preloader is there", warm_s, floor_again, "<= 2x")
+        measure.row("cold, beside submitit", cold_s, submitit_s, "<= 0.3x")
+        measure.row("warm, beside submitit", warm_s, submitit_s, "<= 0.3x")
+
+        hand_s = median_of(lambda: by_hand(4), 3)
+        cold_s = median_of(lambda: cold(COLD_PSUM), 3)
+        ours("tpu-v6e-16")
+        warm_s = median_of(lambda: ours("tpu-v6e-16"), 5)
+        measure.heading("4 hosts x 4 devices: call to the first collective (floor: a hand-written launcher)")
+        measure.row("cold, a fresh caller", cold_s, hand_s, "<= 1.0x")
+        measure.row("warm, the preloader is there", warm_s, hand_s, "<= 0.25x")
+
+        measure.heading("growth with the number of hosts, warm (floor: 4 hosts, warm)")
+        for accelerator, hosts, runs in (("tpu-v6e-64", 16, 3), ("tpu-v6e-256", 64, 1)):
+            measure.row(
+                f"{hosts} hosts x 4 devices", median_of(lambda a=accelerator: ours(a), runs), warm_s, f"{hosts // 4}x hosts"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Timing with a floor: every figure stands beside what the same machine needed for the bare minimum in the same run.
+
+In: callables or commands. Out: rows of text (figure, floor, ratio, goal). Called by the other files of this folder.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+
+def environment(home: str) -> dict[str, str]:
+    """The environment of a measured process: a home of its own, compiled modules kept."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("KINETIC_") and k != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"KINETIC_HOME": f"{home}/home", "KINETIC_CACHE_DIR": f"{home}/cache", "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def home() -> Iterator[str]:
+    """A home without jobs, as the environment of this process and of its children."""
+    with tempfile.TemporaryDirectory(prefix="kn-bench-") as folder:
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(environment(folder))
+        try:
+            yield folder
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+def medians(*acts: Callable[[], object], runs: int = 7, warm_up: int = 1) -> tuple[float, ...]:
+    """Median wall times of several things, measured in turn, so that a slow moment of the machine hits all of them."""
+    for _ in range(warm_up):
+        for act in acts:
+            act()
+    taken = [[seconds(act) for act in acts] for _ in range(runs)]
+    return tuple(statistics.median(column) for column in zip(*taken, strict=True))
+
+
+def python(*arguments: str) -> Callable[[], object]:
+    """A run of this interpreter, to be timed."""
+    return lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def heading(text: str) -> None:
+    """Print the title of a table."""
+    print(f"\n{text}\n{'':44}{'measured':>12}{'floor':>12}{'ratio':>9}   goal")
+
+
+def row(name: str, measured_s: float, floor_s: float, goal: str = "") -> None:
+    """Print one figure beside its floor."""
+    print(f"  {name:42}{measured_s * 1e3:9.1f} ms{floor_s * 1e3:9.1f} ms{measured_s / floor_s:8.2f}x   {goal}")

@@ -1,0 +1,21 @@
+"""Run every benchmark of this folder, one after the other, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ORDER = ("startup.py", "calls.py", "submit_tree.py", "logs.py", "deaths.py", "gang_scale.py")
+
+
+def main() -> int:
+    here = Path(__file__).resolve().parent
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    codes = [subprocess.run([sys.executable, here / name], env=env, check=False).returncode for name in ORDER if (here / name).exists()]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
