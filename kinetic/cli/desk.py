@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import click
 
-from kinetic.cli import output
-from kinetic.errors import CorruptRecord, NotFound, UsageError
+from kinetic.errors import CorruptRecord, KineticError, NotFound
 from kinetic.job import paths
 from kinetic.job.ref import JobRef
+from kinetic.storage import refs as stored
 
 if TYPE_CHECKING:
-    from kinetic.backends.base import Backend
+    from kinetic.backends.base import Backend, LogRequest
     from kinetic.handle import JobHandle
+    from kinetic.job.logformat import LogChunk
     from kinetic.job.outcome import Outcome
     from kinetic.storage.base import Store
 
-_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-_SHOWN = 5
+UNKNOWN = "UNKNOWN"
 _PLACES = ("project", "zone", "cluster", "namespace")
 
 P = ParamSpec("P")
@@ -52,47 +52,45 @@ class Desk:
     now: Callable[[], float] = time.time
 
     def refs(self) -> list[JobRef]:
-        """Return all jobs, newest first. A damaged reference is told and passed over: it must not hide the others."""
-        return sorted(self._readable(), key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+        """Return all jobs, newest first."""
+        return stored.refs(self.store)
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only one whose id starts so.
+        """Return the job with this id, or the only one whose id begins so."""
+        return stored.find(self.store, text)
 
-        Raises:
-            NotFound: no id starts so; `suggestions` has the nearest.
-            UsageError: several do.
-        """
-        known = [key.rsplit("/", 1)[-1].removesuffix(".json") for key in self.store.list(paths.REFS)]
-        return self._read(paths.ref(_pick(text.strip().lower(), known)))
+    def handle(self, text: str) -> JobHandle[Any]:
+        """Return the handle of the job with this id, or the only one whose id begins so."""
+        return self.handle_of(self.find(text))
 
-    def outcome(self, ref: JobRef) -> Outcome | None:
-        """Return the verdict that rests in the store, or None while there is none."""
+    def output_of(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Yield output: what is there, or with `follow` until the job has ended; None while there is nothing new."""
+        from kinetic.following import follow
+        from kinetic.job.logformat import LogChunk
+
+        if not request.follow:
+            return self.handle_of(ref).chunks(request)
+        events = follow(self.backend_of(ref), self.store, ref, request)
+        return (event if isinstance(event, LogChunk) else None for event in events)
+
+    def verdict(self, ref: JobRef) -> Outcome | None:
+        """Return the verdict that rests in the store, or None while there is none that can be read."""
         from kinetic.job.outcome import Outcome
 
         try:
-            return Outcome.from_json(_object(self.store.get(paths.outcome(ref.job_id)), "outcome"))
-        except NotFound:
+            return Outcome.from_json(json.loads(self.store.get(paths.outcome(ref.job_id))))
+        except (NotFound, CorruptRecord, ValueError):
             return None
 
     def state(self, ref: JobRef) -> str:
-        """Return PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
+        """Return PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND; UNKNOWN when nobody here can tell."""
+        verdict = self.verdict(ref)
+        if verdict is not None:
+            return verdict.verdict.upper()
         try:
-            outcome = self.outcome(ref)
-        except CorruptRecord:
-            outcome = None  # the backend still knows whether it ended; `status` tells about the damage
-        return str(self.backend_of(ref).phase(ref)) if outcome is None else outcome.verdict.upper()
-
-    def _readable(self) -> Iterator[JobRef]:
-        for key in self.store.list(paths.REFS):
-            try:
-                yield self._read(key)
-            except NotFound:
-                continue  # removed since it was listed
-            except CorruptRecord as problem:
-                output.notice(f"warning: {key} is passed over: {problem}")
-
-    def _read(self, key: str) -> JobRef:
-        return JobRef.from_json(_object(self.store.get(key), "reference"))
+            return str(self.handle_of(ref).status())
+        except KineticError:  # of a backend that this version or this machine cannot ask: the other jobs are shown all the same
+            return UNKNOWN
 
 
 def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
@@ -134,34 +132,3 @@ def _open(given: Desk | None, flags: Mapping[str, str | None]) -> Desk:
         return remote.run(**options, **flags)(function).run_async()
 
     return Desk(store, backend_of, handle_of, submit)
-
-
-def _object(data: bytes, what: str) -> dict[str, Any]:
-    try:
-        return cast("dict[str, Any]", json.loads(data))  # what is no object is refused by its from_json
-    except ValueError as error:
-        raise CorruptRecord(f"The {what} of the job is damaged: {error}.") from error
-
-
-def _pick(text: str, known: list[str]) -> str:
-    if text in known:
-        return text
-    if not text or not set(text) <= _ID_CHARACTERS:
-        raise UsageError(
-            f"{text!r} is no job id: ids look like job-1a2b3c4d, and their beginning is enough. See `kinetic jobs list --all`."
-        )
-    found = [i for i in known if i.startswith(text)] or [i for i in known if i.startswith(f"job-{text}")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise UsageError(
-            f"{text!r} is the beginning of {len(found)} job ids: {', '.join(found[:_SHOWN])}{more}. Write one more letter."
-        )
-    raise NotFound(f"There is no job {text!r}. `kinetic jobs list --all` shows all jobs.", suggestions=_near(text, known))
-
-
-def _near(text: str, known: list[str]) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(text, known, n=3, cutoff=0.75)

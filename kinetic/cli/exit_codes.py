@@ -5,7 +5,7 @@ In: an exception, or how a job ended. Out: an exit code. Called by `main` and by
 
 from __future__ import annotations
 
-from kinetic.errors import JobFailed, NotFound, PreflightError, StoreError, SubmitError, UsageError
+from kinetic.errors import JobFailed, NotFound, PreflightError, StoreError, SubmitError, UsageError, WaitTimeout
 from kinetic.job.outcome import Exit, HostReport, Outcome
 
 OK = 0
@@ -14,8 +14,6 @@ USAGE = 2
 NOT_FOUND = 3
 REFUSED = 4
 STORE = 5
-COMMAND_NOT_EXECUTABLE = 126
-COMMAND_NOT_FOUND = 127
 TIMED_OUT = 124
 INTERRUPTED = 130
 
@@ -33,6 +31,7 @@ TABLE: tuple[tuple[int, str], ...] = (
 # JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, and they are failures of the job.
 _BY_TYPE: tuple[tuple[type[BaseException], int], ...] = (
     (JobFailed, FAILED),
+    (WaitTimeout, TIMED_OUT),
     (UsageError, USAGE),
     (NotFound, NOT_FOUND),
     (PreflightError, REFUSED),

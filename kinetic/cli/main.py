@@ -101,7 +101,7 @@ def _misused(ending: BaseException) -> int:
 
 def _failed(problem: BaseException) -> int:
     if isinstance(problem, KeyboardInterrupt):
-        output.notice("Interrupted.")
+        pass  # whoever was interrupted has said what goes on
     elif _debugging():
         output.traceback_of(problem)
     else:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kinetic.backends.base import Phase
 from kinetic.cli.desk import Desk
-from kinetic.errors import CorruptRecord, NotFound
+from kinetic.errors import NotFound
 from kinetic.job import paths
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
@@ -26,6 +26,7 @@ from kinetic.storage.local import LocalStore
 from kinetic.storage.turn import sweeping
 
 CONTENT_AGE_S = 86400.0
+_ENDED = frozenset(phase for phase in Phase if phase.ended)
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -53,15 +54,11 @@ def ended_before(desk: Desk, moment: float) -> list[JobRef]:
 
 
 def _ended_at(desk: Desk, ref: JobRef) -> float:
-    """When the job ended; the end of time for one that has not."""
-    try:
-        outcome = desk.outcome(ref)
-    except CorruptRecord:
-        outcome = None
-    if outcome is not None:
-        return outcome.ended_at or ref.created_at
-    phase: Phase = desk.backend_of(ref).phase(ref)
-    return ref.created_at if phase.ended else float("inf")
+    """When the job ended; the end of time for one that has not, or of which nobody here can tell."""
+    verdict = desk.verdict(ref)
+    if verdict is not None:
+        return verdict.ended_at or ref.created_at
+    return ref.created_at if desk.state(ref) in _ENDED else float("inf")
 
 
 def remove(desk: Desk, ref: JobRef) -> None:
@@ -108,19 +105,19 @@ def _used(store: LocalStore, without: Collection[str]) -> set[str]:
             plan = _content(store, paths.plan(entry.name))
             named = _digests(plan)
             used |= named
-            manifests |= _manifests(plan) or named
+            manifests |= named if (known := _manifests(plan)) is None else known
     for digest in manifests:
         used |= _digests(_content(store, paths.blob(digest)))
     return used
 
 
-def _manifests(plan: bytes) -> set[str]:
-    """The manifest that a plan names; empty when the plan cannot be read, for then any of its digests may be one."""
+def _manifests(plan: bytes) -> set[str] | None:
+    """The manifest that a plan names, if any; None when the plan cannot be read, for then any of its digests may be one."""
     try:
         tree = json.loads(plan)["tree"]
-        return {""} if tree is None else {tree["manifest"]["digest"]}
+        return set() if tree is None else {tree["manifest"]["digest"]} & _digests(plan)
     except (ValueError, KeyError, TypeError):
-        return set()
+        return None
 
 
 def _content(store: LocalStore, key: str) -> bytes:

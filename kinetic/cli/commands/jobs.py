@@ -10,14 +10,13 @@ from typing import Any
 import click
 
 from kinetic.cli import output, text
-from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.desk import UNKNOWN, Desk, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import json_option
-from kinetic.errors import CorruptRecord
 from kinetic.job.outcome import HostReport, Outcome
 from kinetic.job.ref import JobRef
 
-STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND")
+STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND", UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "AGE")
 _HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _HOSTS_SHOWN = 32
@@ -122,23 +121,14 @@ def _cells(ref: JobRef, state: str, now: float) -> tuple[str, ...]:
 def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = desk.find(job_id)
-    outcome, damage = _outcome(desk, ref)
-    state = desk.state(ref)
+    outcome = desk.handle_of(ref).outcome()
+    state = desk.state(ref) if outcome is None else outcome.verdict.upper()
     if as_json:
         return output.json_document(ref.to_json() | {"state": state, "outcome": outcome.to_json() if outcome else None})
     output.line(text.pairs(_facts(ref, state, outcome, desk.now())))
     if outcome is not None and len(outcome.reports) > 1:
         _print_hosts(outcome)
-    if damage:
-        output.notice(f"warning: {damage}")
     return None
-
-
-def _outcome(desk: Desk, ref: JobRef) -> tuple[Outcome | None, str]:
-    try:
-        return desk.outcome(ref), ""
-    except CorruptRecord as problem:
-        return None, str(problem)
 
 
 def _facts(ref: JobRef, state: str, outcome: Outcome | None, now: float) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ In: ids, ages. Out: words on what was done. Called by the jobs group.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,18 +64,18 @@ Examples:
 @click.argument("job_id", metavar="ID")
 def stacks(desk: Desk, /, *, job_id: str, as_json: bool) -> int:
     """Print the stacks of all hosts."""
-    found = desk.handle_of(desk.find(job_id)).stacks()
+    found = desk.handle(job_id).stacks()
     if as_json:
-        output.json_document({str(host): stack for host, stack in found.items()} if isinstance(found, Mapping) else found)
+        output.json_document({str(host): stack for host, stack in found.items()})
     else:
-        output.line(_grouped(found) if isinstance(found, Mapping) else str(found))
+        output.line(_grouped(found))
     return exit_codes.OK
 
 
-def _grouped(stacks_by_host: Mapping[int, str]) -> str:
+def _grouped(stacks_by_host: dict[int, str]) -> str:
     from kinetic.coordinator import blame
 
-    return blame.format_groups(dict(stacks_by_host))
+    return blame.format_groups(stacks_by_host)
 
 
 @click.command("cancel", help=_CANCEL_HELP)
@@ -87,7 +86,7 @@ def _grouped(stacks_by_host: Mapping[int, str]) -> str:
 def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, cleanup_poll_interval: float) -> None:
     """Ask jobs to stop."""
     for ref in _all(desk, job_ids):
-        if desk.outcome(ref) is not None:
+        if desk.verdict(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
         desk.handle_of(ref).cancel()
@@ -129,6 +128,7 @@ def _all(desk: Desk, job_ids: tuple[str, ...]) -> list[JobRef]:
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @yes_option
 @json_option
+@with_desk
 def prune(desk: Desk, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Remove old records, then content that is not used any more."""
     from kinetic.cli import pruning

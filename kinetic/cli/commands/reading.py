@@ -5,7 +5,7 @@ In: a job's id. Out: bytes of logs, values, exit codes. Called by the jobs group
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from kinetic.cli.desk import Desk, with_desk
 from kinetic.cli.options import DURATION, json_option
 from kinetic.cli.prefix import Prefixer
 from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    from kinetic.handle import JobHandle
 
 _LOGS_HELP = """Print what the hosts of a job printed.
 
@@ -78,7 +81,7 @@ def logs(
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail)
-    output.copy_log(desk.backend_of(ref).logs(ref, request), prefixer, flush=follow)
+    output.copy_log(desk.output_of(ref, request), prefixer, flush=follow)
 
 
 def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -98,10 +101,8 @@ def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
 @click.argument("job_id", metavar="ID")
 def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
     """Wait for the end."""
-    handle = desk.handle_of(desk.find(job_id))
-    if not _ended_in_time(handle, timeout):
-        return _gave_up(handle.job_id, timeout)
-    outcome = handle.outcome()
+    handle = desk.handle(job_id)
+    outcome = handle.wait(timeout)
     if as_json:
         output.json_document({"job_id": handle.job_id} | outcome.to_json())
     elif not outcome.ok:
@@ -134,10 +135,8 @@ def result(
     as_json: bool,
 ) -> int:
     """Print the value."""
-    handle = desk.handle_of(desk.find(job_id))
-    if not _ended_in_time(handle, timeout):
-        return _gave_up(handle.job_id, timeout)
-    if not handle.outcome().ok:
+    handle = desk.handle(job_id)
+    if not handle.wait(timeout).ok:
         return tell_failure(handle)
     value = handle.result(
         cleanup=cleanup, cleanup_timeout=cleanup_timeout, cleanup_poll_interval=cleanup_poll_interval, stream_logs=False
@@ -146,22 +145,7 @@ def result(
     return exit_codes.OK
 
 
-def _ended_in_time(handle: Any, timeout_s: float | None) -> bool:
-    try:
-        handle.wait(timeout_s)
-    except TimeoutError:
-        return False
-    return True
-
-
-def _gave_up(job_id: str, timeout_s: float | None) -> int:
-    output.error(
-        f"{job_id} has not ended after {timeout_s:g} s; it runs on.", f"`kinetic jobs logs -f {job_id}` shows what it does."
-    )
-    return exit_codes.TIMED_OUT
-
-
-def tell_failure(handle: Any) -> int:
+def tell_failure(handle: JobHandle[Any]) -> int:
     """Print the error of a job that failed, as the call would have raised it."""
     try:
         handle.result(cleanup=False, stream_logs=False)

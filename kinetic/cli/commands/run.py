@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +38,9 @@ Examples:
   kinetic run -a tpu-v6e-8 --all-hosts -- hostname
   id=$(kinetic run -a gpu-l4 --detach train.py); kinetic jobs logs -f "$id"
 """
+
+if TYPE_CHECKING:
+    from kinetic.handle import JobHandle
 
 
 class _RunCommand(click.Command):
@@ -98,17 +101,18 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `kinetic.run` for these options."""
     given = {name: options[name] for name in ("accelerator", "retries", "backend", "output_dir")}
     limits = {name: options[name] for name in ("timeout", "start_timeout", "hang_timeout")}
-    names = {"env": dict(options["env"]), "secrets": list(options["secrets"]), "name": options["name"] or program.name}
-    return given | limits | names
+    variables = {"env": dict(options["env"]), "secrets": list(options["secrets"])}
+    # A command that wants JAX over all hosts starts it itself; ours would hold the chips that it needs.
+    return given | limits | variables | {"name": options["name"] or program.name, "joins_jax": program.kind is not Kind.COMMAND}
 
 
-def _follow(desk: Desk, handle: Any, program: Program, all_hosts: bool) -> int:
+def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
     """Print the output as it comes, then tell how the program ended."""
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
     try:
         _print_output(desk, handle, all_hosts)
-        outcome = handle.outcome()
+        outcome = handle.wait()
     except KeyboardInterrupt:
         output.notice(
             f"\n{handle.job_id} runs on. To see it again: kinetic jobs logs -f {handle.job_id}\n"
@@ -118,16 +122,16 @@ def _follow(desk: Desk, handle: Any, program: Program, all_hosts: bool) -> int:
     return exit_codes.OK if outcome.ok else _failed(handle, outcome, program)
 
 
-def _print_output(desk: Desk, handle: Any, all_hosts: bool) -> None:
+def _print_output(desk: Desk, handle: JobHandle[Any], all_hosts: bool) -> None:
     from kinetic.backends.base import LogRequest
     from kinetic.cli.prefix import Prefixer
 
     ref = desk.find(handle.job_id)
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True)
-    output.copy_output(desk.backend_of(ref).logs(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
+    output.copy_output(desk.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 
-def _failed(handle: Any, outcome: Outcome, program: Program) -> int:
+def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
         # The program has said itself why it ends.

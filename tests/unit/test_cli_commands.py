@@ -1,0 +1,708 @@
+"""The command line from argv to exit code, over a real local store and a fake backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic.backends.base import Document, LogRequest, Phase
+from kinetic.cli import pruning
+from kinetic.cli.desk import Desk
+from kinetic.cli.main import call
+from kinetic.errors import HostLost, PreflightError, StoreError
+from kinetic.handle import JobHandle
+from kinetic.job import paths
+from kinetic.job.logformat import STDERR, STDOUT, LogChunk
+from kinetic.job.outcome import Exit, HostReport, Outcome, RemoteError, Verdict
+from kinetic.job.ref import JobRef
+from kinetic.packaging import payload
+from kinetic.storage.local import LocalStore
+from kinetic.storage.turn import submitting
+
+NOW = 1_700_000_000.0
+DAY = 86400.0
+ROOT = Path(kinetic.__file__).parent.parent
+
+
+@dataclass
+class FakeBackend:
+    """Jobs that only stand still: their phases and output are what a test says."""
+
+    name: str = "fake"
+    phases: dict[str, Phase] = field(default_factory=dict)
+    output: dict[str, list[LogChunk | None]] = field(default_factory=dict)
+    requests: list[LogRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    cleaned: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    at_end: Callable[[], None] = lambda: None
+
+    def preflight(self, plan: Any) -> None: ...
+
+    def render(self, plan: Any) -> list[Document]:
+        return []
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None: ...
+
+    def phase(self, ref: JobRef) -> Phase:
+        return self.phases.get(ref.job_id, Phase.RUNNING)
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        self.requests.append(request)
+        for chunk in self.output.get(ref.job_id, []):
+            if chunk is None or request.hosts is None or chunk.host in request.hosts:
+                yield chunk
+        self.at_end()
+
+    def cancel(self, ref: JobRef) -> None:
+        self.cancelled.append(ref.job_id)
+
+    def cleanup(self, ref: JobRef) -> None:
+        if ref.job_id in self.broken:
+            raise StoreError(f"{ref.job_id} cannot be reached. Try again later.")
+        self.cleaned.append(ref.job_id)
+
+
+class World:
+    """A store with jobs in it, and a command line that works on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = LocalStore(root)
+        self.backend = FakeBackend()
+        self.submitted: list[tuple[Callable[[], None], Mapping[str, Any]]] = []
+        self.desk = Desk(self.store, lambda ref: self.backend, self._handle, self._submit, lambda: NOW)
+
+    def _handle(self, ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, self.backend, self.store)
+
+    def _submit(self, function: Callable[[], None], options: Mapping[str, Any]) -> JobHandle[Any]:
+        self.submitted.append((function, options))
+        return self._handle(self.job("job-00000001", hosts=2))
+
+    def job(self, job_id: str, *, name: str = "train", age: float = 60.0, hosts: int = 1) -> JobRef:
+        ref = JobRef(
+            job_id=job_id,
+            backend="fake",
+            requested_backend="fake",
+            accelerator="tpu-v6e-8",
+            func_name=name,
+            display_name=name,
+            created_at=NOW - age,
+            store_uri=self.store.uri,
+            hosts=hosts,
+        )
+        self.store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
+        return ref
+
+    def plan(self, job_id: str, payload_digest: str, manifest: str | None = None) -> None:
+        tree = None if manifest is None else {"manifest": {"digest": manifest, "size_bytes": 1}, "files": 1, "size_bytes": 1}
+        plan = {"schema_version": 1, "payload": {"digest": payload_digest, "size_bytes": 1}, "tree": tree}
+        self.store.put(paths.plan(job_id), json.dumps(plan).encode())
+
+    def blob(self, digit: str, data: bytes = b"x", *, age: float = 10 * DAY) -> str:
+        digest = digit * 64
+        self.store.put(paths.blob(digest), data)
+        os.utime(self.store.path(paths.blob(digest)), (NOW - age, NOW - age))
+        return digest
+
+    def end(self, job_id: str, outcome: Outcome) -> None:
+        self.store.put(paths.outcome(job_id), json.dumps(outcome.to_json()).encode())
+
+    def succeed(self, job_id: str, value: Any = None, *, ended: float = NOW) -> None:
+        import hashlib
+
+        data = payload.pack_value(value)
+        self.store.put(paths.result(job_id), data)
+        digest = hashlib.sha256(data).hexdigest()
+        reports = (HostReport(0, Exit.RETURNED),)
+        self.end(
+            job_id, Outcome(Verdict.SUCCEEDED, reports=reports, result_digest=digest, result_size_bytes=len(data), ended_at=ended)
+        )
+
+    def fail(self, job_id: str, report: HostReport | None = None, *, ended: float = NOW) -> None:
+        report = report or HostReport(1, Exit.OS_EXIT, exit_code=9, detail="The worker ended with code 9.")
+        reports = (*tuple(HostReport(i, Exit.STOPPED) for i in range(report.host)), report)
+        self.end(job_id, Outcome(Verdict.FAILED, blamed=(report.host,), reason="host 1 ended", reports=reports, ended_at=ended))
+
+    def __call__(self, *argv: str) -> int:
+        return call(argv, self.desk)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "store")
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+# -- list and status -------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_all_states_newest_first(world: World, capsys: Capture) -> None:
+    for number, age in enumerate((4000, 3000, 2000, 1000)):
+        world.job(f"job-0000000{number}", name=f"f{number}", age=age)
+    world.succeed("job-00000000")
+    world.fail("job-00000001")
+    world.end("job-00000002", Outcome(Verdict.CANCELLED))
+    assert world("jobs", "list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "AGE"]
+    assert [line.split() for line in lines[1:]] == [
+        ["job-00000003", "f3", "tpu-v6e-8", "1", "RUNNING", "16m"],
+        ["job-00000002", "f2", "tpu-v6e-8", "1", "CANCELLED", "33m"],
+        ["job-00000001", "f1", "tpu-v6e-8", "1", "FAILED", "50m"],
+        ["job-00000000", "f0", "tpu-v6e-8", "1", "SUCCEEDED", "66m"],
+    ]
+
+
+def test_list_filters_before_it_counts(world: World, capsys: Capture) -> None:
+    for number in range(6):
+        world.job(f"job-0000000{number}", age=number)
+        if number % 2:
+            world.succeed(f"job-0000000{number}")
+    assert world("jobs", "list", "--state", "succeeded", "--limit", "2", "--json") == 0
+    out, _err = capsys.readouterr()
+    assert [job["job_id"] for job in json.loads(out)] == ["job-00000001", "job-00000003"]
+    assert world("jobs", "list", "--limit", "2") == 0
+    assert "--all" in capsys.readouterr().err
+    assert world("jobs", "list", "--all", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 6
+
+
+def test_an_empty_list_is_no_error(world: World, capsys: Capture) -> None:
+    assert world("jobs", "list") == 0
+    assert world("jobs", "list", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_garbage_hides_no_other_job(world: World, capsys: Capture) -> None:
+    world.job("job-00000001")
+    world.store.put(paths.outcome("job-00000001"), b"\0garbage")
+    world.job("job-00000002", name="evil\x1b]0;title\x07\n")
+    for number, data in enumerate((b"", b"[]", b'{"job_id": 3}', b"\xff\xfe")):
+        world.store.put(paths.ref(f"job-bad{number}"), data)
+    assert world("jobs", "list") == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 3
+    assert "\x1b" not in out
+    assert "\x07" not in out
+
+
+def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(world: World, capsys: Capture) -> None:
+    def missing(ref: JobRef) -> Any:
+        raise PreflightError("no such backend")
+
+    world.job("job-00000001")
+    desk = Desk(world.store, missing, missing, world._submit, lambda: NOW)
+    assert call(["jobs", "list"], desk) == 0
+    assert "UNKNOWN" in capsys.readouterr().out
+    assert call(["jobs", "prune", "--yes", "--older-than", "1s"], desk) == 0
+    assert world.store.has(paths.ref("job-00000001"))
+
+
+def test_status(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", hosts=2)
+    assert world("jobs", "status", "job-0") == 0
+    assert "RUNNING" in capsys.readouterr().out
+    world.fail("job-00000001")
+    assert world("jobs", "status", "00000001") == 0
+    out = capsys.readouterr().out
+    assert "FAILED" in out
+    assert "host 1" in out
+    assert "os_exit" in out
+    assert world("jobs", "status", "--json", "job-00000001") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["state"] == "FAILED"
+    assert document["outcome"]["blamed"] == [1]
+
+
+def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", hosts=1024)
+    reports = tuple(HostReport(i, Exit.STOPPED if i != 777 else Exit.SIGNAL, signal=9) for i in range(1024))
+    world.end("job-00000001", Outcome(Verdict.FAILED, blamed=(777,), reason="host 777 died", reports=reports))
+    assert world("jobs", "status", "job-0") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) < 50
+    assert "\n 777" in out or "\n777" in out
+    assert "992 hosts more" in err
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "result", "wait", "cancel", "cleanup", "stacks"])
+def test_ids(world: World, command: str, capsys: Capture) -> None:
+    world.job("job-aaaa0001")
+    world.job("job-aaaa0002")
+    assert world("jobs", command, "job-bbbb0000") == 3
+    assert world("jobs", command, "job-aaaa000x") == 3
+    assert "job-aaaa0001" in capsys.readouterr().err
+    assert world("jobs", command, "job-aaaa") == 2
+    assert world("jobs", command, "../../etc/passwd") == 2
+    assert world("jobs", command, "") == 2
+    assert world("jobs", command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+
+
+# -- logs ------------------------------------------------------------------------------------------------------------------------
+
+
+def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
+    return LogChunk(host, stream, 10**18, data)
+
+
+def test_logs_are_the_bytes_that_were_printed(world: World, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    world.job("job-00000001")
+    odd = b"\x00\xff[rank0] [/tmp/x] arr[i] \x1b[31m\r\n" + b"x" * 500 + b"\nno end"
+    world.backend.output["job-00000001"] = [chunk(odd[:7]), None, chunk(odd[7:], stream=STDERR)]
+    assert world("jobs", "logs", "job-0") == 0
+    assert capfdbinary.readouterr() == (odd, b"")
+
+
+def test_logs_pass_on_what_was_asked_for(world: World) -> None:
+    world.job("job-00000001", hosts=4)
+    world("jobs", "logs", "job-0")
+    world("jobs", "logs", "job-0", "-n", "5", "--host", "3")
+    world("jobs", "logs", "job-0", "--host", "3", "--host", "1", "--host", "3")
+    world("jobs", "logs", "job-0", "--all-hosts")
+    assert world.backend.requests == [
+        LogRequest((0,), False, None),
+        LogRequest((3,), False, 5),
+        LogRequest((3, 1), False, None),
+        LogRequest(None, False, None),
+    ]
+    assert world("jobs", "logs", "job-0", "--host", "4") == 2
+    assert world("jobs", "logs", "job-0", "-n", "-1") == 2
+
+
+def test_logs_of_all_hosts_name_the_host(world: World, capfd: Capture) -> None:
+    world.job("job-00000001", hosts=2)
+    world.backend.output["job-00000001"] = [chunk(b"a\nb\n"), chunk(b"c", 1)]
+    assert world("jobs", "logs", "job-0", "--all-hosts") == 0
+    assert capfd.readouterr().out == "[host 0] a\n[host 0] b\n[host 1] c\n"
+    assert world("jobs", "logs", "job-0", "--timestamps") == 0
+    assert capfd.readouterr().out == "2001-09-09T01:46:40.000Z a\n2001-09-09T01:46:40.000Z b\n"
+
+
+def test_following_ends_with_the_job(world: World, capfd: Capture) -> None:
+    world.job("job-00000001")
+    world.backend.output["job-00000001"] = [None, chunk(b"a\n"), None]
+    world.backend.at_end = lambda: world.succeed("job-00000001")
+    assert world("jobs", "logs", "-f", "job-0") == 0
+    assert capfd.readouterr().out == "a\n"
+    assert world.backend.requests == [LogRequest((0,), True, None)]
+
+
+def test_a_reader_that_goes_away_is_no_error(world: World) -> None:
+    """As with cat: `kinetic jobs logs ID | head -1` is quiet."""
+    ref = world.job("job-00000001")
+    big = b"line\n" * 100_000
+    world.store.put(paths.outcome(ref.job_id), b"{}")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_cli_commands import World, chunk; from pathlib import Path\n"
+        "world = World(Path(sys.argv[2])); world.backend.output['job-00000001'] = [chunk(b'line\\n' * 100_000)] * 3\n"
+        "sys.exit(world('jobs', 'logs', 'job-0'))"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), world.store.uri]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(5) == big[:5]
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+# -- result and wait -------------------------------------------------------------------------------------------------------------
+
+
+def test_result_prints_the_value_again_and_again(world: World, capsys: Capture) -> None:
+    world.job("job-00000001")
+    world.succeed("job-00000001", {"loss": 0.5, "名": [1, 2]})
+    for _ in range(2):
+        assert world("jobs", "result", "job-0") == 0
+        assert capsys.readouterr().out == "{'loss': 0.5, '名': [1, 2]}\n"
+    assert world("jobs", "result", "--json", "job-0") == 0
+    assert json.loads(capsys.readouterr().out) == {"loss": 0.5, "名": [1, 2]}
+
+
+def test_arrays_have_a_json_form_and_sets_have_none(world: World, capsys: Capture) -> None:
+    import numpy as np
+
+    world.job("job-00000001")
+    world.succeed("job-00000001", {"a": np.arange(3), "b": np.float32(0.5)})
+    assert world("jobs", "result", "--json", "job-0") == 0
+    assert json.loads(capsys.readouterr().out) == {"a": [0, 1, 2], "b": 0.5}
+    for value in ({1, 2}, float("nan"), {(1, 2): 3}):
+        world.succeed("job-00000001", value)
+        assert world("jobs", "result", "--json", "job-0") == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "--json" in err
+
+
+def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", hosts=2)
+    for problem in (
+        ZeroDivisionError("by zero"),
+        KeyboardInterrupt("theirs"),
+        BrokenPipeError(32, "theirs"),
+        SystemExit("theirs"),
+    ):
+        key = paths.error("job-00000001", 1)
+        world.store.put(key, payload.pack_exception(problem))
+        remote = RemoteError(type(problem).__name__, str(problem), "Traceback: line 7 in train\n", key=key)
+        world.fail("job-00000001", HostReport(1, Exit.RAISED, error=remote))
+        assert world("jobs", "result", "job-0") == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert type(problem).__name__ in err
+        assert "line 7 in train" in err
+
+
+def test_waiting_tells_by_its_exit_code(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", hosts=2)
+    world.succeed("job-00000001")
+    assert world("jobs", "wait", "job-0") == 0
+    world.fail("job-00000001")
+    assert world("jobs", "wait", "job-0") == 1
+    assert "host 1 ended" in capsys.readouterr().err
+    assert world("jobs", "wait", "--json", "job-0") == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "failed"
+
+
+@pytest.mark.parametrize("command", ["wait", "result"])
+def test_giving_up_leaves_the_job_running(world: World, command: str, capsys: Capture) -> None:
+    world.job("job-00000001")
+    world.backend.output["job-00000001"] = [None]
+    assert world("jobs", command, "--timeout", "1ms", "job-0") == 124
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "job-00000001" in err
+    assert world.backend.cancelled == []
+    assert world("jobs", command, "--timeout", "soon", "job-0") == 2
+
+
+# -- stopping and removing -------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_takes_several_and_passes_over_what_has_ended(world: World, capsys: Capture) -> None:
+    for number in range(3):
+        world.job(f"job-0000000{number}")
+    world.succeed("job-00000000")
+    assert world("jobs", "cancel", "00000000", "00000001", "job-00000001") == 0
+    assert world.backend.cancelled == ["job-00000001"]
+    assert world("jobs", "cancel", "00000002", "nobody") == 3
+    assert world.backend.cancelled == ["job-00000001"], "a wrong id must not leave half of the others cancelled"
+
+
+def test_cleanup(world: World) -> None:
+    world.job("job-00000001")
+    world.succeed("job-00000001")
+    assert world("jobs", "cleanup", "--no-gcs", "job-0") == 0
+    assert world.store.has(paths.ref("job-00000001"))
+    assert world("jobs", "cleanup", "job-0") == 0
+    assert not world.store.has(paths.ref("job-00000001"))
+
+
+def history(world: World) -> None:
+    """An old job, a young one, one that runs since long ago, and content: shared, unused, unused but young."""
+    world.job("job-0000000d", age=30 * DAY)
+    world.succeed("job-0000000d", ended=NOW - 20 * DAY)
+    world.job("job-0000000e", age=2 * DAY)
+    world.fail("job-0000000e", ended=NOW - 1 * DAY)
+    world.job("job-0000000f", age=90 * DAY)
+    shared = world.blob("a")
+    world.plan("job-0000000d", world.blob("b"), shared)
+    world.plan("job-0000000f", world.blob("c"), world.blob("1", b'{"files": {"x": "%s"}}' % (b"2" * 64)))
+    world.plan("job-0000000e", world.blob("d"), shared)
+    world.blob("2", b"source file")
+    world.blob("e")
+    world.blob("f", age=3600)
+    world.store.put(f"{paths.outputs('job-0000000d')}/model.bin", b"weights")
+
+
+def remaining(world: World) -> str:
+    return "".join(sorted(key[-1] for key in world.store.list(paths.BLOBS)))
+
+
+def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
+    history(world)
+    assert world("jobs", "prune", "--dry-run", "--json") == 0
+    promised = json.loads(capsys.readouterr().out)
+    assert (promised["jobs"], promised["contents"]) == (["job-0000000d"], 2)
+    assert remaining(world) == "12abcdef"
+    assert world("jobs", "prune", "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == promised
+    assert remaining(world) == "12acdf"
+    assert not world.store.has(paths.ref("job-0000000d"))
+    assert not list(world.store.list(paths.job("job-0000000d")))
+    assert world.store.has(paths.ref("job-0000000e"))
+    assert world.store.get(f"{paths.outputs('job-0000000d')}/model.bin") == b"weights"
+    assert world.backend.cleaned == ["job-0000000d"]
+
+
+def test_prune_asks_and_does_nothing_without_an_answer(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    history(world)
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr(sys, "stdin", nobody)
+        assert world("jobs", "prune") == 2
+    assert "--yes" in capsys.readouterr().err
+    assert remaining(world) == "12abcdef"
+
+
+def test_prune_takes_no_chances_with_plans_that_it_cannot_read(world: World) -> None:
+    history(world)
+    newer = {"schema_version": 99, "forest": [{"root": "1" * 64}], "payload": "c" * 64}
+    for plan in (json.dumps(newer).encode(), b"garbage " + b"1" * 64 + b" \xff " + b"c" * 64):
+        world.store.put(paths.plan("job-0000000f"), plan)
+        assert world("jobs", "prune", "--yes") == 0
+        assert set("12c") <= set(remaining(world))
+
+
+def test_prune_goes_on_when_a_job_cannot_be_removed(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", age=30 * DAY)
+    world.succeed("job-00000001", ended=NOW - 20 * DAY)
+    world.job("job-00000002", age=30 * DAY)
+    world.succeed("job-00000002", ended=NOW - 20 * DAY)
+    world.backend.broken = {"job-00000001"}
+    assert world("jobs", "prune", "--yes") == 5
+    assert world.store.has(paths.ref("job-00000001"))
+    assert not world.store.has(paths.ref("job-00000002"))
+    assert "job-00000001 was kept" in capsys.readouterr().err
+
+
+def test_prune_removes_what_a_killed_submission_left(world: World) -> None:
+    world.plan("job-0000000a", world.blob("a"))
+    os.utime(world.store.path(paths.job("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
+    world.plan("job-0000000b", world.blob("b"))
+    os.utime(world.store.path(paths.job("job-0000000b")), (NOW - 60, NOW - 60))
+    assert world("jobs", "prune", "--yes") == 0
+    assert remaining(world) == "b"
+    assert not list(world.store.list(paths.job("job-0000000a")))
+
+
+def test_prune_of_nothing(world: World, capsys: Capture) -> None:
+    assert world("jobs", "prune") == 0
+    assert "0 jobs" in capsys.readouterr().out
+
+
+def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
+    """A submission finds old content in place, and names it in its plan only later: the sweep must not come between."""
+    import threading
+
+    content = world.blob("a")
+    order: list[str] = []
+    with submitting(world.store):
+        assert world.store.has(paths.blob(content))
+        sweeper = threading.Thread(target=lambda: (pruning.sweep(world.store, older_than=NOW), order.append("swept")))
+        sweeper.start()
+        sweeper.join(0.05)
+        world.plan("job-00000001", content)
+        order.append("submitted")
+    sweeper.join()
+    assert order == ["submitted", "swept"]
+    assert world.store.has(paths.blob(content))
+
+
+# -- run -------------------------------------------------------------------------------------------------------------------------
+
+
+def run(world: World, *argv: str) -> int:
+    return world("run", "-a", "tpu-v6e-8", *argv)
+
+
+def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    options = ["--env", "A=1=2", "--env", "B=", "--secret", "HF_TOKEN", "--timeout", "2h", "--start-timeout", "30s"]
+    more = ["--hang-timeout", "5m", "--retries", "2", "--name", "exp 1", "--output-dir", "out", "--backend", "local", "-d"]
+    assert run(world, *options, *more, str(script), "--env", "C=3") == 0
+    assert capsys.readouterr().out == "job-00000001\n"
+    function, given = world.submitted[0]
+    assert given == {
+        "accelerator": "tpu-v6e-8",
+        "env": {"A": "1=2", "B": ""},
+        "secrets": ["HF_TOKEN"],
+        "timeout": 7200.0,
+        "start_timeout": 30.0,
+        "hang_timeout": 300.0,
+        "retries": 2,
+        "name": "exp 1",
+        "output_dir": "out",
+        "backend": "local",
+        "joins_jax": True,
+    }
+    assert function.__name__ == "train.py"
+
+
+def test_run_prints_what_the_leader_prints_where_it_printed_it(world: World, capfd: Capture) -> None:
+    world.backend.output["job-00000001"] = [chunk(b"out\n"), chunk(b"err\n", stream=STDERR), chunk(b"other\n", 1), None]
+    world.backend.at_end = lambda: world.succeed("job-00000001")
+    assert run(world, "--", "ls") == 0
+    assert capfd.readouterr() == ("out\n", "err\n")
+    assert run(world, "--all-hosts", "--", "ls") == 0
+    assert capfd.readouterr() == ("[host 0] out\n[host 1] other\n", "[host 0] err\n")
+    assert world.submitted[0][1]["joins_jax"] is False
+
+
+def test_run_ends_with_the_code_of_the_program(world: World, capfd: Capture) -> None:
+    exited = HostReport(1, Exit.SYS_EXIT, exit_code=42, detail="The function called sys.exit(42).")
+    world.backend.at_end = lambda: world.fail("job-00000001", exited)
+    assert run(world, "--", "make", "all") == 42
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "error: make exited with code 42 on host 1 of 2 (job-00000001).\n")
+    world.backend.at_end = lambda: world.fail("job-00000001", HostReport(1, Exit.SIGNAL, signal=9, detail="Killed by SIGKILL."))
+    assert run(world, "--", "make") == 137
+    assert "SIGKILL" in capfd.readouterr().err
+
+
+def test_ctrl_c_says_how_to_come_back(world: World, capfd: Capture) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    world.backend.at_end = interrupt
+    assert run(world, "--", "ls") == 130
+    err = capfd.readouterr().err
+    assert "kinetic jobs logs -f job-00000001" in err
+    assert "kinetic jobs cancel job-00000001" in err
+    assert world.backend.cancelled == []
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--"],
+        ["-m"],
+        ["absent.py"],
+        ["ls", "-l"],
+        ["--env", "A", "--", "ls"],
+        ["--env", "=x", "--", "ls"],
+        ["--timeout", "0", "--", "ls"],
+        ["--retries", "-1", "--", "ls"],
+        ["--hang-timeout", "5m", "--", "ls"],
+        ["--unknown", "--", "ls"],
+    ],
+)
+def test_a_wrong_command_line_creates_nothing(world: World, argv: list[str], capsys: Capture) -> None:
+    assert run(world, *argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert world.submitted == []
+
+
+def test_an_accelerator_is_needed(world: World, capsys: Capture) -> None:
+    assert world("run", "--", "ls") == 2
+    assert "--accelerator" in capsys.readouterr().err
+
+
+# -- accelerators, the root, and errors ------------------------------------------------------------------------------------------
+
+
+def test_accelerators(world: World, capsys: Capture) -> None:
+    assert world("accelerators", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"tpu-v6e-16", "cpu"} <= {row["name"] for row in rows}
+    assert world("accelerators", "V6E-16") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["tpu-v6e-16", "tpu", "16", "4"]
+    assert world("accelerators", "trillium-8") == 0
+    assert "tpu-v6e-8" in capsys.readouterr().out
+    assert world("accelerators", "tpu-v6e-13") == 2
+    assert "tpu-v6e-16" in capsys.readouterr().err
+
+
+def test_typing_errors_get_a_hint(world: World, capsys: Capture) -> None:
+    assert world("jbos") == 2
+    assert "Did you mean 'jobs'?" in capsys.readouterr().err
+    assert world("jobs", "lst") == 2
+    assert "Did you mean 'list'?" in capsys.readouterr().err
+    assert world("jobs", "list", "--josn") == 2
+
+
+def test_help_is_whole(world: World, capsys: Capture) -> None:
+    for argv in ([], ["jobs"], ["run"], ["accelerators"], *(["jobs", c] for c in ("list", "status", "logs", "result", "wait"))):
+        assert world(*argv, "--help") == 0
+        out = capsys.readouterr().out
+        assert "Example" in out
+        assert max(map(len, out.splitlines())) <= 100
+    assert world("--help") == 0
+    out = capsys.readouterr().out
+    assert all(code in out for code in ("124", "130", "  5 "))
+    assert world("--version") == 0
+    assert capsys.readouterr().out == f"kinetic {kinetic.__version__}\n"
+
+
+def test_an_error_shows_its_traceback_only_when_debugging(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any) -> Any:
+        raise ZeroDivisionError("a fault of ours")
+
+    world.job("job-00000001")
+    desk = Desk(world.store, fault, fault, world._submit)
+    assert call(["jobs", "wait", "job-0"], desk) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ZeroDivisionError: a fault of ours\n")
+    assert "KINETIC_LOG_LEVEL=DEBUG" in err
+    monkeypatch.setenv("KINETIC_LOG_LEVEL", "debug")
+    assert call(["jobs", "wait", "job-0"], desk) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_lost_host_is_a_failure_of_the_job(world: World, capsys: Capture) -> None:
+    def lost(*_: Any) -> Any:
+        raise HostLost("host 3 died", job_id="job-00000001", hosts=[3])
+
+    world.job("job-00000001")
+    assert call(["jobs", "wait", "job-0"], Desk(world.store, lost, lost, world._submit)) == 1
+    assert capsys.readouterr().err == "error: host 3 died\n"
+
+
+def loaded_by(*argv: str) -> set[str]:
+    code = (
+        "import sys; from kinetic.cli.main import call; code = call(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("jobs", "list"), ("accelerators",), ("run", "--help"), ("--version",)])
+def test_light_commands_load_no_heavy_package(argv: tuple[str, ...]) -> None:
+    heavy = {"rich", "grpc", "google", "cloudpickle", "tblib", "jax", "numpy", "pathspec", "asyncio", "multiprocessing"}
+    assert not {name.partition(".")[0] for name in loaded_by(*argv)} & heavy
+
+
+def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
+    ours = {name for name in loaded_by("--help") if name.startswith("kinetic.")}
+    assert ours <= {
+        "kinetic.version",
+        "kinetic.errors",
+        "kinetic.cli",
+        "kinetic.cli.main",
+        "kinetic.cli.lazy",
+        "kinetic.cli.output",
+        "kinetic.cli.text",
+        "kinetic.cli.exit_codes",
+        "kinetic.job",
+        "kinetic.job.outcome",
+        "kinetic.job.logformat",
+    }
+
+
+def test_the_configured_store_is_read(home: Path, capsys: Capture) -> None:
+    World(home).job("job-00000007")
+    assert time.time() > NOW
+    assert call(["jobs", "list", "--json"]) == 0
+    (job,) = json.loads(capsys.readouterr().out)
+    assert (job["job_id"], job["state"]) == ("job-00000007", "UNKNOWN")

@@ -1,0 +1,142 @@
+"""What runs a program on a host: script, module, command."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic.cli import program
+from kinetic.cli.program import Kind, Program
+from kinetic.runner import command
+
+ROOT = Path(kinetic.__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def own_interpreter_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: Path, code: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    return path
+
+
+def test_a_script_runs_as_main_with_its_folder_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "sub/friend.py", "NAME = 'friend'")
+    script = str(tmp_path / "sub/s.py")
+    write(tmp_path / "sub/s.py", "import sys, friend; print(__name__, friend.NAME, sys.argv, __file__)")
+    command.run("script", "sub/s.py", ("--x", "1"))
+    assert capfd.readouterr().out == f"__main__ friend [{script!r}, '--x', '1'] {script}\n"
+    assert sys.path[0] == str(tmp_path / "sub")
+    del sys.modules["friend"]
+
+
+def test_a_script_is_found_by_its_folder_when_the_caller_was_elsewhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = write(tmp_path / "tree/entry/s.py", "print('right')").parent
+    write(tmp_path / "tree/entry/elsewhere/s.py", "print('wrong')")
+    sys.path.insert(0, str(entry))
+    monkeypatch.chdir(entry)
+    command.run("script", "elsewhere/s.py", ())
+    assert capfd.readouterr().out == "right\n"
+
+
+def test_a_script_that_was_not_sent_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.run("script", "gone.py", ())
+    assert caught.value.code == 127
+    assert ".kineticignore" in capfd.readouterr().err
+
+
+def test_the_traceback_of_a_script_begins_in_it(tmp_path: Path) -> None:
+    write(tmp_path / "s.py", "def f():\n    1 / 0\nf()\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        command.run("script", "s.py", ())
+    files = [Path(str(entry.path)).name for entry in caught.traceback]
+    assert "runpy.py" not in files
+    assert "<frozen runpy>" not in files
+    assert files[-2:] == ["s.py", "s.py"]
+
+
+def test_a_script_that_exits_keeps_its_code(tmp_path: Path) -> None:
+    write(tmp_path / "s.py", "import sys; sys.exit(5)")
+    with pytest.raises(SystemExit) as caught:
+        command.run("script", "s.py", ())
+    assert caught.value.code == 5
+
+
+def test_a_module_runs_as_main(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "kn_pkg/__init__.py", "")
+    write(tmp_path / "kn_pkg/mod.py", "import sys; print(__name__, __package__, sys.argv[1:])")
+    command.run("module", "kn_pkg.mod", ("-v",))
+    assert capfd.readouterr().out == "__main__ kn_pkg ['-v']\n"
+    del sys.modules["kn_pkg"]
+
+
+def test_a_command_has_our_streams(capfd: pytest.CaptureFixture[str]) -> None:
+    command.run("command", "sh", ("-c", "echo out; echo err >&2"))
+    assert capfd.readouterr() == ("out\n", "err\n")
+
+
+@pytest.mark.parametrize(("line", "code"), [("exit 3", 3), ("kill -9 $$", 137), ("exit 0", 0)])
+def test_a_command_ends_with_its_own_code(line: str, code: int) -> None:
+    assert command.call(["sh", "-c", line]) == code
+
+
+def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.run("command", "no-such-command-here", ())
+    assert caught.value.code == 127
+    assert command.call([str(write(tmp_path / "not-executable", ""))]) == 126
+    assert "no-such-command-here" in capfd.readouterr().err
+
+
+def test_sigterm_is_handed_on_and_the_command_decides(tmp_path: Path) -> None:
+    """In a process of its own: the command traps SIGTERM, cleans up and leaves with a code of its choice."""
+    script = "trap 'echo cleaned; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
+    code = f"from kinetic.runner import command; command.run('command', 'sh', ('-c', {script!r}))"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "cleaned\n"
+    assert process.returncode == 9
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    command.call(["true"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_is_sent_needs_no_module_of_the_command_line(kind: Kind, tmp_path: Path) -> None:
+    """A host must not load click: the function travels by value and holds text only."""
+    import cloudpickle
+
+    script = write(tmp_path / "s.py", "print('ran')")
+    target = {"script": str(script), "module": "this", "command": "true"}[kind]
+    data = cloudpickle.dumps(program.function(Program(kind, target), tmp_path))
+    check = "import sys, pickle; f = pickle.load(sys.stdin.buffer); print([m for m in sys.modules if 'kinetic' in m]); f()"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", check], input=data, capture_output=True, check=True, cwd=tmp_path, env=env)
+    assert done.stdout.splitlines()[0] == b"[]"
+    assert pickle.loads(data).__name__ == Path(target).name
+
+
+def test_the_tree_of_a_script_is_looked_for_around_the_script(tmp_path: Path) -> None:
+    script = write(tmp_path / "project/s.py", "")
+    func = program.function(Program(Kind.SCRIPT, "project/s.py"), tmp_path)
+    assert sys.modules[func.__module__].__file__ == str(script)
+    assert program.function(Program(Kind.COMMAND, "ls"), tmp_path).__module__ == "__main__"
+    del sys.modules[func.__module__]
