@@ -13,7 +13,8 @@ ORDER = ("startup.py", "calls.py", "submit_tree.py", "logs.py", "deaths.py", "ga
 def main() -> int:
     here = Path(__file__).resolve().parent
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    codes = [subprocess.run([sys.executable, here / name], env=env, check=False).returncode for name in ORDER if (here / name).exists()]
+    there = [here / name for name in ORDER if (here / name).exists()]
+    codes = [subprocess.run([sys.executable, path], env=env, check=False).returncode for path in there]
     return max(codes)
 
 

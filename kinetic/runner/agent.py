@@ -80,6 +80,8 @@ class Agent:
         self._watch()
         self._prepare()
         self._link.start(self._address())
+        if self._end is not None:
+            self._conclude()
         try:
             while not self._finished:
                 self._turn()
@@ -125,7 +127,6 @@ class Agent:
             self._state = "waiting"
         except KineticError as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
-            self._conclude()
 
     def _address(self) -> str:
         """How JAX on the other hosts reaches this one; the leader also reserves the port of JAX's coordination service."""
@@ -192,15 +193,19 @@ class Agent:
     def _on_death(self) -> None:
         if self._channel in self._selector.get_map():
             self._on_message()
+        self._collect()
+        processes.kill_descendants()
+        for tee in self._tees:
+            tee.drain()
+        self._conclude()
+
+    def _collect(self) -> None:
+        """Reap the worker."""
         self._selector.unregister(self._pidfd)
         _, self._status, usage = os.wait4(self._pid, 0)
         self._worker_gone = True
         self._kill_at = None
         self._peak = usage.ru_maxrss * 1024
-        processes.kill_descendants()
-        for tee in self._tees:
-            tee.drain()
-        self._conclude()
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
@@ -219,7 +224,7 @@ class Agent:
         """Nobody is there to report to: end the worker, leave the report in the store, go."""
         if not self._worker_gone:
             self._kill_worker()
-            os.wait4(self._pid, 0)
+            self._collect()
         if self._report is None:
             self._end = {"event": Exit.STOPPED, "detail": detail}
             self._conclude()

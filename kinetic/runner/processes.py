@@ -41,6 +41,17 @@ def set_title(title: str) -> None:
     setproctitle.setproctitle(title)
 
 
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does: a large gang has a connection per host."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

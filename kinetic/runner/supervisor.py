@@ -125,6 +125,7 @@ class Supervisor:
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         processes.adopt_orphans()
+        processes.raise_file_limit()
         processes.set_title(f"kinetic-supervisor {self._request.job_id}")
         with contextlib.suppress(OSError):
             (self._own / "reserve").write_bytes(b"\0" * RESERVE_BYTES)

@@ -8,6 +8,7 @@ lives here: a report is sent before the interpreter winds down, because JAX may 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import hashlib
 import io
@@ -82,9 +83,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
         _print_own_failure()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush_streams()
         os._exit(code)
 
 
@@ -151,6 +150,8 @@ def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)  # What native code printed waits in the C library's own buffers.
 
 
 def _wind_down(world: jaxworld.World, *, leave: bool) -> int:
@@ -300,7 +301,10 @@ def _save(start: Start, name: str, data: bytes) -> tuple[str, str, int]:
 
 
 def _returned(value: Any, start: Start) -> Message:
-    message: Message = {"event": Exit.RETURNED, "leftover_threads": _leftover_threads()}
+    threads = _leftover_threads()
+    if threads:
+        print(f"kinetic: still running after the function returned, and ended: threads {', '.join(threads)}", file=sys.stderr)  # noqa: T201
+    message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
     if start.world["process"] != 0:
         return message
     from kinetic.packaging import payload
