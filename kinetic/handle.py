@@ -166,7 +166,7 @@ class JobHandle(Generic[R_co]):
         if address is not None:
             from kinetic.coordinator.client import ControlClient
 
-            with ControlClient(address.target, address.token) as client:
+            with ControlClient(address.target, address.token, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
         found = self._stored()
         kept = {r.host: r.stacks for r in found.reports if r.stacks} if found is not None else {}

@@ -1,0 +1,150 @@
+"""A backend in memory, and records of jobs as hosts would have left them.
+
+In: a store. Out: jobs that have ended, or that a test holds in any phase. Used by the tests of the five steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import inspect
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from kinetic.accelerators.resolve import resolve
+from kinetic.backends.base import LogRequest, Phase
+from kinetic.errors import NotFound
+from kinetic.job import paths
+from kinetic.job.logformat import STDOUT, LogChunk
+from kinetic.job.outcome import Exit, HostReport, Outcome, RemoteError, judge
+from kinetic.job.plan import Blob, Plan, Versions
+from kinetic.job.ref import JobRef
+from kinetic.packaging import payload
+
+HOSTS = 4
+NOW = 1_000_000.0
+
+
+def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
+    return LogChunk(host, stream, 0, data)
+
+
+class FakeBackend:
+    """Keeps what it was told. `output` is what `logs` gives, once; then `finish` is called, as if the job had ended."""
+
+    name = "local"
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.calls: list[str] = []
+        self.phases: dict[str, Phase] = {}
+        self.output: list[LogChunk | None] = []
+        self.finish: Callable[[], None] = lambda: None
+        self.refusal: Exception | None = None
+        self.failure: BaseException | None = None
+        self.secrets: dict[str, str] = {}
+        self.requests: list[LogRequest] = []
+
+    def preflight(self, plan: Plan) -> None:
+        self.calls.append("preflight")
+        if self.refusal is not None:
+            raise self.refusal
+
+    def render(self, plan: Plan) -> list[dict[str, Any]]:
+        self.calls.append("render")
+        return [{"kind": "Fake", "job_id": plan.job_id, "hosts": plan.hosts}]
+
+    def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
+        self.calls.append("submit")
+        assert self.store.has(paths.ref(ref.job_id)), "the reference is written before the job is created"
+        assert self.store.has(paths.plan(ref.job_id))
+        if self.failure is not None:
+            raise self.failure
+        self.secrets = dict(secrets)
+        self.phases[ref.job_id] = Phase.RUNNING
+
+    def phase(self, ref: JobRef) -> Phase:
+        return self.phases.get(ref.job_id, Phase.NOT_FOUND)
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Any:
+        self.requests.append(request)
+        wanted = range(ref.hosts) if request.hosts is None else request.hosts
+        yield from [c for c in self.output if c is None or c.host in wanted]
+        self.finish()
+
+    def cancel(self, ref: JobRef) -> None:
+        self.calls.append("cancel")
+
+    def cleanup(self, ref: JobRef) -> None:
+        self.calls.append("cleanup")
+
+
+class InlineBackend(FakeBackend):
+    """Runs the call at once in this process, as the leader of a gang would, and leaves the records of a gang."""
+
+    def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
+        super().submit(ref, documents, secrets)
+        plan = Plan.from_json(json.loads(self.store.get(paths.plan(ref.job_id))))
+        func, args, kwargs = payload.unpack(self.store.get(paths.blob(plan.payload.digest)))
+        try:
+            value = func(*args, **kwargs)
+            value = asyncio.run(value) if inspect.iscoroutine(value) else value
+        except Exception as error:
+            put_outcome(self.store, ref, raised(self.store, ref, 0, error))
+        else:
+            put_success(self.store, ref, value)
+
+
+def ref(job_id: str = "job-00000001", *, hosts: int = HOSTS, store_uri: str = "", created_at: float = NOW) -> JobRef:
+    return JobRef(job_id, "local", "pathways", "tpu-v6e-16", "train", "train", created_at, store_uri, hosts=hosts)
+
+
+def plan(job_id: str = "job-00000001", accelerator: str = "tpu-v6e-16", **changes: Any) -> Plan:
+    fixed = Plan(job_id, "train", "pathways", resolve(accelerator), Blob("0" * 64, 1), Versions("3.11", "3.0", "0"), NOW)
+    return dataclasses.replace(fixed, **changes)
+
+
+def put_ref(store: Any, job: JobRef) -> JobRef:
+    kept = dataclasses.replace(job, store_uri=store.uri)
+    store.put(paths.ref(kept.job_id), json.dumps(kept.to_json()).encode())
+    return kept
+
+
+def put_outcome(store: Any, job: JobRef, *reports: HostReport, **more: Any) -> Outcome:
+    """Judge a gang whose other hosts returned."""
+    told = {r.host: r for r in reports}
+    every = [told.get(i, HostReport(i, Exit.RETURNED)) for i in range(job.hosts)]
+    outcome = dataclasses.replace(judge(job.hosts, every, now=NOW, **more))
+    store.put(paths.outcome(job.job_id), json.dumps(outcome.to_json()).encode())
+    return outcome
+
+
+def put_success(store: Any, job: JobRef, value: Any) -> Outcome:
+    data = payload.pack_value(value)
+    store.put(paths.result(job.job_id), data)
+    digest = hashlib.sha256(data).hexdigest()
+    return put_outcome(store, job, HostReport(0, Exit.RETURNED, result_digest=digest, result_size_bytes=len(data)))
+
+
+def raised(store: Any, job: JobRef, host: int, error: BaseException, **more: Any) -> HostReport:
+    """The report of a host whose function raised."""
+    text = "".join(traceback.format_exception(error))
+    key = paths.error(job.job_id, host)
+    store.put(key, payload.pack_exception(error))
+    told = RemoteError(type(error).__name__, str(error), text, key, **more)
+    return HostReport(host, Exit.RAISED, detail=f"{type(error).__name__}: {error}", error=told, ended_at=NOW)
+
+
+def put_report(store: Any, job: JobRef, report: HostReport) -> None:
+    store.put(paths.report(job.job_id, report.host), json.dumps(report.to_json()).encode())
+
+
+def is_gone(store: Any, job: JobRef) -> bool:
+    try:
+        store.get(paths.ref(job.job_id))
+    except NotFound:
+        return list(store.list(paths.job(job.job_id))) == []
+    return False

@@ -1,0 +1,259 @@
+"""Following: output unchanged, exactly one verdict, and a verdict whatever happened to whoever should have judged."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laptop_fakes import NOW, FakeBackend, chunk, put_outcome, put_ref, put_report, put_success, raised, ref
+
+from kinetic import following
+from kinetic.backends.base import LogRequest, Phase
+from kinetic.errors import NotFound
+from kinetic.following import Finished, Printer, Tick
+from kinetic.job import paths
+from kinetic.job.logformat import STDERR
+from kinetic.job.outcome import Exit, HostReport
+from kinetic.storage.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+@pytest.fixture
+def backend(store):
+    return FakeBackend(store)
+
+
+def follow(backend, store, job, request=None, **more):
+    pauses = []
+    more = {"now": lambda: NOW + 1, "pause": pauses.append} | more
+    return list(following.follow(backend, store, job, request or LogRequest(), **more))
+
+
+def test_output_then_one_verdict(store, backend):
+    job = put_ref(store, ref())
+    outcome = put_success(store, job, 1)
+    backend.output = [chunk(b"a\n"), None, chunk(b"b\n"), chunk(b"other\n", host=1)]
+    assert follow(backend, store, job) == [chunk(b"a\n"), Tick(), chunk(b"b\n"), Finished(outcome)]
+
+
+def test_a_job_that_is_being_submitted_is_waited_for(store, backend):
+    job = put_ref(store, ref())
+    looks = iter([lambda: None, lambda: put_success(store, job, 1)])
+    backend.finish = lambda: next(looks)()
+    events = follow(backend, store, job)
+    assert [type(e) for e in events] == [Tick, Finished]
+    assert events[-1].outcome.ok
+
+
+def test_what_was_shown_is_not_shown_again_when_the_stream_breaks(store, backend):
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = Phase.RUNNING
+    backend.output = [chunk(b"a\n")]
+    looks = iter([lambda: None, lambda: None, lambda: put_success(store, job, 1)])
+    backend.finish = lambda: next(looks)()
+    events = follow(backend, store, job)
+    assert [e for e in events if e == chunk(b"a\n")] == [chunk(b"a\n")]
+    assert [r.hosts for r in backend.requests] == [(0,), (), ()]
+
+
+def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = Phase.FAILED
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.supervisor_lost
+    assert finished.outcome.reason == "the job's supervisor was killed"
+    assert [r.exit for r in finished.outcome.reports] == [Exit.AGENT_LOST] * 4
+    assert following.stored(store, job, NOW) == finished.outcome
+    assert follow(backend, store, job, now=lambda: NOW + 99) == [finished], "the first verdict stays"
+
+
+def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(store, backend):
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = Phase.FAILED
+    for host in range(4):
+        put_report(store, job, HostReport(host, Exit.RETURNED, result_digest="d" * 64 if host == 0 else ""))
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.ok
+    assert finished.outcome.supervisor_lost
+
+
+def test_reports_of_an_earlier_attempt_do_not_count(store, backend):
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = Phase.FAILED
+    put_report(store, job, raised(store, job, 2, ValueError("first attempt")))
+    put_report(store, job, HostReport(0, Exit.STOPPED, attempt=2))
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.attempt == 2
+    assert 2 in finished.outcome.blamed
+    assert finished.outcome.reports[2].exit is Exit.AGENT_LOST
+
+
+def test_the_supervisors_verdict_wins_a_race(store, backend):
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = Phase.FAILED
+    true = put_success(store, job, 1)
+    data = store.get(paths.outcome(job.job_id))
+    store.delete(paths.outcome(job.job_id))
+
+    class Racing(LocalStore):
+        def put(self, key, content, *, if_absent=False):
+            if key == paths.outcome(job.job_id):
+                super().put(key, data)
+            return super().put(key, content, if_absent=if_absent)
+
+    racing = Racing(store.path("x").parent)
+    assert follow(backend, racing, job) == [Finished(true)]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"{", b"[]", b"\xff\xfe", b'{"verdict": "maybe"}', b'{"verdict": "failed", "reports": [1]}']
+)
+def test_a_damaged_verdict_is_rebuilt_from_the_reports(store, backend, garbage, caplog):
+    job = put_ref(store, ref())
+    put_report(store, job, raised(store, job, 1, ValueError("no")))
+    for host in (0, 2, 3):
+        put_report(store, job, HostReport(host, Exit.STOPPED))
+    store.put(paths.outcome(job.job_id), garbage)
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.blamed == (1,)
+    assert "ValueError: no" in finished.outcome.reason
+    assert "damaged" in finished.outcome.reason
+    assert job.job_id in caplog.text
+    assert store.get(paths.outcome(job.job_id)) == garbage, "evidence is not overwritten"
+
+
+def test_a_submission_that_was_interrupted_is_told_after_a_while(store, backend):
+    job = put_ref(store, ref())
+    (finished,) = follow(backend, store, job, now=lambda: NOW + 61)
+    assert finished.outcome.supervisor_lost
+    assert "never started" in finished.outcome.reason
+
+
+def test_removed_records_are_not_found(store, backend):
+    with pytest.raises(NotFound, match="removed"):
+        follow(backend, store, ref())
+    assert list(store.list("")) == []
+
+
+def test_a_store_that_takes_no_verdict_still_gives_one(store, backend, caplog):
+    from kinetic.errors import StoreFull
+
+    class Full(LocalStore):
+        def put(self, key, content, *, if_absent=False):
+            raise StoreFull("no space left")
+
+    job = put_ref(store, ref())
+    backend.phases[job.job_id] = Phase.FAILED
+    (finished,) = follow(backend, Full(store.path("x").parent), job)
+    assert finished.outcome.supervisor_lost
+    assert "no space left" in caplog.text
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+NASTY = b"[rank0] arr[i] [/tmp/x] \x1b[31mred\x1b[0m \xff\xfe " + b"x" * 5000 + b"\n"
+
+
+def test_bytes_arrive_unchanged_on_their_stream(capfdbinary):
+    printer = Printer()
+    printer.write(chunk(NASTY))
+    printer.write(chunk(b"oops\n", stream=STDERR))
+    out, err = capfdbinary.readouterr()
+    assert out == NASTY
+    assert err == b"oops\n"
+
+
+def test_text_printed_before_stays_before(capsysbinary):
+    print("first")
+    Printer().write(chunk(b"second\n"))
+    assert capsysbinary.readouterr().out == b"first\nsecond\n"
+
+
+def test_a_stream_without_bytes_gets_text_and_no_broken_characters(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    printer = Printer()
+    for byte in "héllo €\n".encode():
+        printer.write(chunk(bytes([byte])))
+    printer.write(chunk(b"\xff\n"))
+    assert stream.getvalue() == "héllo €\n\ufffd\n"
+
+
+class BrokenStream(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_broken_stream_is_left_alone(monkeypatch, capsys, caplog, closed):
+    stream = io.StringIO() if closed else BrokenStream()
+    if closed:
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    printer = Printer()
+    printer.write(chunk(b"a\n"))
+    printer.write(chunk(b"b\n"))
+    printer.write(chunk(b"to stderr\n", stream=STDERR))
+    assert capsys.readouterr().err == "to stderr\n"
+    assert len(caplog.records) == 1
+
+
+def test_no_stream_at_all(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    Printer().write(chunk(b"a\n"))
+
+
+def test_a_stream_that_does_not_block_gets_everything(monkeypatch):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    data = b"0123456789\n" * 60_000
+    got = []
+
+    def read_all():
+        with open(read, "rb") as file:
+            got.append(file.read())
+
+    reader = threading.Thread(target=read_all)
+    with open(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        reader.start()
+        Printer().write(chunk(data))
+    reader.join()
+    assert got == [data]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.text("ab\n", min_size=1, max_size=8)), max_size=12))
+def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
+    printer = Printer(prefixed=True)
+    shown = b"".join(printer.shown(chunk(text.encode(), host=host)) for host, text in pieces).decode()
+    lines = shown.splitlines()
+    assert all(line.startswith("[host ") for line in lines)
+    for host in range(4):
+        mine = "".join(line.partition("] ")[2] for line in lines if line.startswith(f"[host {host}]"))
+        assert mine == "".join(text for h, text in pieces if h == host).replace("\n", "")
+
+
+def test_a_notice_is_told_once(capsys):
+    following.notice("only once, please")
+    following.notice("only once, please")
+    following.notice("again", once=False)
+    following.notice("again", once=False)
+    assert capsys.readouterr().err == "only once, please\nagain\nagain\n"
+
+
+def test_following_logs_nothing_when_all_is_well(store, backend, caplog):
+    caplog.set_level(logging.WARNING)
+    job = put_ref(store, ref())
+    put_outcome(store, job, HostReport(2, Exit.SIGNAL, signal=9))
+    follow(backend, store, job)
+    assert caplog.records == []

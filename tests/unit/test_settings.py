@@ -1,0 +1,149 @@
+"""Settings: precedence, sources, bad values, and what a job may carry with it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.config import carried, settings
+from kinetic.errors import UsageError, UsageTypeError
+
+HOME = {"HOME": "/home/me"}
+
+
+def test_defaults_are_below_the_home_folder():
+    found = settings.load(HOME)
+    assert str(found.home) == "/home/me/.local/share/kinetic"
+    assert str(found.cache_dir) == "/home/me/.cache/kinetic"
+    assert (found.start_timeout_s, found.grace_s, found.preload) == (600.0, 5.0, "auto")
+    assert found.setting("home") == settings.Setting(found.home, "default")
+
+
+def test_xdg_folders_are_used_and_relative_ones_ignored():
+    assert str(settings.load(HOME | {"XDG_DATA_HOME": "/data"}).home) == "/data/kinetic"
+    assert str(settings.load(HOME | {"XDG_DATA_HOME": "data"}).home) == "/home/me/.local/share/kinetic"
+
+
+def test_a_tilde_means_the_home_of_that_environment():
+    assert str(settings.load(HOME | {"KINETIC_HOME": "~/k"}).home) == "/home/me/k"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "profile", "value", "source"),
+    [
+        ({"zone": "f"}, {"KINETIC_ZONE": "e"}, {"zone": "p"}, "f", "flag"),
+        ({"zone": None}, {"KINETIC_ZONE": "e"}, {"zone": "p"}, "e", "environment KINETIC_ZONE"),
+        ({}, {"KINETIC_ZONE": ""}, {"zone": "p"}, "p", "profile"),
+        ({}, {}, {}, None, "default"),
+    ],
+)
+def test_precedence(flags, environ, profile, value, source):
+    found = settings.load(HOME | environ, flags=flags, profile=profile)
+    assert found.setting("zone") == settings.Setting(value, source)
+
+
+def test_a_project_of_other_tools_is_known_but_is_no_cluster():
+    found = settings.load(HOME | {"GOOGLE_CLOUD_PROJECT": "p"})
+    assert found.project == "p"
+    assert found.cluster_settings == {}
+    assert list(settings.load(HOME | {"KINETIC_PROJECT": "p"}).cluster_settings) == ["project"]
+    assert list(settings.load(HOME, flags={"cluster": "c"}).cluster_settings) == ["cluster"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("KINETIC_CONTEXT_SIZE_WARN_MB", "lots"),
+        ("KINETIC_PAYLOAD_SIZE_WARN_MB", "-1"),
+        ("KINETIC_START_TIMEOUT_S", "0"),
+        ("KINETIC_GRACE_S", "nan"),
+        ("KINETIC_NO_DEFAULT_EXCLUDES", "maybe"),
+        ("KINETIC_PRELOAD", "sometimes"),
+        ("KINETIC_HOME", "a\0b"),
+    ],
+)
+def test_a_bad_value_is_a_usage_error_that_names_the_variable(variable, text):
+    with pytest.raises(UsageError, match=variable):
+        settings.load(HOME | {variable: text})
+
+
+def test_an_unknown_flag_is_refused():
+    with pytest.raises(UsageError, match="'zoen'"):
+        settings.load(HOME, flags={"zoen": "a"})
+
+
+def test_switches():
+    assert settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": "1"}).no_default_excludes is True
+    assert settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": "false"}).no_default_excludes is False
+
+
+def test_the_process_environment_is_the_default(home):
+    assert settings.load().home == home
+
+
+def test_a_worker_is_recognised():
+    assert settings.on_host({"KINETIC_JOB_ID": "job-1"})
+    assert not settings.on_host({})
+
+
+# -- what a job carries ------------------------------------------------------------------------------------------------
+
+ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k", "PATH": "/bin", "PYTHONPATH": "x"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["SEED"], {"SEED"}),
+        (["WANDB_*"], {"WANDB_PROJECT", "WANDB_API_KEY"}),
+        (["P*"], set()),
+        (["PATH"], {"PATH"}),
+        (["*"], {"SEED", "WANDB_PROJECT", "WANDB_API_KEY"}),
+        (["MISSING", "NONE_*"], set()),
+        ([], set()),
+    ],
+)
+def test_captured(patterns, names):
+    assert settings.captured(patterns, ENV) == {n: ENV[n] for n in names}
+
+
+def test_what_is_captured_is_logged_by_name_and_secrets_are_warned_about(caplog):
+    carried._warn_once.cache_clear()
+    caplog.set_level(logging.INFO, "kinetic")
+    settings.captured(["WANDB_*"], ENV | {"WANDB_API_KEY": "hunter2"})
+    assert "WANDB_API_KEY, WANDB_PROJECT" in caplog.text
+    assert [r.levelname for r in caplog.records] == ["INFO", "WARNING"]
+    assert "WANDB_API_KEY" in caplog.records[1].getMessage()
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("patterns", ["SEED", {"SEED": 1}, 3])
+def test_capture_wants_a_list(patterns):
+    with pytest.raises(UsageTypeError, match="list"):
+        settings.captured(patterns, ENV)
+
+
+@pytest.mark.parametrize("pattern", ["A B", "*A", "A*B", "", "A=", "1A"])
+def test_capture_refuses_what_is_no_name(pattern):
+    with pytest.raises(UsageError, match="capture_env_vars"):
+        settings.captured([pattern], ENV)
+
+
+def test_a_missing_secret_is_named():
+    assert settings.secret_values(["SEED"], ENV) == {"SEED": "1"}
+    with pytest.raises(UsageError, match="HF_TOKEN is not set"):
+        settings.secret_values(["SEED", "HF_TOKEN"], ENV)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*carried._INHERITED, "LC_ALL", "https_proxy", "HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"]), st.text()
+    )
+)
+def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
+    kept = settings.worker_environ(environ)
+    assert not [name for name in kept if carried.looks_secret(name)]
+    assert set(environ) - set(kept) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}
