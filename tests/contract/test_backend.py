@@ -1,0 +1,175 @@
+"""What every backend promises (see kinetic.backends.base.Backend), run over each one that there is.
+
+In: a backend over a fresh store. Out: its promises, kept. Called by pytest. A new backend is added to `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kinetic.accelerators import resolve
+from kinetic.backends.base import LogRequest, Phase
+from kinetic.backends.local import LocalBackend
+from kinetic.config.settings import worker_environ
+from kinetic.errors import InsufficientMemory, PreflightError
+from kinetic.job import paths
+from kinetic.job.logformat import STDERR, STDOUT
+from kinetic.job.plan import Blob, Plan
+from kinetic.job.ref import JobRef, new_job_id
+from kinetic.packaging import payload
+from kinetic.storage.local import LocalStore
+
+
+def local(store, **options):
+    return LocalBackend(store, worker_environ(), **options)
+
+
+BACKENDS = [pytest.param(local, id="local")]
+
+
+@pytest.fixture
+def store(home):
+    return LocalStore(home)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, store):
+    return request.param(store)
+
+
+def planned(store, func, accelerator="cpu", **more):
+    packed = payload.pack(func, (), {}, env_vars={}, project_root=Path(__file__).parent)
+    store.put(paths.blob(packed.digest), packed.data, if_absent=True)
+    return Plan(
+        job_id=new_job_id(),
+        name=func.__name__,
+        backend="gke",
+        topology=resolve(accelerator),
+        payload=Blob(packed.digest, packed.size_bytes),
+        versions=packed.versions,
+        created_at=1_700_000_000.0,
+        **more,
+    )
+
+
+def submitted(backend, store, func, **more):
+    plan = planned(store, func, **more)
+    ref = JobRef(plan.job_id, backend.name, "gke", plan.topology.name, plan.name, plan.name, 0.0, store.uri, hosts=plan.hosts)
+    store.put(paths.ref(plan.job_id), json.dumps(ref.to_json()).encode())
+    store.put(paths.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+    backend.submit(ref, backend.render(plan), {})
+    return ref
+
+
+def read(backend, ref, **request):
+    return [chunk for chunk in backend.logs(ref, LogRequest(**request)) if chunk is not None]
+
+
+def text(chunks, stream=STDOUT):
+    return b"".join(c.data for c in chunks if c.stream == stream)
+
+
+def speak():
+    print("one", flush=True)
+    print("two", file=sys.stderr, flush=True)
+    print("three", flush=True)
+
+
+def wait_for_ever():
+    print("waiting", flush=True)
+    time.sleep(1000)
+
+
+def test_rendering_is_pure_and_plain(backend, store):
+    plan = planned(store, speak)
+    before = sorted(store.list("jobs")), sorted(store.list("blobs"))
+    documents = backend.render(plan)
+    assert documents == backend.render(plan)
+    assert json.loads(json.dumps(documents)) == documents
+    assert (sorted(store.list("jobs")), sorted(store.list("blobs"))) == before
+
+
+def test_output_comes_in_order_and_following_ends(backend, store):
+    ref = submitted(backend, store, speak)
+    chunks = read(backend, ref)
+    assert text(chunks) == b"one\nthree\n"
+    assert text(chunks, STDERR) == b"two\n"
+    assert backend.phase(ref) is Phase.SUCCEEDED
+
+
+def test_an_ended_job_can_be_read_again(backend, store):
+    ref = submitted(backend, store, speak)
+    first = read(backend, ref)
+    assert text(read(backend, ref, follow=False)) == text(read(backend, ref)) == text(first)
+    assert len(read(backend, ref, tail=1)) == 1
+
+
+def test_a_follower_is_never_kept_waiting_for_long(backend, store):
+    ref = submitted(backend, store, wait_for_ever)
+    follower = backend.logs(ref, LogRequest())
+    silent = 0
+    while silent < 20:
+        silent = silent + 1 if next(follower) is None else 0
+    follower.close()
+    backend.cancel(ref)
+    read(backend, ref)
+
+
+def test_cancel_stops_the_job_and_is_harmless_afterwards(backend, store):
+    ref = submitted(backend, store, wait_for_ever)
+    backend.cancel(ref)
+    read(backend, ref)
+    assert backend.phase(ref) is Phase.FAILED
+    backend.cancel(ref)
+    backend.cleanup(ref)
+    backend.cleanup(ref)
+    assert backend.phase(ref) is Phase.FAILED
+
+
+def test_an_unknown_job_is_not_found(backend, store):
+    ref = JobRef("job-00000000", backend.name, "gke", "cpu", "f", "f", 0.0, store.uri)
+    assert backend.phase(ref) is Phase.NOT_FOUND
+    assert read(backend, ref) == []
+    backend.cancel(ref)
+    backend.cleanup(ref)
+
+
+def test_phases_follow_the_job(backend, store):
+    ref = submitted(backend, store, wait_for_ever)
+    follower = backend.logs(ref, LogRequest())
+    while next(follower) is None:
+        assert backend.phase(ref) in (Phase.PENDING, Phase.RUNNING)
+    assert backend.phase(ref) is Phase.RUNNING
+    follower.close()
+    backend.cancel(ref)
+    read(backend, ref)
+
+
+def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):
+    small = local(store, available_memory_bytes=lambda: 1 << 30)
+    with pytest.raises(InsufficientMemory, match="enough for 7 hosts") as caught:
+        small.preflight(planned(store, speak, "tpu-v6e-256"))
+    assert isinstance(caught.value, PreflightError)
+    assert (caught.value.hosts, caught.value.hosts_that_fit) == (64, 7)
+    small.preflight(planned(store, speak, "tpu-v6e-16"))
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_trusted(store):
+    local(store, available_memory_bytes=lambda: None).preflight(planned(store, speak, "tpu-v6e-256"))
+
+
+def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
+    ref = submitted(backend, store, wait_for_ever)
+    told = backend.processes(ref)
+    while not told:
+        told = backend.processes(ref)
+    os.kill(told["supervisor"], 9)
+    read(backend, ref)
+    assert backend.phase(ref) is Phase.FAILED
+    assert backend.processes(ref) == {}
