@@ -10,11 +10,11 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import click
 
-from kinetic.errors import CorruptRecord, KineticError, NotFound
+from kinetic.errors import KineticError, NotFound
 from kinetic.job import paths
 from kinetic.job.ref import JobRef
 from kinetic.storage import refs as stored
@@ -23,14 +23,22 @@ if TYPE_CHECKING:
     from kinetic.backends.base import Backend, LogRequest
     from kinetic.handle import JobHandle
     from kinetic.job.logformat import LogChunk
-    from kinetic.job.outcome import Outcome
     from kinetic.storage.base import Store
 
 UNKNOWN = "UNKNOWN"
+SUBMITTING_S = 60.0
+"""A job that its backend does not know yet counts as being submitted for so long."""
 _PLACES = ("project", "zone", "cluster", "namespace")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Ending(NamedTuple):
+    """How a job ended: its state in capitals, and when, in seconds since the epoch."""
+
+    state: str
+    at: float
 
 
 @dataclass(frozen=True)
@@ -73,24 +81,25 @@ class Desk:
         events = follow(self.backend_of(ref), self.store, ref, request)
         return (event if isinstance(event, LogChunk) else None for event in events)
 
-    def verdict(self, ref: JobRef) -> Outcome | None:
-        """Return the verdict that rests in the store, or None while there is none that can be read."""
-        from kinetic.job.outcome import Outcome
-
+    def ending(self, ref: JobRef) -> Ending | None:
+        """Return how the job ended as the store says, or None while it does not say; without reading the reports of its hosts."""
         try:
-            return Outcome.from_json(json.loads(self.store.get(paths.outcome(ref.job_id))))
-        except (NotFound, CorruptRecord, ValueError):
-            return None
+            told = json.loads(self.store.get(paths.outcome(ref.job_id)))
+            return Ending(str(told["verdict"]).upper(), float(told.get("ended_at") or ref.created_at))
+        except (NotFound, ValueError, KeyError, TypeError, AttributeError):
+            return None  # absent, or damaged: the backend knows whether it ended
 
     def state(self, ref: JobRef) -> str:
         """Return PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND; UNKNOWN when nobody here can tell."""
-        verdict = self.verdict(ref)
-        if verdict is not None:
-            return verdict.verdict.upper()
+        ending = self.ending(ref)
+        if ending is not None:
+            return ending.state
         try:
-            return str(self.handle_of(ref).status())
+            phase = str(self.backend_of(ref).phase(ref))
         except KineticError:  # of a backend that this version or this machine cannot ask: the other jobs are shown all the same
             return UNKNOWN
+        being_submitted = phase == "NOT_FOUND" and self.now() - ref.created_at < SUBMITTING_S
+        return "PENDING" if being_submitted else phase
 
 
 def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
@@ -129,6 +138,7 @@ def _open(given: Desk | None, flags: Mapping[str, str | None]) -> Desk:
     def submit(function: Callable[[], None], options: Mapping[str, Any]) -> JobHandle[Any]:
         from kinetic import remote
 
-        return remote.run(**options, **flags)(function).run_async()
+        arguments: dict[str, Any] = {**options, **flags}
+        return remote.run(**arguments)(function).run_async()
 
     return Desk(store, backend_of, handle_of, submit)

@@ -5,8 +5,12 @@ In: an exception, or how a job ended. Out: an exit code. Called by `main` and by
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kinetic.errors import JobFailed, NotFound, PreflightError, StoreError, SubmitError, UsageError, WaitTimeout
-from kinetic.job.outcome import Exit, HostReport, Outcome
+
+if TYPE_CHECKING:
+    from kinetic.job.outcome import HostReport, Outcome
 
 OK = 0
 FAILED = 1
@@ -58,6 +62,8 @@ def of_program(outcome: Outcome) -> int:
 
 
 def _own_code(report: HostReport) -> int:
+    from kinetic.job.outcome import Exit
+
     if report.exit in (Exit.SYS_EXIT, Exit.OS_EXIT) and report.exit_code:
         return report.exit_code & 0xFF or FAILED
     if report.exit in (Exit.SIGNAL, Exit.OUT_OF_MEMORY) and report.signal:

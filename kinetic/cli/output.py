@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kinetic.cli import text
-from kinetic.job.logformat import STDERR
+from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from kinetic.cli.prefix import Prefixer
     from kinetic.job.logformat import LogChunk
 
@@ -55,32 +57,68 @@ def json_document(value: Any, default: Callable[[Any], Any] | None = None) -> No
     print(json.dumps(value, indent=2, ensure_ascii=False, default=default, allow_nan=False))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows below a head line: laid out to the width of a terminal, or plain and whole in a pipe."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), cut: str = "", wrap: str = ""
+) -> None:
+    """Print rows below a head line: laid out to the width of a terminal, or plain and whole in a pipe.
+
+    On a narrow terminal only the column `cut` is cut short, and only the column `wrap` takes several lines: what people copy and
+    compare stays whole.
+    """
     kept = [tuple(map(text.printable, row)) for row in rows]
-    if sys.stdout.isatty():
-        _terminal_table(columns, kept, right)
-    else:
+    if not sys.stdout.isatty():
         print(text.aligned(columns, kept))
-
-
-def _terminal_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+        return
     from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False).print(_grid(columns, kept, right, {cut, wrap}, wrap))
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], elastic: set[str], wrap: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, name in enumerate(columns):
-        # The first column is what people copy: it is never cut.
-        grid.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in right else "left")
-        grid.columns[index].min_width = max([len(row[index]) for row in rows], default=0) if index == 0 else None
+        widest = max([len(name), *(len(row[index]) for row in rows)])
+        grid.add_column(
+            name,
+            no_wrap=name not in elastic,
+            justify="right" if name in right else "left",
+            min_width=None if name in elastic else widest,
+        )
     for row in rows:
-        grid.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
-    Console(highlight=False, markup=False).print(grid)
+        cells = zip(columns, row, strict=True)
+        grid.add_row(*(Text(c, _STATE_STYLES.get(c, ""), no_wrap=name != wrap, overflow="ellipsis") for name, c in cells))
+    return grid
+
+
+def failure(problem: BaseException) -> None:
+    """Print what a job raised: as Python would (type, message, notes with the remote traceback), or as ours where it is ours."""
+    import traceback
+
+    if isinstance(problem, KineticError):
+        return error("\n".join([str(problem), *getattr(problem, "__notes__", ())]).rstrip())
+    return notice("".join(traceback.format_exception_only(problem)).rstrip())
+
+
+def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> None:
+    """Copy a log to stdout, byte for byte but for the marks of the prefixer; with `flush`, each chunk is seen at once."""
+    streams = Streams()
+    for chunk in chunks:
+        if chunk is None:
+            continue
+        streams.stdout(prefixer.add(chunk))
+        if flush:
+            streams.flush()
+    streams.stdout(prefixer.end())
+    streams.flush()
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
     """Copy the output of a program as it comes, each of its streams to ours, so that it can be piped as if it ran here."""
+    from kinetic.job.logformat import STDERR
+
     streams = Streams()
     for chunk in chunks:
         if chunk is None:
@@ -121,26 +159,6 @@ class Streams:
     def flush(self) -> None:
         """Let the reader see all that was written."""
         sys.stdout.flush()
-
-
-def failure(problem: BaseException) -> None:
-    """Print what a job raised as Python would: its type, its message, and the notes with the remote traceback."""
-    import traceback
-
-    notice("".join(traceback.format_exception_only(problem)).rstrip())
-
-
-def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> None:
-    """Copy a log to stdout, byte for byte but for the marks of the prefixer; with `flush`, each chunk is seen at once."""
-    streams = Streams()
-    for chunk in chunks:
-        if chunk is None:
-            continue
-        streams.stdout(prefixer.add(chunk))
-        if flush:
-            streams.flush()
-    streams.stdout(prefixer.end())
-    streams.flush()
 
 
 def silence_stdout() -> None:

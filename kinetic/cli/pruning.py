@@ -55,9 +55,9 @@ def ended_before(desk: Desk, moment: float) -> list[JobRef]:
 
 def _ended_at(desk: Desk, ref: JobRef) -> float:
     """When the job ended; the end of time for one that has not, or of which nobody here can tell."""
-    verdict = desk.verdict(ref)
-    if verdict is not None:
-        return verdict.ended_at or ref.created_at
+    ending = desk.ending(ref)
+    if ending is not None:
+        return ending.at
     return ref.created_at if desk.state(ref) in _ENDED else float("inf")
 
 

@@ -5,7 +5,6 @@ In: a plan and where it went. Out: `JobRef`, a frozen value. Written before anyt
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,4 +70,6 @@ class JobRef:
 
 def new_job_id() -> str:
     """Return a fresh random id: "job-" and 8 hex digits."""
+    import secrets  # reading references, as lists of jobs do, does without
+
     return f"job-{secrets.token_hex(4)}"

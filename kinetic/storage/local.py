@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -113,7 +112,7 @@ class LocalStore:
         if not self._swept:
             _sweep(folder, time.time() - _TEMPORARY_LIFE_S)
             self._swept = True
-        return f"{folder}/{os.getpid()}-{secrets.token_hex(8)}"
+        return f"{folder}/{os.getpid()}-{os.urandom(8).hex()}"
 
     def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
         for _ in range(100):  # Someone may delete the folder between our making it and our using it.

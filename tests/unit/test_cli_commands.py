@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -623,6 +624,24 @@ def test_accelerators(world: World, capsys: Capture) -> None:
     assert "tpu-v6e-16" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("columns", [80, 200])
+def test_on_a_terminal_only_names_are_cut(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    world.job("job-00000001", name="a" * 100)
+    world.job("job-00000002", name="[red]bracket :smile:")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert world("jobs", "list") == 0
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= columns
+    assert len(out.splitlines()) == 3
+    assert out.count("job-0000000") == 2
+    assert out.count("tpu-v6e-8") == 2
+    assert out.count("RUNNING") == 2
+    assert "[red]bracket :smile:" in out
+    assert ("a" * 100 in out) is (columns == 200)
+
+
 def test_typing_errors_get_a_hint(world: World, capsys: Capture) -> None:
     assert world("jbos") == 2
     assert "Did you mean 'jobs'?" in capsys.readouterr().err
@@ -694,9 +713,6 @@ def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
         "kinetic.cli.output",
         "kinetic.cli.text",
         "kinetic.cli.exit_codes",
-        "kinetic.job",
-        "kinetic.job.outcome",
-        "kinetic.job.logformat",
     }
 
 

@@ -148,16 +148,6 @@ def test_marks_lose_nothing(parts: list[tuple[int, bytes]]) -> None:
 def test_ages_and_sizes() -> None:
     seconds = (-1, 0, 59, 119, 120, 7199, 7200, 172799, 172800)
     assert [text.age(s) for s in seconds] == ["0s", "0s", "59s", "119s", "2m", "119m", "2h", "47h", "2d"]
-        "0s",
-        "0s",
-        "59s",
-        "119s",
-        "2m",
-        "119m",
-        "2h",
-        "47h",
-        "2d",
-    ]
     assert [text.size(b) for b in (0, 1023, 1024, 1536, 2**40, 2**60)] == [
         "0 B",
         "1023 B",

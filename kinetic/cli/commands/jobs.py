@@ -5,7 +5,7 @@ In: ids, filters. Out: tables or JSON. Called by `main`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,10 @@ from kinetic.cli import output, text
 from kinetic.cli.desk import UNKNOWN, Desk, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import json_option
-from kinetic.job.outcome import HostReport, Outcome
-from kinetic.job.ref import JobRef
+
+if TYPE_CHECKING:
+    from kinetic.job.outcome import HostReport, Outcome
+    from kinetic.job.ref import JobRef
 
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND", UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "AGE")
@@ -92,7 +94,7 @@ def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, .
         return output.json_document([ref.to_json() | {"state": state} for ref, state in shown])
     if not shown:
         return output.notice("There are no such jobs." if states else "There are no jobs yet.")
-    output.table(_COLUMNS, [_cells(ref, state, desk.now()) for ref, state in shown], right=("HOSTS", "AGE"))
+    output.table(_COLUMNS, [_cells(ref, state, desk.now()) for ref, state in shown], right=("HOSTS", "AGE"), cut="NAME")
     if more:
         output.notice("There are more jobs: --all shows them.")
     return None
@@ -158,7 +160,12 @@ def _print_hosts(outcome: Outcome) -> None:
     """The hosts' ends: of a large gang, those that failed come first and the rest is counted."""
     reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[:_HOSTS_SHOWN]
     output.line()
-    output.table(_HOST_COLUMNS, [_host_cells(r) for r in sorted(reports, key=lambda r: r.host)], right=("HOST", "MEMORY", "TIME"))
+    output.table(
+        _HOST_COLUMNS,
+        [_host_cells(r) for r in sorted(reports, key=lambda r: r.host)],
+        right=("HOST", "MEMORY", "TIME"),
+        wrap="DETAIL",
+    )
     if len(outcome.reports) > len(reports):
         output.notice(f"{text.count(len(outcome.reports) - len(reports), 'host')} more: --json shows them all.")
 

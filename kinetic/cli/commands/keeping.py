@@ -86,7 +86,7 @@ def _grouped(stacks_by_host: dict[int, str]) -> str:
 def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, cleanup_poll_interval: float) -> None:
     """Ask jobs to stop."""
     for ref in _all(desk, job_ids):
-        if desk.verdict(ref) is not None:
+        if desk.ending(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
         desk.handle_of(ref).cancel()

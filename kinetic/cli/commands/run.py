@@ -19,7 +19,6 @@ from kinetic.cli.desk import Desk, with_desk
 from kinetic.cli.options import ASSIGNMENT, DURATION
 from kinetic.cli.program import Kind, Program
 from kinetic.errors import UsageError
-from kinetic.job.outcome import Exit, Outcome
 
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
 
@@ -41,6 +40,7 @@ Examples:
 
 if TYPE_CHECKING:
     from kinetic.handle import JobHandle
+    from kinetic.job.outcome import Outcome
 
 
 class _RunCommand(click.Command):
@@ -132,6 +132,8 @@ def _print_output(desk: Desk, handle: JobHandle[Any], all_hosts: bool) -> None:
 
 
 def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
+    from kinetic.job.outcome import Exit
+
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
         # The program has said itself why it ends.
