@@ -189,6 +189,8 @@ class Agent:
             for tee in self._tees:
                 tee.drain()
             self._conclude()
+            if self._stopping:
+                self._kill_worker()
 
     def _on_death(self) -> None:
         if self._channel in self._selector.get_map():
