@@ -13,11 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
+# What is tested is this checkout, whether or not it is the one that is installed.
+ENVIRON = {"PYTHONPATH": str(ROOT)}
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the machine may be small and busy: these bound a hang, nothing else
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, str(EXAMPLES / script)], capture_output=True, text=True, cwd=ROOT, timeout=240)
+    command = [sys.executable, str(EXAMPLES / script)]
+    done = subprocess.run(command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=ROOT, timeout=240)
     assert done.returncode == 0, f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -44,7 +48,8 @@ def test_keras_data_parallel(home: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "keras_data_parallel.py")]
     lines: list[str] = []
     ended_at_first_epoch = None
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+    env = os.environ | ENVIRON
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip("\n"))
@@ -77,7 +82,8 @@ def test_the_readmes_first_lines(tmp_path: Path) -> None:
     assert block
     script = tmp_path / "readme.py"
     script.write_text(block[1])
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["host 0 of 4", "16"]
 
