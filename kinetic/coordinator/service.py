@@ -45,6 +45,8 @@ class Coordinator:
         1. A change of a view reaches every connected agent at once, not at the next tick.
         2. A broken connection is no death: beats decide.
         3. Without the token nothing is told and nothing changes.
+
+    The gang must have been made with a time of the same clock.
     """
 
     def __init__(

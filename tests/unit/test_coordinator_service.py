@@ -238,6 +238,34 @@ def test_a_view_that_cannot_be_acted_on_does_not_end_the_watch(serve, agents, ca
     assert "KeyError" in caplog.text
 
 
+def test_the_last_news_end_the_watch(serve, agents):
+    served = serve(2)
+    first, second = agents(served)
+    for agent in (first, second):
+        agent.listen()
+        agent.join("a", "x")
+    first.report(ended(0))
+    second.report(ended(1))
+    served.finish()
+    first._watcher.join(PATIENCE_S)
+    assert not first._watcher.is_alive()  # nobody closed it: the coordinator has ended the stream
+
+
+def test_the_same_view_is_shown_once_however_often_the_stream_is_renewed(serve, agents, monkeypatch):
+    monkeypatch.setattr("kinetic.coordinator.client._WATCH_S", 0.05)
+    served = serve(1)
+    (agent,) = agents(served)
+    renewed = threading.Event()
+    streams = []
+    view = served.coordinator._view
+    served.coordinator._view = lambda host: streams.append(host) or (len(streams) > 3 and renewed.set()) or view(host)
+    agent.listen()
+    assert renewed.wait(PATIENCE_S)
+    assert agent.hear(lambda v: True).version == 1
+    agent.close()
+    assert agent.heard.empty()
+
+
 def test_closing_ends_the_watch_and_closing_twice_is_fine(serve, agents):
     (agent,) = agents(serve(1))
     agent.listen()
@@ -395,14 +423,14 @@ def test_stacks_come_as_far_as_they_came_in_time(serve, agents, opened):
 # --- the importer may fork
 
 FORK = """
-import os, sys, threading, asyncio, tempfile
+import os, sys, threading, asyncio, tempfile, time
 import kinetic.coordinator.service as service, kinetic.coordinator.client as client
 from kinetic.coordinator.gang import Gang, GangSpec
 assert threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
 folder = tempfile.mkdtemp()
 address = f"unix:{folder}/s"
 async def serve():
-    coordinator = service.Coordinator(Gang(GangSpec(hosts=1), 0.0), "t")
+    coordinator = service.Coordinator(Gang(GangSpec(hosts=1), time.monotonic()), "t")
     await coordinator.start(address)
     await coordinator.wait_finished()
     await coordinator.stop()
