@@ -80,10 +80,12 @@ class JobHandle(Generic[R_co]):
         self._clock = clock
         self._collected: tuple[Any] | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and name in JobRef.__dataclass_fields__:
-            return getattr(self.ref, name)
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+    if not TYPE_CHECKING:  # A type checker shall report misspelt names.
+
+        def __getattr__(self, name):
+            if not name.startswith("_") and name in JobRef.__dataclass_fields__:
+                return getattr(self.ref, name)
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}: {self.display_name} on {self.accelerator} ({self.backend})>"

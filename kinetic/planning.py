@@ -156,7 +156,8 @@ def _source(spec: JobSpec, settings: Settings) -> tuple[Project, Bundle | None]:
     )
     if found.root is None:
         return found, None
-    own = [p for p in (settings.home, settings.cache_dir) if p.is_relative_to(found.root) and p != found.root]
+    ours = [p.resolve() for p in (settings.home, settings.cache_dir)]
+    own = [p for p in ours if p.is_relative_to(found.root) and p != found.root]
     return found, bundle.build(
         found.root, exclude=own, default_excludes=not settings.no_default_excludes, cache_dir=settings.cache_dir
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -39,6 +40,10 @@ def follow(backend, store, job, request=None, **more):
     return list(following.follow(backend, store, job, request or LogRequest(), **more))
 
 
+def take_next(looks):
+    next(looks)()
+
+
 def test_output_then_one_verdict(store, backend):
     job = put_ref(store, ref())
     outcome = put_success(store, job, 1)
@@ -49,7 +54,7 @@ def test_output_then_one_verdict(store, backend):
 def test_a_job_that_is_being_submitted_is_waited_for(store, backend):
     job = put_ref(store, ref())
     looks = iter([lambda: None, lambda: put_success(store, job, 1)])
-    backend.finish = lambda: next(looks)()
+    backend.finish = functools.partial(take_next, looks)
     events = follow(backend, store, job)
     assert [type(e) for e in events] == [Tick, Finished]
     assert events[-1].outcome.ok
@@ -60,7 +65,7 @@ def test_what_was_shown_is_not_shown_again_when_the_stream_breaks(store, backend
     backend.phases[job.job_id] = Phase.RUNNING
     backend.output = [chunk(b"a\n")]
     looks = iter([lambda: None, lambda: None, lambda: put_success(store, job, 1)])
-    backend.finish = lambda: next(looks)()
+    backend.finish = functools.partial(take_next, looks)
     events = follow(backend, store, job)
     assert [e for e in events if e == chunk(b"a\n")] == [chunk(b"a\n")]
     assert [r.hosts for r in backend.requests] == [(0,), (), ()]

@@ -1,0 +1,60 @@
+"""What a type checker sees of the public names. Checked by test_typing, never run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import kinetic
+from kinetic import JobHandle, RemoteCallable
+from kinetic.job_status import JobStatus
+
+
+@kinetic.run(accelerator="tpu-v6e-16", timeout=60, env={"A": "1"})
+def train(steps: int, *, rate: float = 0.1) -> str:
+    return "x" * steps
+
+
+@kinetic.run()
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+class Trainer:
+    @kinetic.run("cpu")
+    def fit(self, steps: int) -> float:
+        return float(steps)
+
+
+assert_type(train(1, rate=0.5), str)
+assert_type(train.run_async(1), JobHandle[str])
+assert_type(train.run_async(1).result(), str)
+assert_type(train.run_async(1).status(), JobStatus)
+assert_type(train.local(1), str)
+assert_type(fetch("a"), bytes)
+assert_type(fetch.run_async("a").result(timeout=3), bytes)
+assert_type(Trainer().fit(3), float)
+assert_type(Trainer().fit.run_async(3).result(), float)
+assert_type(kinetic.attach("job-1").result(), Any)
+assert_type(kinetic.attach("job-1").job_id, str)
+assert_type([h.job_id for h in kinetic.list_jobs()], list[str])
+assert_type(kinetic.run("cpu")(len)([1]), int)
+
+
+def takes_object(handle: JobHandle[object]) -> None: ...
+
+
+takes_object(train.run_async(1))  # A handle of str is a handle of object.
+text: str = kinetic.__version__
+
+
+def raises() -> None:
+    try:
+        train(1)
+    except kinetic.errors.JobFailed as error:
+        assert_type(error.hosts, tuple[int, ...])
+
+
+def takes_callable(func: RemoteCallable[[int], float]) -> None: ...
+
+
+takes_callable(Trainer().fit)

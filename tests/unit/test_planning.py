@@ -1,0 +1,155 @@
+"""Planning: which project, which limits, what is carried, what is warned about; nothing is written but the cache."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+
+import pytest
+
+from kinetic import planning
+from kinetic.accelerators.resolve import resolve
+from kinetic.config import settings as configuration
+from kinetic.errors import UsageError
+from kinetic.job.spec import JobSpec, Options
+from kinetic.packaging import payload
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A small project with a module `work` that has a function `train`."""
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    (root / "pyproject.toml").write_text("")
+    (root / "data.txt").write_text("x" * 1000)
+    (root / "src" / "work.py").write_text("def train(x=1):\n    return x\n")
+    monkeypatch.chdir(root)
+    module = types.ModuleType("work")
+    module.__file__ = str(root / "src" / "work.py")
+    exec(compile((root / "src" / "work.py").read_text(), module.__file__, "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "work", module)
+    monkeypatch.setattr(sys, "path", [str(root / "src"), *sys.path])
+    return root
+
+
+def spec_of(func, *args, **options):
+    return JobSpec(func, args, {}, "train", Options(topology=resolve("tpu-v6e-16"), **options))
+
+
+def make(func, *args, environ=None, **options):
+    settings = configuration.load(environ)
+    return planning.make(spec_of(func, *args, **options), settings, backend="pathways", job_id="job-00000001", now=5.0)
+
+
+def test_a_plan_has_everything(project, home):
+    planned = make(sys.modules["work"].train, 3, timeout_s=7.0, retries=2, env={"A": "1"})
+    plan = planned.plan
+    assert (plan.job_id, plan.created_at, plan.backend, plan.name, plan.hosts) == ("job-00000001", 5.0, "pathways", "train", 4)
+    assert (plan.client_root, plan.entry_rel, plan.cwd_rel) == (str(project), "src", "")
+    assert "src" in plan.sys_path_rel
+    assert plan.tree.files == 3
+    assert (plan.limits.timeout_s, plan.limits.start_timeout_s, plan.retries, plan.env) == (7.0, 600.0, 2, {"A": "1"})
+    assert plan.versions == payload.versions_here()
+    assert plan.payload.size_bytes == len(planned.payload)
+    assert payload.unpack(planned.payload)[1] == (3,)
+    assert planned.warnings == ()
+    assert type(plan).from_json(plan.to_json()) == plan
+    assert not home.exists(), "planning writes nothing but the cache"
+
+
+def test_settings_fill_in_what_the_options_leave_open(project):
+    environ = {"HOME": "/home/me", "KINETIC_START_TIMEOUT_S": "30", "KINETIC_GRACE_S": "1", "KINETIC_OUTPUT_DIR": "out"}
+    environ |= {"KINETIC_CACHE_DIR": str(project.parent / "cache")}
+    plan = make(len, [], environ=environ).plan
+    assert (plan.limits.start_timeout_s, plan.limits.grace_s) == (30.0, 1.0)
+    assert plan.output_dir == str(project / "out")
+    plan = make(len, [], environ=environ, start_timeout_s=4.0, output_dir="gs://bucket/out").plan
+    assert (plan.limits.start_timeout_s, plan.output_dir) == (4.0, "gs://bucket/out")
+
+
+def test_what_is_captured_travels_in_the_payload_and_what_looks_secret_apart(project, monkeypatch):
+    for name, value in {"APP_MODE": "fast", "APP_KEY": "hunter2", "APP_SET": "outer"}.items():
+        monkeypatch.setenv(name, value)
+    planned = make(len, [], capture_env_vars=("APP_*",), env={"APP_SET": "inner"})
+    assert payload.read_header(planned.payload).env_vars == {"APP_MODE": "fast"}
+    assert planned.plan.captured == ("APP_MODE",)
+    assert planned.plan.secrets == ("APP_KEY",)
+    assert planned.secrets == {"APP_KEY": "hunter2"}
+    assert "hunter2" not in repr(planned)
+    assert b"hunter2" not in planned.payload
+
+
+def test_a_large_tree_and_a_large_payload_are_warned_about(project):
+    environ = {"HOME": "/x", "KINETIC_CACHE_DIR": str(project.parent / "cache"), "KINETIC_CONTEXT_SIZE_WARN_MB": "0.0005"}
+    environ |= {"KINETIC_PAYLOAD_SIZE_WARN_MB": "0.001"}
+    planned = make(len, "y" * 5000, environ=environ)
+    tree, large = planned.warnings
+    assert "data.txt" in tree
+    assert ".kineticignore" in tree
+    assert "arguments are large" in large
+
+
+def test_a_secret_looking_file_is_warned_about(project):
+    (project / ".env").write_text("TOKEN=1")
+    assert any(".env" in warning for warning in make(len, []).warnings)
+
+
+def test_the_store_and_the_cache_are_not_shipped(project, monkeypatch):
+    monkeypatch.setenv("KINETIC_HOME", str(project / "store"))
+    monkeypatch.setenv("KINETIC_CACHE_DIR", str(project / "cache"))
+    for folder in ("store", "cache"):
+        (project / folder).mkdir()
+        (project / folder / "big").write_text("x")
+    assert make(len, []).plan.tree.files == 3
+
+
+def test_the_backend_may_warm_up_before_the_call_is_pickled(project):
+    seen = []
+    spec = spec_of(lambda: 1)
+    planning.make(spec, configuration.load(), backend="gke", early=lambda plan: seen.append((plan.hosts, plan.payload.digest)))
+    assert seen == [(4, "")]
+
+
+def test_a_working_directory_that_is_gone(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="working directory"):
+        make(len, [])
+
+
+def method_of_a_module(name, file):
+    module = types.ModuleType(name)
+    if file is not None:
+        module.__file__ = file
+    exec("def f(): pass", module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize(
+    "file", [None, "<stdin>", "{stdlib}/json/__init__.py", "{site}/numpy/__init__.py", "{kinetic}/cli/x.py", "/gone/x.py"]
+)
+def test_a_function_of_no_project_belongs_to_the_callers_folder(tmp_path, monkeypatch, file):
+    import json
+    from pathlib import Path
+
+    import kinetic
+
+    if file is not None:
+        places = {
+            "stdlib": Path(json.__file__).parents[1],
+            "site": Path(pytest.__file__).parents[1],
+            "kinetic": Path(kinetic.__file__).parent,
+        }
+        file = file.format(**places)
+    module = method_of_a_module("elsewhere", file)
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    assert planning.entry_dir(module.f, tmp_path) == tmp_path
+
+
+def test_a_function_of_a_project_belongs_to_its_file(project, tmp_path):
+    train = sys.modules["work"].train
+    for func in (train, functools.partial(functools.partial(train)), functools.wraps(train)(lambda: 1)):
+        assert planning.entry_dir(func, tmp_path) == project / "src"

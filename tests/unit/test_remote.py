@@ -1,0 +1,454 @@
+"""The decorator: what it refuses, what it makes, and a call from one end to the other over a backend in memory."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import operator
+import pickle
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from laptop_fakes import InlineBackend
+
+import kinetic
+from kinetic import errors
+from kinetic.backends import registry
+from kinetic.job_status import JobStatus
+from kinetic.remote import RemoteCallable
+from kinetic.storage.local import LocalStore
+
+
+@pytest.fixture
+def backend(home, tmp_path, monkeypatch):
+    """Calls run at once in this process; the project is the folder of this file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+    fake = InlineBackend(LocalStore(home))
+    with registry.substituted("local", lambda _: fake):
+        yield fake
+
+
+def add(a, b=1):
+    return a + b
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"accelerator": "tpu-v6e-12"}, "v6e"),
+        ({"accelerator": ""}, ""),
+        ({"accelerator": None}, "NoneType"),
+        ({"backend": "slurm"}, "Backends are: gke, pathways, local, ray"),
+        ({"backend": ""}, "backend must not be empty"),
+        ({"project": 7}, "project must be a string"),
+        ({"slices": 0}, "slices must be 1 or more"),
+        ({"slices": -1}, "slices must be 1 or more"),
+        ({"slices": True}, "slices must be a whole number"),
+        ({"slices": 2.0}, "slices must be a whole number"),
+        ({"slices": 2}, "elastic training"),
+        ({"timeout": 0}, "timeout must be more than 0"),
+        ({"timeout": -1}, "timeout must be more than 0"),
+        ({"timeout": "5m"}, "timeout must be a number of seconds"),
+        ({"timeout": True}, "timeout must be a number of seconds"),
+        ({"hang_timeout": float("inf")}, "hang_timeout must be more than 0"),
+        ({"start_timeout": float("nan")}, "start_timeout must be more than 0"),
+        ({"retries": -1}, "retries must be 0 or more"),
+        ({"retries": False}, "retries must be a whole number"),
+        ({"env": ["A=1"]}, "env must be a dict"),
+        ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
+        ({"env": {"A": 1}}, "Write '1'"),
+        ({"env": {"A": "x\0"}}, "NUL"),
+        ({"env": {1: "x"}}, "strings"),
+        ({"secrets": "HF_TOKEN"}, "secrets must be a list"),
+        ({"secrets": ["A-B"]}, "'A-B' cannot be the name"),
+        ({"secrets": ["A"], "env": {"A": "1"}}, "A is in env= and in secrets="),
+        ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
+        ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
+        ({"volumes": ["/data"]}, "volumes must be a dict"),
+        ({"volumes": {"data": 1}}, "'data' is not an absolute path"),
+        ({"volumes": {"/data": 1}}, "arrives with kinetic.Data"),
+        ({"spot": 1}, "spot must be True or False"),
+        ({"debug": "yes"}, "debug must be True or False"),
+        ({"output_dir": 5}, "output_dir must be a string"),
+    ],
+)
+def test_bad_options_fail_at_decoration(options, words):
+    with pytest.raises(errors.UsageError) as caught:
+        kinetic.run(**{"accelerator": "cpu"} | options)
+    assert words in str(caught.value)
+
+
+def test_type_errors_are_type_errors_and_value_errors():
+    with pytest.raises(TypeError):
+        kinetic.run(slices="2")
+    with pytest.raises(ValueError, match="slices"):
+        kinetic.run(slices=0)
+
+
+def generator():
+    yield 1
+
+
+async def async_generator():
+    yield 1
+
+
+class Callable_:
+    def __call__(self, x):
+        return x + 1
+
+
+class CallableGenerator:
+    def __call__(self):
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (classmethod(add), "put @classmethod above"),
+        (staticmethod(add), "put @staticmethod above"),
+        (functools.lru_cache(add), "above @kinetic.run"),
+        (3, "cannot be called"),
+        (None, "cannot be called"),
+        (property(add), "cannot be called"),
+        (generator, "return a list"),
+        (async_generator, "return a list"),
+        (functools.partial(generator), "return a list"),
+        (CallableGenerator(), "return a list"),
+        (kinetic.run("cpu")(add), "decorated with @kinetic.run already"),
+    ],
+)
+def test_things_that_cannot_run_on_a_host(thing, words):
+    with pytest.raises(errors.UsageTypeError, match=words):
+        kinetic.run("cpu")(thing)
+
+
+def test_forgotten_parentheses():
+    with pytest.raises(TypeError, match="with parentheses"):
+
+        @kinetic.run
+        def train():
+            pass
+
+
+def test_debugging_on_machines_that_may_go_away_warns():
+    for options in ({"accelerator": "tpu-v5e-1", "spot": True}, {"accelerator": "tpu-v5e-1:spot"}):
+        with pytest.warns(UserWarning, match="preemptible") as caught:
+            kinetic.run(debug=True, **options)
+        assert caught[0].filename == __file__
+
+
+# -- what it makes -----------------------------------------------------------------------------------------------------
+
+
+def test_it_looks_like_the_function():
+    @kinetic.run("tpu-v6e-16")
+    def train(steps: int) -> int:
+        """Train."""
+        return steps
+
+    train_doc, module = train.__doc__, train.__module__
+    assert (train.__name__, train_doc, module) == ("train", "Train.", __name__)
+    assert train.__wrapped__(3) == 3
+    assert train.local(3) == 3
+    assert "train on tpu-v6e-16" in repr(train)
+    assert copy.copy(train) is train
+    assert copy.deepcopy([train])[0] is train
+
+
+def test_the_positional_order_of_older_scripts():
+    options = kinetic.run("cpu", "image", "repo", "zone", "project", ["A"], "cluster", "gke", "space", {}, True, "out", False)(
+        add
+    ).options
+    assert (options.container_image, options.base_image_repo, options.zone, options.project) == (
+        "image",
+        "repo",
+        "zone",
+        "project",
+    )
+    assert (options.capture_env_vars, options.cluster, options.backend, options.namespace) == (("A",), "cluster", "gke", "space")
+    assert (options.topology.spot, options.output_dir, options.debug) == (True, "out", False)
+
+
+def test_the_default_accelerator():
+    assert kinetic.run()(add).options.topology.name.startswith("tpu-v5")
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_it_travels_as_the_plain_function(dumps):
+    plain = pickle.loads(dumps(kinetic.run("cpu")(functools.partial(operator.add, 1))))
+    assert not isinstance(plain, RemoteCallable)
+    assert plain(2) == 3
+
+
+def test_the_other_side_needs_no_kinetic(tmp_path):
+    namespace = {"__name__": "__main__"}
+    exec("def outer(n):\n    return 0 if n == 0 else 1 + outer(n - 1)", namespace)
+    namespace["outer"] = kinetic.run("cpu")(namespace["outer"])
+    (tmp_path / "call.pkl").write_bytes(cloudpickle.dumps(namespace["outer"]))
+    code = """
+        import pickle, sys
+        sys.modules["kinetic"] = None
+        outer = pickle.load(open("call.pkl", "rb"))
+        print(outer(3), type(outer).__name__)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == "3 function\n", done.stderr
+
+
+# -- calling -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda f: f(), "missing a required argument: 'a'"),
+        (lambda f: f(1, 2, 3), "too many positional"),
+        (lambda f: f(1, c=2), "unexpected keyword argument 'c'"),
+        (lambda f: f.run_async(), "missing"),
+        (lambda f: f.plan(), "missing"),
+    ],
+)
+def test_wrong_arguments_fail_before_anything_is_created(backend, home, call, words):
+    with pytest.raises(TypeError) as caught:
+        call(kinetic.run("cpu")(add))
+    assert words in str(caught.value)
+    assert "add(a, b=1)" in str(caught.value)
+    assert backend.calls == []
+    assert not home.exists()
+
+
+def test_a_call(backend):
+    remote = kinetic.run("cpu")(add)
+    assert remote(2, b=3) == 5
+    assert backend.calls == ["render", "preflight", "submit", "cleanup"]
+    (handle,) = kinetic.list_jobs()
+    assert (handle.display_name, handle.func_name, handle.accelerator) == ("add", "add", "cpu")
+    assert kinetic.attach(handle.job_id).result() == 5
+
+
+def test_submitting_without_waiting(backend):
+    handle = kinetic.run("tpu-v6e-16")(add).run_async(2)
+    assert handle.status() is JobStatus.SUCCEEDED
+    assert handle.result() == 3
+    assert (handle.hosts, handle.requested_backend, handle.backend) == (4, "pathways", "local")
+
+
+class Trainer:
+    def __init__(self, rate):
+        self.rate = rate
+
+    @kinetic.run("cpu")
+    def fit(self, steps, *, twice=False):
+        return self.rate * steps * (1 + twice)
+
+    @staticmethod
+    @kinetic.run("cpu")
+    def free(x):
+        return x
+
+    @classmethod
+    @kinetic.run("cpu")
+    def of_class(cls, x):
+        return cls.__name__, x
+
+
+async def later(x):
+    return x + 1
+
+
+KINDS = [
+    (lambda: kinetic.run("cpu")(lambda x: x + 1)(1), 2, "<lambda>"),
+    (lambda: kinetic.run("cpu")(functools.partial(add, b=5))(1), 6, "add"),
+    (lambda: kinetic.run("cpu")(Callable_())(1), 2, "Callable_"),
+    (lambda: kinetic.run("cpu")(later)(1), 2, "later"),
+    (lambda: kinetic.run("cpu")([1, 2].count)(2), 1, "count"),
+    (lambda: kinetic.run("cpu")(len)([1]), 1, "len"),
+    (lambda: kinetic.run("cpu")(Trainer)(5).rate, 5, "Trainer"),
+    (lambda: Trainer(3).fit(4, twice=True), 24, "fit"),
+    (lambda: Trainer.fit(Trainer(3), 4), 12, "fit"),
+    (lambda: Trainer(3).fit.run_async(4).result(), 12, "fit"),
+    (lambda: Trainer.free(4), 4, "free"),
+    (lambda: Trainer.of_class(4), ("Trainer", 4), "of_class"),
+    (lambda: kinetic.run("cpu", name="my run")(add)(1), 2, "my run"),
+]
+
+
+@pytest.mark.parametrize(("call", "value", "name"), KINDS, ids=[k[2] + str(i) for i, k in enumerate(KINDS)])
+def test_kinds_of_functions(backend, call, value, name):
+    assert call() == value
+    assert kinetic.list_jobs()[0].display_name.rpartition(".")[2] == name
+
+
+def test_an_async_function_called_here():
+    assert kinetic.run("cpu")(later).local(1) == 2
+
+
+def test_a_method_is_refused_with_wrong_arguments(backend):
+    with pytest.raises(TypeError, match="missing a required argument: 'steps'"):
+        Trainer(3).fit()
+
+
+def test_nested_calls_run_the_body(backend):
+    inner = kinetic.run("tpu-v6e-16")(add)
+
+    @kinetic.run("cpu")
+    def outer(x):
+        return inner(x) * 10
+
+    assert outer(1) == 20
+    assert backend.calls.count("submit") == 1
+
+
+def test_a_call_on_a_host_runs_the_body(backend, monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    assert kinetic.run("cpu")(add)(1) == 2
+    assert backend.calls == []
+
+
+class OwnError(Exception):
+    pass
+
+
+def test_the_functions_exception_is_raised(backend):
+    @kinetic.run("cpu")
+    def fails():
+        raise OwnError("no")
+
+    with pytest.raises(OwnError, match="no") as caught:
+        fails()
+    assert "Remote traceback" in caught.value.__notes__[0]
+    assert kinetic.list_jobs()[0].status() is JobStatus.FAILED
+
+
+def test_an_argument_that_cannot_be_pickled_creates_nothing(backend, home):
+    with pytest.raises(errors.PicklingError) as caught:
+        kinetic.run("cpu")(add)(io.TextIOWrapper(io.BytesIO()))
+    assert caught.value.component
+    assert "submit" not in backend.calls
+    assert not (home / "jobs").exists()
+
+
+def test_secrets_and_captured_variables(backend, home, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    monkeypatch.setenv("APP_KEY", "hunter3")
+    monkeypatch.setenv("APP_MODE", "fast")
+    remote = kinetic.run("cpu", env={"SEED": "1"}, secrets=["MY_TOKEN"], capture_env_vars=["APP_*"])(add)
+    assert remote(1) == 2
+    assert backend.secrets == {"MY_TOKEN": "hunter2", "APP_KEY": "hunter3"}
+    stored = b"".join(p.read_bytes() for p in home.rglob("*") if p.is_file())
+    assert b"hunter" not in stored
+    assert b"MY_TOKEN" in stored
+
+
+def test_a_missing_secret_creates_nothing(backend, home):
+    with pytest.raises(errors.UsageError, match="NO_SUCH_TOKEN is not set"):
+        kinetic.run("cpu", secrets=["NO_SUCH_TOKEN"])(add)(1)
+    assert not (home / "jobs").exists()
+
+
+def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
+    from kinetic import following
+
+    following._told.clear()
+    remote = kinetic.run("tpu-v6e-16")(add)
+    remote(1)
+    remote(1)
+    captured = capsys.readouterr()
+    line = "kinetic: no cluster is configured; simulating tpu-v6e-16 (4 hosts x 4 chips) on this machine\n"
+    assert captured.err == line
+    assert captured.out == ""
+    kinetic.run("tpu-v6e-8", backend="local")(add)(1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "words"),
+    [
+        ({"project": "p"}, {}, "project is 'p' (flag)"),
+        ({}, {"KINETIC_CLUSTER": "c"}, "cluster is 'c' (environment KINETIC_CLUSTER)"),
+        ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, "environment KINETIC_PROJECT"),
+        ({"backend": "ray"}, {}, "no Ray backend yet"),
+        ({}, {"KINETIC_BACKEND": "ray"}, "no Ray backend yet"),
+    ],
+)
+def test_clusters_that_this_version_cannot_use(backend, monkeypatch, options, environ, words):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(errors.PreflightError) as caught:
+        kinetic.run("cpu", **options)(add)(1)
+    assert words in str(caught.value)
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize("environ", [{"GOOGLE_CLOUD_PROJECT": "p"}, {"KINETIC_BACKEND": "local", "KINETIC_PROJECT": "p"}, {}])
+def test_what_is_simulated(backend, monkeypatch, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert kinetic.run("tpu-v5e-1")(add)(1) == 2
+
+
+def test_a_backend_in_the_environment_that_does_not_exist(backend, monkeypatch):
+    monkeypatch.setenv("KINETIC_BACKEND", "slurm")
+    with pytest.raises(errors.UsageError, match="'slurm'"):
+        kinetic.run("cpu")(add)(1)
+
+
+def test_a_plan_creates_nothing(backend, home):
+    view = kinetic.run("tpu-v6e-16", env={"SEED": "1"}, timeout=5)(add).plan(1)
+    assert view.plan.hosts == 4
+    assert view.plan.limits.timeout_s == 5
+    assert view.documents[0]["hosts"] == 4
+    assert backend.calls == ["render"]
+    assert not home.exists()
+    text = repr(view)
+    assert text.startswith("Plan of add on tpu-v6e-16 (nothing was created)\n")
+    assert "local (stands in for pathways)" in text
+    assert "SEED" in text
+
+
+# -- weight ------------------------------------------------------------------------------------------------------------
+
+VENDORS = {"click", "rich", "grpc", "jax", "numpy", "pathspec", "cloudpickle", "tblib", "google", "kubernetes"}
+
+
+@pytest.mark.parametrize(
+    "code", ["import kinetic", "import kinetic; kinetic.run('tpu-v6e-16')(len); kinetic.attach; kinetic.list_jobs()"]
+)
+def test_importing_loads_no_vendor(code, home):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not VENDORS & {name.partition(".")[0] for name in loaded}
+    if "run" not in code:
+        assert {name for name in loaded if name.startswith("kinetic")} == {"kinetic", "kinetic.version"}
+        assert not {"logging", "dataclasses", "typing", "re"} & loaded
+
+
+def test_public_names():
+    assert set(kinetic.__all__) <= set(dir(kinetic))
+    for name in kinetic.__all__:
+        assert getattr(kinetic, name) is not None
+    assert kinetic.errors.KineticError is errors.KineticError
+    with pytest.raises(AttributeError, match="no attribute 'submit'"):
+        kinetic.submit  # noqa: B018
+
+
+def test_decorating_warns_about_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kinetic.run("cpu")(add)

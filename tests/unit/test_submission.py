@@ -1,0 +1,128 @@
+"""Submission: the order of the writes, and what is left when one of them fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from laptop_fakes import FakeBackend, plan
+
+from kinetic import errors, submission
+from kinetic.backends.base import Phase
+from kinetic.job import paths
+from kinetic.job.plan import Blob, Plan
+from kinetic.job.ref import JobRef
+from kinetic.planning import Planned
+from kinetic.storage.local import LocalStore
+
+PAYLOAD = b"payload"
+DIGEST = "ab" * 32
+
+
+class RecordingStore(LocalStore):
+    """Notes the keys in the order in which they are written; fails at one of them."""
+
+    def __init__(self, root, fails_at="", error=None):
+        super().__init__(root)
+        self.written = []
+        self.fails_at = fails_at
+        self.error = error
+
+    def put(self, key, data, *, if_absent=False):
+        if self.fails_at and key.startswith(self.fails_at):
+            raise self.error
+        self.written.append(key)
+        return super().put(key, data, if_absent=if_absent)
+
+
+@pytest.fixture
+def planned():
+    return Planned(plan(payload=Blob(DIGEST, len(PAYLOAD)), secrets=("TOKEN",)), PAYLOAD, None, {"TOKEN": "hunter2"})
+
+
+def test_the_order_of_writes(tmp_path, planned):
+    store = RecordingStore(tmp_path)
+    backend = FakeBackend(store)
+    ref = submission.submit(planned, backend, store)
+    assert store.written == [paths.blob(DIGEST), paths.plan(ref.job_id), paths.ref(ref.job_id)]
+    assert backend.calls == ["render", "preflight", "submit"]
+    assert backend.secrets == {"TOKEN": "hunter2"}
+    assert JobRef.from_json(json.loads(store.get(paths.ref(ref.job_id)))) == ref
+    assert Plan.from_json(json.loads(store.get(paths.plan(ref.job_id)))) == planned.plan
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
+    assert (ref.backend, ref.requested_backend, ref.hosts, ref.store_uri) == ("local", "pathways", 4, str(tmp_path))
+
+
+def test_a_refusal_comes_before_the_first_write(tmp_path, planned):
+    store = RecordingStore(tmp_path / "store")
+    backend = FakeBackend(store)
+    backend.refusal = errors.InsufficientMemory("too big", hosts=4, hosts_that_fit=1)
+    with pytest.raises(errors.InsufficientMemory):
+        submission.submit(planned, backend, store)
+    assert store.written == []
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("place", ["blobs", "jobs", "refs"])
+@pytest.mark.parametrize("error", [errors.StoreFull("no space left"), errors.StoreError("read-only"), KeyboardInterrupt()])
+def test_a_store_that_fails_leaves_no_job(tmp_path, planned, place, error):
+    store = RecordingStore(tmp_path, fails_at=place, error=error)
+    backend = FakeBackend(store)
+    with pytest.raises(type(error)):
+        submission.submit(planned, backend, store)
+    assert "submit" not in backend.calls
+    assert list(store.list(paths.JOBS)) == []
+    assert list(store.list(paths.REFS)) == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [(OSError("no processes left"), errors.SubmitError), (errors.PreflightError("now full"), errors.PreflightError)],
+)
+def test_a_backend_that_fails_leaves_no_job(tmp_path, planned, failure, kind):
+    store = LocalStore(tmp_path)
+    backend = FakeBackend(store)
+    backend.failure = failure
+    with pytest.raises(kind, match=str(failure)) as caught:
+        submission.submit(planned, backend, store)
+    assert caught.value is failure or caught.value.__cause__ is failure
+    assert list(store.list(paths.JOBS)) == []
+    assert list(store.list(paths.REFS)) == []
+
+
+def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
+    store = LocalStore(tmp_path)
+    backend = FakeBackend(store)
+    backend.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        submission.submit(planned, backend, store)
+    assert backend.calls[-1] == "cancel"
+    assert list(store.list(paths.REFS)) == [], "it was not created"
+
+    backend.phases[planned.plan.job_id] = Phase.RUNNING
+    with pytest.raises(KeyboardInterrupt):
+        submission.submit(planned, backend, store)
+    assert list(store.list(paths.REFS)) == [paths.ref(planned.plan.job_id)], "it was created: it can be found"
+
+
+def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, caplog):
+    class Stubborn(LocalStore):
+        def delete(self, prefix):
+            raise errors.StoreError("read-only now")
+
+    store = Stubborn(tmp_path)
+    backend = FakeBackend(store)
+    backend.failure = errors.SubmitError("no")
+    with pytest.raises(errors.SubmitError, match="no"):
+        submission.submit(planned, backend, store)
+    assert list(store.list(paths.REFS)) == [paths.ref(planned.plan.job_id)]
+    assert "read-only now" in caplog.text
+
+
+def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
+    store = LocalStore(tmp_path)
+    submission.submit(planned, FakeBackend(store), store)
+    before = {key: store.get(key) for key in store.list("")}
+    with pytest.raises(errors.SubmitError, match="already a job"):
+        submission.submit(planned, FakeBackend(store), store)
+    assert {key: store.get(key) for key in store.list("")} == before
