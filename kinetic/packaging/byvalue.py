@@ -8,6 +8,7 @@ stays.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -44,14 +45,14 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
 
 def project_modules(root: Path) -> list[ModuleType]:
     """Return the loaded modules whose file lies below the root, without installed ones and without kinetic itself."""
-    tops = {f"{str(root).rstrip('/')}/", f"{os.path.realpath(root).rstrip('/')}/"}
-    foreign = [
-        f"{place}/" for place in {str(Path(os.__file__).parent), sys.prefix} if not any(t.startswith(f"{place}/") for t in tops)
-    ]
+    top = f"{os.path.realpath(root).rstrip('/')}/"
+    places = (f"{place}/" for place in (str(Path(os.__file__).parent), sys.prefix))
+    foreign = tuple(place for place in places if not top.startswith(place))
+    real = functools.cache(os.path.realpath)  # Of folders: there are few.
     return [
         module
         for name, module in list(sys.modules.items())
-        if name != "__main__" and name.partition(".")[0] != "kinetic" and _lies_below(name, module, tops, foreign)
+        if name != "__main__" and name.partition(".")[0] != "kinetic" and _lies_below(name, module, top, foreign, real)
     ]
 
 
@@ -62,17 +63,15 @@ def portable(modules: Sequence[ModuleType], fails: Callable[[object], object]) -
     return [module for module in modules if module.__name__ not in left_out | above]
 
 
-def _lies_below(name: str, module: object, tops: set[str], foreign: list[str]) -> bool:
+def _lies_below(name: str, module: object, top: str, foreign: tuple[str, ...], real: Callable[[str], str]) -> bool:
     if not isinstance(module, ModuleType):
         return False
     fields = ModuleType.__getattribute__(module, "__dict__")  # Asking a lazy module itself would load it.
     file = fields.get("__file__")
-    if not isinstance(file, str) or fields.get("__name__") != name:
+    if not isinstance(file, str) or fields.get("__name__") != name or file.startswith(foreign):
         return False
-    top = next((top for top in tops if file.startswith(top)), None)
-    if top is None or any(file.startswith(place) for place in foreign):
-        return False
-    return not any(part in file[len(top) - 1 :] for part in _FOREIGN)
+    place = f"{real(file.rpartition('/')[0])}/"
+    return place.startswith(top) and not any(part in place[len(top) - 1 :] for part in _FOREIGN)
 
 
 def _leave(module: ModuleType, registry: Any) -> None:

@@ -7,7 +7,7 @@ the root and then takes its name in one step (rename, or link where the name mus
 """
 
 # A Path for each blob would cost as much as the calls themselves.
-# ruff: noqa: PTH102, PTH103, PTH105, PTH106, PTH108, PTH112, PTH116, PTH120
+# ruff: noqa: PTH102, PTH103, PTH105, PTH106, PTH108, PTH116, PTH120
 
 from __future__ import annotations
 

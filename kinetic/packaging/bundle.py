@@ -1,0 +1,193 @@
+"""The project's source tree on its way to the hosts, by content: what is there already is not sent again.
+
+In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the host the same folder. Called by planning (`build`),
+submission (`upload`) and the host's workspace (`unpack`).
+"""
+
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kinetic.errors import UsageError
+from kinetic.job import paths
+from kinetic.job.plan import Blob, Tree
+from kinetic.packaging import hashing, manifest, snapshot, walk
+from kinetic.packaging.arrival import unpack
+from kinetic.packaging.threads import in_threads
+from kinetic.storage.base import Store
+
+_LARGEST = 5
+_NAMED = 10
+_WHOLE_BYTES = 64 << 20
+
+__all__ = ["Bundle", "Sent", "build", "unpack", "upload"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A source tree, packed.
+
+    Attributes:
+        manifest: the list of its content; its digest names the tree.
+        tree: digest and size.
+        root: the folder it was packed from.
+        warnings: what people should know of it, one sentence each.
+        largest: the largest files, (path, bytes), largest first.
+    """
+
+    manifest: bytes
+    tree: Tree
+    root: Path
+    warnings: tuple[str, ...] = ()
+    largest: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def sources(self) -> dict[str, Path]:
+        """A file to read each content from, by digest."""
+        entries = manifest.decode(self.manifest)
+        return {entry.digest: self.root / entry.path for entry in entries if isinstance(entry, manifest.File)}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an upload wrote: files that the store did not have, and their total size."""
+
+    files: int
+    size_bytes: int
+
+
+def build(
+    root: Path,
+    *,
+    exclude: Iterable[Path] = (),
+    default_excludes: bool = True,
+    cache_dir: Path,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Bundle:
+    """Pack the tree below the root; creates nothing but a note in the cache.
+
+    Args:
+        root: the folder.
+        exclude: files and folders to leave out besides what the ignore files say.
+        default_excludes: whether virtual environments, caches and the like are left out.
+        cache_dir: the user's cache folder; also left out.
+        clock_ns: nanoseconds since the epoch.
+
+    Raises:
+        UsageError: the tree is too large to be meant, or a file does not stand still.
+    """
+    top = os.path.realpath(root)
+    if not os.path.isdir(top):
+        raise UsageError(f"The project's folder {root} does not exist.")
+    left_out = {os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees")}
+    note = snapshot.place(cache_dir, top, left_out, default_excludes)
+    old = snapshot.load(note)
+    if old is None or not snapshot.unchanged(old):
+        began_ns = clock_ns()
+        scan = walk.scan(top, exclude=left_out, default_excludes=default_excludes)
+        old = _pack(top, scan, old)
+        snapshot.save(note, old, began_ns=began_ns)
+    return Bundle(old.manifest, old.tree, Path(top), old.warnings, old.largest)
+
+
+def upload(bundle: Bundle, store: Store) -> Sent:
+    """Bring the tree's content into the store, the manifest last; a tree that is there sends nothing.
+
+    Raises:
+        UsageError: a file has changed since it was packed.
+        StoreError: the store does not take it.
+    """
+    key = paths.blob(bundle.tree.manifest.digest)
+    if store.has(key):
+        return Sent(0, 0)
+    sizes = in_threads(lambda item: _send(store, *item), list(bundle.sources.items()))
+    store.put(key, bundle.manifest, if_absent=True)
+    sent = [size for size in sizes if size is not None]
+    return Sent(len(sent), sum(sent))
+
+
+def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None) -> snapshot.Snapshot:
+    entries: list[manifest.Entry] = [manifest.Folder(path, mode) for path, mode in scan.folders.items()]
+    entries += [manifest.Link(path, target) for path, target in scan.links.items()]
+    files: list[manifest.File] = []
+    watched = dict(scan.watched)
+    contents = hashing.contents(scan.files.values(), hashing.known(root, old))
+    for path, found in scan.files.items():
+        content = contents.get(found.path)
+        if content is None:
+            scan.unreadable.append(path)
+            continue
+        watched[found.path] = content.stamp
+        files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
+    data = manifest.encode([*entries, *files])
+    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+    largest = sorted(((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0]))[:_LARGEST]
+    return snapshot.Snapshot(
+        manifest=data,
+        tree=Tree(blob, len(files), sum(file.size_bytes for file in files)),
+        warnings=_warnings(scan),
+        largest=tuple(largest),
+        followed={path: found.path for path, found in scan.files.items() if found.path != os.path.join(root, path)},
+        watched=watched,
+    )
+
+
+def _warnings(scan: walk.Scan) -> tuple[str, ...]:
+    texts = (
+        (scan.secrets, "These files look like secrets and are sent: {}. Leave out in .kineticignore what is not needed."),
+        (scan.broken, "Links that lead nowhere are left out: {}."),
+        (scan.unreadable, "What cannot be read is left out: {}."),
+        (scan.loops, "Links to a folder that they lie in are left out: {}."),
+        (scan.special, "What is neither file nor folder is left out: {}."),
+    )
+    return tuple(text.format(_named(found)) for found, text in texts if found)
+
+
+def _named(found: Sequence[str]) -> str:
+    names = ", ".join(name.encode("utf-8", "replace").decode() for name in sorted(found)[:_NAMED])
+    return f"{names} and {len(found) - _NAMED} more" if len(found) > _NAMED else names
+
+
+def _send(store: Store, digest: str, source: Path) -> int | None:
+    """Put one content; return its size, or None when it was there."""
+    key = paths.blob(digest)
+    if store.has(key):
+        return None
+    try:
+        size = source.stat().st_size
+        written = _put_large(store, key, digest, source) if size > _WHOLE_BYTES else _put_small(store, key, digest, source)
+    except OSError as error:
+        raise UsageError(f"{source} could not be read while it was being sent: {error}. Submit again.") from error
+    return size if written else None
+
+
+def _put_small(store: Store, key: str, digest: str, source: Path) -> bool:
+    data = source.read_bytes()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise _changed(source)
+    return store.put(key, data, if_absent=True)
+
+
+def _put_large(store: Store, key: str, digest: str, source: Path) -> bool:
+    """Put a file that is too large for memory: between hashing and copying it must not have been touched."""
+    content = hashing.read(str(source))
+    if content.digest != digest:
+        raise _changed(source)
+    written = store.put(key, source, if_absent=True)
+    if walk.stamp_at(str(source)) != content.stamp:
+        if written:
+            store.delete(key)
+        raise _changed(source)
+    return written
+
+
+def _changed(source: Path) -> UsageError:
+    return UsageError(f"{source} has changed since the source tree was packed. Submit again when nothing writes to it.")

@@ -1,0 +1,101 @@
+"""Which folder is the project of a function, and where its parts lie in it.
+
+In: the folder of the function's file, and what the process knows (cwd, home, sys.path). Out: `Project`. Called by planning.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic.errors import UsageError
+
+MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
+_INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
+
+
+@dataclass(frozen=True)
+class Project:
+    """A source tree and the places in it that matter.
+
+    Attributes:
+        root: the folder that is shipped, without symbolic links in it; None when there is none.
+        entry_rel: folder of the function's file, relative to the root; "" is the root.
+        cwd_rel: the caller's working directory, relative to the root, or None when it lies outside.
+        sys_path_rel: entries of the caller's sys.path inside the root, relative to it, in order; "" is the root.
+    """
+
+    root: Path | None
+    entry_rel: str = ""
+    cwd_rel: str | None = None
+    sys_path_rel: tuple[str, ...] = ()
+
+
+def find_project(
+    entry: Path | None, *, cwd: Path, home: Path, sys_path: Sequence[str], package_root: str | None = None
+) -> Project:
+    """Find the project of a function.
+
+    Args:
+        entry: the function's file or its folder; None in a notebook or at a prompt, where the working directory counts.
+        cwd: the working directory.
+        home: the user's home; never a project, unless the search starts there.
+        sys_path: the interpreter's search path.
+        package_root: the folder to ship, in place of the one that would be found.
+
+    Raises:
+        UsageError: `package_root` does not exist or does not contain the entry.
+    """
+    cwd, start = Path(os.path.realpath(cwd)), _folder(entry or cwd)
+    root = _given(package_root, cwd, home, start) if package_root else _found(start, Path(os.path.realpath(home)))
+    return Project(root, _relative(start, root) or "", _relative(cwd, root), _search_path(sys_path, cwd, root))
+
+
+def _folder(entry: Path) -> Path:
+    entry = Path(os.path.realpath(entry))
+    return entry.parent if entry.is_file() else entry
+
+
+def _given(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
+    text = str(home) + package_root[1:] if package_root == "~" or package_root.startswith("~/") else package_root
+    root = Path(os.path.realpath(cwd / text))
+    if not root.is_dir():
+        raise UsageError(f"KINETIC_PACKAGE_ROOT is {package_root!r}, which is no folder. Set it to the folder of your project.")
+    if not start.is_relative_to(root):
+        raise UsageError(
+            f"KINETIC_PACKAGE_ROOT is {package_root!r}, but the function's file is in {start}, outside it. "
+            "Set it to a folder that contains the file, or unset it."
+        )
+    return root
+
+
+def _found(start: Path, home: Path) -> Path:
+    bounds = {home, Path(home.anchor)}
+    outside = start
+    while (outside / "__init__.py").is_file() and outside.parent not in bounds and outside not in bounds:
+        outside = outside.parent
+    for folder in (outside, *outside.parents):
+        if folder in bounds and folder != start:
+            break
+        if any((folder / marker).exists() for marker in MARKERS):
+            return folder
+    return outside
+
+
+def _relative(path: Path, root: Path) -> str | None:
+    if not path.is_relative_to(root):
+        return None
+    relative = path.relative_to(root).as_posix()
+    return "" if relative == "." else relative
+
+
+def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for entry in sys_path:
+        place = Path(os.path.realpath(cwd / entry))
+        relative = _relative(place, root)
+        if relative is not None and not _INSTALLED & set(relative.split("/")) and place.is_dir():
+            found[relative] = None
+    return tuple(found)
