@@ -8,9 +8,11 @@ at the end. Its path is short, because Unix sockets lie in job folders and a soc
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -58,6 +60,9 @@ def no_leftovers(request: pytest.FixtureRequest, playground: Path, home: Path) -
     if "system" not in request.path.parts:
         return
     left = _settled(playground)
+    for pid in left:  # so that it does not also fail every test after this one
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     if left:
         pytest.fail("still running after the test:\n" + "\n".join(f"  {pid}: {line}" for pid, line in sorted(left.items())))
 

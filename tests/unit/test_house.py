@@ -17,7 +17,7 @@ MAX_LINES = 500
 MAY_READ_ENVIRON = {"kinetic/config/settings.py", "kinetic/runner/identity.py"}
 MAY_WRITE_ENVIRON = {"kinetic/runner/worker.py", "kinetic/runner/jaxworld.py"}
 """Where a worker, which is a process of its own, gives the function the variables that it was promised."""
-CALLED = re.compile(r"\b(called|read|written|used|run|started|imported|forked|kept|shown)\s+(by|from|as|in)\b", re.IGNORECASE)
+CALLED = re.compile(r"\b(called|read|written|used|run|started|imported|forked|kept|shown)\s+(by|from|as|in|on)\b", re.IGNORECASE)
 CHANGING = {"update", "clear", "pop", "setdefault", "__setitem__"}
 
 
@@ -60,9 +60,9 @@ def _changes(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def docstring_fault(source: str) -> str:
     """What the opening of a module lacks, or "". It says what the module is, what comes in, what goes out, and who calls it."""
     text = ast.get_docstring(ast.parse(source)) or ""
-    first, _, rest = text.partition("\n")
+    first, _, rest = text.partition("\n\n")
     if not first.strip().endswith((".", ":")):
-        return "a first line that says what it is"
+        return "a first sentence that says what it is"
     missing = [part for part in ("In:", "Out:") if part not in rest]
     if missing:
         return missing[0]
@@ -133,6 +133,11 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
         (lambda s: environment_uses(s)[0], "from os import getenv", "from os import getpid"),
         (lambda s: environment_uses(s)[1], "import os\ndel os.environ['A']", "import os\nx = os.getenv('A')"),
         (docstring_fault, '"""A thing."""', '"""A thing.\n\nIn: a. Out: b. Called by c.\n"""'),
+        (
+            docstring_fault,
+            '"""A thing\n\nIn: a. Out: b. Called by c.\n"""',
+            '"""A thing:\nlong.\n\nIn: a. Out: b. Called by c.\n"""',
+        ),
         (docstring_fault, '"""A thing.\n\nIn: a. Out: b.\n"""', '"""A thing.\n\nIn: a. Out: b. Written by c.\n"""'),
         (bare_raises, "raise RuntimeError('no')", "raise ValueError('no')"),
         (bare_raises, "try: ...\nexcept E as e: raise Exception from e", "try: ...\nexcept E: raise"),
