@@ -231,6 +231,15 @@ class JobHandle(Generic[R_co]):
             if free:
                 self._free(records=self._collected is not None, timeout_s=cleanup_timeout)
 
+    def error(self, *, seen: bool = False) -> BaseException | None:
+        """Return what `result` raises for this job, or None when it succeeded or goes on.
+
+        Args:
+            seen: the leader's output has been shown; the message does not repeat its last lines.
+        """
+        outcome = self.outcome()
+        return None if outcome is None or outcome.ok else exception_of(self._evidence(outcome, seen=seen))
+
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:

@@ -18,6 +18,7 @@ from kinetic.job.plan import Plan
 from kinetic.job.ref import JobRef
 from kinetic.planning import Planned
 from kinetic.storage.base import Store
+from kinetic.storage.turn import submitting
 
 _log = logging.getLogger("kinetic.submission")
 
@@ -37,10 +38,11 @@ def submit(planned: Planned, backend: Backend, store: Store, secrets: Mapping[st
     plan = planned.plan
     documents = backend.render(plan)
     backend.preflight(plan)
-    _send(planned, store)
     ref = ref_of(plan, backend.name, store.uri)
-    if not store.put(paths.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
-        raise SubmitError(f"There is already a job {plan.job_id}. Submit again; the next id will be another one.")
+    with submitting(store):  # Content that is there already must not be swept away before the plan names it.
+        _send(planned, store)
+        if not store.put(paths.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
+            raise SubmitError(f"There is already a job {plan.job_id}. Submit again; the next id will be another one.")
     with _undone_on_failure(ref, backend, store):
         store.put(paths.ref(plan.job_id), _json(ref.to_json()))
         backend.submit(ref, documents, planned.secrets if secrets is None else secrets)

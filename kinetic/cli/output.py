@@ -105,7 +105,7 @@ def failure(problem: BaseException) -> None:
 def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> None:
     """Copy a log to stdout, byte for byte but for the marks of the prefixer; with `flush`, each chunk is seen at once."""
     streams = Streams()
-    for chunk in chunks:
+    for chunk in prefixer.joined(chunks):
         if chunk is None:
             continue
         streams.stdout(prefixer.add(chunk))
@@ -120,7 +120,7 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
     from kinetic.job.logformat import STDERR
 
     streams = Streams()
-    for chunk in chunks:
+    for chunk in stdout.joined(chunks):
         if chunk is None:
             continue
         if chunk.stream == STDERR:

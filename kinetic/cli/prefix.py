@@ -5,11 +5,14 @@ In: `LogChunk`s of one or several hosts, as they come. Out: bytes to print. Pure
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from kinetic.job.logformat import LogChunk
 
+_JOINED = 1000
 _NO_TIME = "????-??-??T??:??:??.???Z"
 
 
@@ -43,14 +46,47 @@ class Prefixer:
         """Return what ends the output: a line end when a marked line is still open."""
         return b"" if self._open_host is None else b"\n"
 
+    def joined(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
+        """Join neighbours that get the same mark, so that a log of many short lines costs few steps.
+
+        Nothing is held back: what was joined goes on when there is nothing new (None), or when it has grown large.
+        """
+        if self.times:
+            yield from chunks
+            return
+        parts: list[LogChunk] = []
+        for chunk in chunks:
+            if parts and (chunk is None or len(parts) == _JOINED or not _alike(parts[0], chunk)):
+                yield _join(parts)
+                parts = []
+            if chunk is None:
+                yield None
+            else:
+                parts.append(chunk)
+        if parts:
+            yield _join(parts)
+
     def _mark(self, chunk: LogChunk) -> bytes:
         time = f"{_iso(chunk.time_ns)} " if self.times else ""
         host = f"[host {chunk.host}] " if self.hosts else ""
         return (time + host).encode()
 
 
+def _alike(one: LogChunk, other: LogChunk) -> bool:
+    return one.host == other.host and one.stream == other.stream
+
+
+def _join(parts: list[LogChunk]) -> LogChunk:
+    return parts[0] if len(parts) == 1 else replace(parts[0], data=b"".join([part.data for part in parts]))
+
+
 def _iso(time_ns: int) -> str:
     if not 0 < time_ns < 2**63:  # output whose time was lost or damaged
         return _NO_TIME
     seconds, rest_ns = divmod(time_ns, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 1_000_000:03d}Z"
+    return f"{_second(seconds)}.{rest_ns // 1_000_000:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

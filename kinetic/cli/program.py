@@ -115,6 +115,7 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
 
         import_module("kinetic.runner.command").run(kind, target, args)
 
+    run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")  # left out of tracebacks
     run_program.__module__ = "__main__" if script is None else _stand_in(script)
     run_program.__name__ = run_program.__qualname__ = program.name
     return run_program

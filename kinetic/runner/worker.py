@@ -30,6 +30,8 @@ from kinetic.runner.channel import Channel, Message
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
 REPR_LIMIT = 20_000
+_OWN_CODE = (str(Path(__file__).parent) + os.sep, "<kinetic>")
+"""Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what `kinetic run` sends."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def _qualified_name(kind: type) -> str:
 
 def _drop_own_frames(error: BaseException) -> None:
     at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename == __file__:
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
         at = at.tb_next
     if at is not None:
         error.__traceback__ = at

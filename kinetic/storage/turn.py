@@ -11,13 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from kinetic.errors import StoreError
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
-
-KEY = "locks/content"
 
 
 @contextmanager
@@ -39,20 +36,31 @@ def _held(store: Store, *, exclusive: bool) -> Iterator[None]:
     if not isinstance(store, LocalStore):  # buckets expire content by rules of their own
         yield
         return
-    import fcntl
-
-    descriptor = _open(store)
+    descriptor = _open(store.uri)
+    if descriptor is None:  # a store that does not exist yet has nothing to sweep
+        yield
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        _lock(descriptor, store.uri, exclusive=exclusive)
         yield
     finally:
         os.close(descriptor)
 
 
-def _open(store: LocalStore) -> int:
-    path: Path = store.path(KEY)
+def _open(root: str) -> int | None:
+    """Open the root itself: a folder can be locked like a file, and no lock file has to be kept, listed or cleaned up."""
     try:
-        store.put(KEY, b"", if_absent=True)
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        raise StoreError(f"The lock {path} cannot be opened: {error}. Make it yours, or set KINETIC_HOME elsewhere.") from error
+        raise StoreError(f"The store {root} cannot be opened: {error}. Make it yours, or set KINETIC_HOME elsewhere.") from error
+
+
+def _lock(descriptor: int, root: str, *, exclusive: bool) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    except OSError as error:  # network file systems may refuse to lock a folder
+        raise StoreError(f"The store {root} cannot be locked: {error}. Set KINETIC_HOME to a folder on a local disk.") from error

@@ -145,6 +145,34 @@ def test_marks_lose_nothing(parts: list[tuple[int, bytes]]) -> None:
             assert b"".join(lines) == said.replace(b"\n", b"")
 
 
+@given(st.lists(st.none() | st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=9))))
+def test_joining_keeps_bytes_order_and_pauses(parts: list[tuple[int, int, bytes] | None]) -> None:
+    def flat(chunks: list[LogChunk | None]) -> list[tuple[int, int, bytes] | None]:
+        out: list[tuple[int, int, bytes] | None] = []
+        for c in chunks:
+            out += [None] if c is None else [(c.host, c.stream, bytes([b])) for b in c.data]
+        return out
+
+    chunks = [None if p is None else LogChunk(p[0], p[1], 1, p[2]) for p in parts]
+    joined = list(Prefixer(hosts=True).joined(chunks))
+    assert flat(joined) == flat(chunks)
+    assert len(joined) <= len(chunks)
+
+
+def test_what_was_joined_is_not_held_back() -> None:
+    seen: list[str] = []
+
+    def source():
+        yield chunk(b"a\n")
+        yield chunk(b"b\n")
+        yield None
+        seen.append("asked again")
+
+    stream = Prefixer().joined(source())
+    assert [next(stream), next(stream)] == [chunk(b"a\nb\n"), None]
+    assert seen == []
+
+
 def test_ages_and_sizes() -> None:
     seconds = (-1, 0, 59, 119, 120, 7199, 7200, 172799, 172800)
     assert [text.age(s) for s in seconds] == ["0s", "0s", "59s", "119s", "2m", "119m", "2h", "47h", "2d"]

@@ -145,11 +145,10 @@ def result(
     return exit_codes.OK
 
 
-def tell_failure(handle: JobHandle[Any]) -> int:
-    """Print the error of a job that failed, as the call would have raised it."""
-    try:
-        handle.result(cleanup=False, stream_logs=False)
-    except BaseException as problem:  # noqa: BLE001 - the function may have raised anything, KeyboardInterrupt too
+def tell_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
+    """Print the error of a job that failed, as the call would have raised it; `seen`: its leader's output is on the screen."""
+    problem = handle.error(seen=seen)
+    if problem is not None:
         output.failure(problem)
     return exit_codes.FAILED
 

@@ -140,5 +140,5 @@ def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
         where = "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         output.error(f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).")
     else:
-        tell_failure(handle)
+        tell_failure(handle, seen=True)
     return exit_codes.of_program(outcome)
