@@ -1,0 +1,274 @@
+"""How a coordinator scales: 64 and 1,024 agents over real gRPC, next to a bare gRPC server with the same traffic.
+
+In: nothing (`--hosts 64 1024 --runs 3 --steady-s 5`). Out: a table. Run by hand: `python benchmarks/gang_scale.py`.
+
+The coordinator has a process to itself; the agents share two client processes, several connections each. The floor is a server
+without messages, token or state: it answers as many unary calls and pushes as many bytes down as many streams. All of them share
+this machine's cores, so that times say what a laptop sees; CPU seconds are the server's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import grpc
+from grpc import aio
+
+from kinetic.coordinator import wire
+from kinetic.coordinator.gang import Beat, Gang, GangSpec
+from kinetic.coordinator.service import Coordinator
+from kinetic.job.outcome import Exit, HostReport
+
+TOKEN = "benchmark"
+CLIENTS = 2
+CONNECTIONS = 8
+METADATA = (("authorization", f"Bearer {TOKEN}"),)
+RAW = (bytes, bytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[64, 1024])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--steady-s", type=float, default=5.0)
+    parser.add_argument("--role", nargs=3, metavar=("ROLE", "ADDRESS", "DETAILS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        role, address, details = options.role
+        asyncio.run({"kinetic": serve, "bare": serve_bare, "agents": be_agents}[role](address, json.loads(details)))
+        return
+    results = {}
+    for hosts in options.hosts:
+        for kind in ("kinetic", "bare"):
+            runs = [measure(kind, hosts, options.steady_s) for _ in range(options.runs)]
+            results[hosts, kind] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    show(results, options)
+
+
+# --- one run
+
+
+class Process:
+    """A role in a process of its own: one JSON line in, one JSON line out."""
+
+    def __init__(self, role: str, address: str, details: object) -> None:
+        command = [sys.executable, __file__, "--role", role, address, json.dumps(details)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.hear()
+
+    def say(self, *words: object) -> None:
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> object:
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a process of the benchmark died; its error is above")
+        return json.loads(line)
+
+    def ask(self, *words: object) -> object:
+        self.say(*words)
+        return self.hear()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        if self._process.wait(30) != 0:
+            raise SystemExit("a process of the benchmark failed; its error is above")
+        self._process.stdout.close()
+
+
+def measure(kind: str, hosts: int, steady_s: float) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"unix:{folder}/s"
+        server = Process(kind, address, hosts)
+        clients = [Process("agents", address, [kind, list(range(hosts))[i::CLIENTS]]) for i in range(CLIENTS)]
+        together(clients, "connect")
+        start = server.ask("usage")
+        join_s = together(clients, "join")
+        joined = server.ask("usage")
+        beat_s = together(clients, "beat", steady_s)
+        beaten = server.ask("usage")
+        report_s = together(clients, "report")
+        for process in (*clients, server):
+            process.close()
+    return {
+        "join to ready, ms": 1e3 * join_s,
+        "server CPU of it, ms": 1e3 * (joined["cpu_s"] - start["cpu_s"]),
+        "beats each 1 s, % of a core": 100 * (beaten["cpu_s"] - joined["cpu_s"]) / beat_s,
+        "report to all done, ms": 1e3 * report_s,
+        "server memory, MB": beaten["rss_bytes"] / 1e6,
+    }
+
+
+def together(processes: list[Process], *words: object) -> float:
+    start = time.perf_counter()
+    for process in processes:
+        process.say(*words)
+    for process in processes:
+        process.hear()
+    return time.perf_counter() - start
+
+
+# --- servers
+
+
+async def serve(address: str, hosts: int) -> None:
+    gang = Gang(GangSpec(hosts=hosts, hang_timeout_s=600.0), time.monotonic())
+    coordinator = Coordinator(gang, TOKEN)
+    await coordinator.start(address)
+    await answer_usage()
+    if not gang.view(0).all_done:
+        raise SystemExit(f"the gang did not end well: {gang.stop_reason}")
+    await coordinator.stop()
+
+
+class Bare:
+    """The same traffic without meaning: every round of `hosts` calls pushes one message down every stream."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self._calls = 0
+        self._round = asyncio.Event()
+        self._push = b"x" * len(wire.view_to_wire(Gang(GangSpec(hosts=1), 0.0).view(0))) + b"127.0.0.1:12345" * hosts
+
+    def service(self, details: object) -> object:
+        if details.method == wire.WATCH.path:
+            return grpc.unary_stream_rpc_method_handler(self._watch, *RAW)
+        return grpc.unary_unary_rpc_method_handler(self._beat if details.method == wire.HEARTBEAT.path else self._call, *RAW)
+
+    async def _beat(self, request: bytes, context: object) -> bytes:
+        return b"ok"
+
+    async def _call(self, request: bytes, context: object) -> bytes:
+        self._calls += 1
+        if self._calls % self._hosts == 0:
+            done, self._round = self._round, asyncio.Event()
+            done.set()
+        return b"ok"
+
+    async def _watch(self, request: bytes, context: object):
+        while True:
+            done = self._round
+            yield self._push
+            await done.wait()
+
+
+async def serve_bare(address: str, hosts: int) -> None:
+    server = aio.server(options=wire.SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((Bare(hosts),))
+    server.add_insecure_port(address)
+    await server.start()
+    await answer_usage()
+    await server.stop(0.1)
+
+
+async def answer_usage() -> None:
+    print(json.dumps("listening"), flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        facts = {"cpu_s": used.ru_utime + used.ru_stime, "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+        print(json.dumps(facts), flush=True)
+
+
+# --- agents
+
+
+class Agents:
+    """Some of the gang's agents, sharing a few connections."""
+
+    def __init__(self, address: str, kind: str, hosts: list[int]) -> None:
+        options = (*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        self._channels = [aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
+        self._hosts = hosts
+        self._bare = kind == "bare"
+        self._streams: list[object] = []
+
+    def _call(self, host: int, method: wire.Method, request: object) -> object:
+        channel = self._channels[host % CONNECTIONS]
+        make = channel.unary_stream if method.streams else channel.unary_unary
+        writes, reads = RAW if self._bare else (method.write_request, method.read_reply)
+        return make(method.path, writes, reads)(b"x" * 40 if self._bare else request, metadata=METADATA)
+
+    async def connect(self) -> None:
+        self._streams = [self._call(host, wire.WATCH, wire.pb.WatchRequest(host=host)) for host in self._hosts]
+        await self._hear(lambda view: True)
+
+    async def join(self) -> None:
+        calls = [
+            self._call(h, wire.JOIN, wire.pb.JoinRequest(host=h, incarnation=f"agent-{h}", address="127.0.0.1:12345"))
+            for h in self._hosts
+        ]
+        await asyncio.gather(self._hear(lambda view: view.ready), *calls)
+
+    async def report(self) -> None:
+        calls = [self._call(h, wire.REPORT, wire.report_to_wire(HostReport(h, Exit.RETURNED))) for h in self._hosts]
+        await asyncio.gather(self._hear(lambda view: view.all_done), *calls)
+
+    async def beat(self, seconds: float) -> None:
+        await asyncio.gather(*(self._beat(i, host, seconds) for i, host in enumerate(self._hosts)))
+
+    async def _beat(self, index: int, host: int, seconds: float) -> None:
+        await asyncio.sleep(index / len(self._hosts))
+        for _ in range(round(seconds)):
+            beat = Beat(host, "running", 0.1, 123456789, 12.5, 4096, "epoch 3: loss 0.123")
+            start = time.perf_counter()
+            await self._call(host, wire.HEARTBEAT, None if self._bare else wire.beat_to_wire(beat))
+            await asyncio.sleep(1.0 - (time.perf_counter() - start))
+
+    async def _hear(self, wanted) -> None:
+        await asyncio.gather(*(self._hear_one(stream, wanted) for stream in self._streams))
+
+    async def _hear_one(self, stream, wanted) -> None:
+        while not self._bare and not wanted(await stream.read()):
+            pass
+        if self._bare:
+            await stream.read()
+
+
+async def be_agents(address: str, details: list) -> None:
+    agents = Agents(address, *details)
+    print(json.dumps("here"), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        word, *arguments = json.loads(line)
+        await getattr(agents, word)(*arguments)
+        print(json.dumps("done"), flush=True)
+    os._exit(0)  # the streams are the server's to end
+
+
+# --- the table
+
+
+def show(results: dict, options: argparse.Namespace) -> None:
+    keys = list(next(iter(results.values())))
+    print(
+        f"A gang over a Unix socket, median of {options.runs} runs; {os.cpu_count()} cores for the server and {CLIENTS} client processes"
+    )
+    print(f"{'':30}{'hosts':>7}{'kinetic':>11}{'bare gRPC':>11}{'ratio':>8}")
+    for key in keys:
+        for hosts in options.hosts:
+            ours, floor = results[hosts, "kinetic"][key], results[hosts, "bare"][key]
+            name = key if hosts == options.hosts[0] else ""
+            print(f"{name:30}{hosts:>7}{ours:>11.1f}{floor:>11.1f}{ours / max(floor, 1e-9):>8.2f}")
+    first, last = options.hosts[0], options.hosts[-1]
+    if first != last:
+        print(f"\nGrowth from {first} to {last} hosts ({last / first:g} times as many):")
+        for key in keys:
+            ours, floor = (results[last, k][key] / max(results[first, k][key], 1e-9) for k in ("kinetic", "bare"))
+            print(f"{key:30}{'':7}{ours:>10.1f}x{floor:>10.1f}x")
+
+
+if __name__ == "__main__":
+    main()
