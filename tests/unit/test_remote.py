@@ -7,6 +7,7 @@ import functools
 import io
 import operator
 import pickle
+import secrets as random_bytes
 import subprocess
 import sys
 import textwrap
@@ -26,9 +27,9 @@ from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
-def backend(home, tmp_path, monkeypatch):
-    """Calls run at once in this process; the project is the folder of this file."""
-    monkeypatch.chdir(tmp_path)
+def backend(home, monkeypatch):
+    """Calls run at once; the project is the folder of this file."""
+    monkeypatch.chdir(Path(__file__).parent)
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
     fake = InlineBackend(LocalStore(home))
     with registry.substituted("local", lambda _: fake):
@@ -343,14 +344,15 @@ def test_an_argument_that_cannot_be_pickled_creates_nothing(backend, home):
 
 
 def test_secrets_and_captured_variables(backend, home, monkeypatch):
-    monkeypatch.setenv("MY_TOKEN", "hunter2")
-    monkeypatch.setenv("APP_KEY", "hunter3")
+    value = random_bytes.token_hex(8)
+    monkeypatch.setenv("MY_TOKEN", value)
+    monkeypatch.setenv("APP_KEY", value)
     monkeypatch.setenv("APP_MODE", "fast")
     remote = kinetic.run("cpu", env={"SEED": "1"}, secrets=["MY_TOKEN"], capture_env_vars=["APP_*"])(add)
     assert remote(1) == 2
-    assert backend.secrets == {"MY_TOKEN": "hunter2", "APP_KEY": "hunter3"}
+    assert backend.secrets == {"MY_TOKEN": value, "APP_KEY": value}
     stored = b"".join(p.read_bytes() for p in home.rglob("*") if p.is_file())
-    assert b"hunter" not in stored
+    assert value.encode() not in stored
     assert b"MY_TOKEN" in stored
 
 
