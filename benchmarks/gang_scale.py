@@ -253,9 +253,8 @@ async def be_agents(address: str, details: list) -> None:
 
 def show(results: dict, options: argparse.Namespace) -> None:
     keys = list(next(iter(results.values())))
-    print(
-        f"A gang over a Unix socket, median of {options.runs} runs; {os.cpu_count()} cores for the server and {CLIENTS} client processes"
-    )
+    shared = f"{os.cpu_count()} cores shared by the server and {CLIENTS} client processes"
+    print(f"A gang over a Unix socket, median of {options.runs} runs; {shared}")
     print(f"{'':30}{'hosts':>7}{'kinetic':>11}{'bare gRPC':>11}{'ratio':>8}")
     for key in keys:
         for hosts in options.hosts:
