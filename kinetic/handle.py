@@ -33,7 +33,8 @@ from kinetic.storage.open import open_store
 R_co = TypeVar("R_co", covariant=True)
 OnStatus = Callable[[Phase], Any]
 _log = logging.getLogger("kinetic.handle")
-_TAIL_LINES = 12
+_TAIL_LINES = 60
+"""Of which the last that say something are shown."""
 _LOOK_EVERY_S = 0.25
 
 

@@ -5,6 +5,7 @@ In: an `Outcome` that is not a success, and what was read to explain it. Out: an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kinetic import errors
@@ -15,6 +16,10 @@ _TAIL_LINES = 12
 _TRACEBACK_LINES = 60
 _STACK_LINES = 40
 _DETAIL_CHARS = 2000
+_OF_THE_JOB = (Exit.CANCELLED, Exit.TIMEOUT, Exit.NEVER_JOINED)
+"""Ends that a host did not bring about: what it printed last explains nothing, and naming the others neither."""
+_NOISE = re.compile(r'^\s*File "[^"]*/kinetic/runner/|^\s*File "<frozen runpy>"|^Extension modules: ')
+"""What Python's fault handler prints of the runner's own frames when a worker crashes."""
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised here, these would end the caller instead of telling it something."""
 
@@ -107,14 +112,14 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     outcome = evidence.outcome
     if _class_of(outcome) is errors.SupervisorLost:
         why = outcome.reason or "the job's supervisor was killed"
-        return f"{why}. The job has ended; its value, if there was one, is lost: run it again."
+        return f"{_sentence(why)} The job has ended; its value, if there was one, is lost: run it again."
     if first is None:
-        return f"{outcome.reason or 'the job left no value'}."
+        return _sentence(outcome.reason or "the job left no value")
     detail = _cut(first.detail)
     who = f"host {first.host} of {len(outcome.reports)}"
     told = {
         Exit.RAISED: f"{who} raised {_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
-        Exit.SYS_EXIT: f"the function called sys.exit({first.exit_code}) on host {first.host}.",
+        Exit.SYS_EXIT: f"{_uncapitalised(detail.rstrip('.'))} on host {first.host}.",
         Exit.OUT_OF_MEMORY: f"{who} ran out of memory. {detail} Use a larger machine, or smaller batches.",
         Exit.AGENT_LOST: f"{who} was lost. {detail}",
         Exit.SETUP_FAILED: f"{who} could not be prepared. {detail}",
@@ -123,7 +128,15 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     }
     if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
         return f"{who} died. {detail}"
-    return told.get(first.exit) or f"{outcome.reason or detail or first.exit}."
+    return told.get(first.exit) or _sentence(outcome.reason or detail or first.exit)
+
+
+def _uncapitalised(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _sentence(text: str) -> str:
+    return text if text.rstrip().endswith((".", "!", "?")) else f"{text}."
 
 
 def _raised(first: HostReport) -> str:
@@ -137,15 +150,17 @@ def _host(evidence: Evidence, host: int) -> str:
 
 
 def _others(evidence: Evidence) -> list[str]:
-    others = evidence.outcome.blamed[1:]
-    if not others:
+    others, first = evidence.outcome.blamed[1:], evidence.outcome.first
+    if not others or first is None or first.exit in _OF_THE_JOB:
         return []
     shown = ", ".join(map(str, others[:10])) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
     return [f"Failed as well: host{'s' if len(others) > 1 else ''} {shown}."]
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:
-    lines = evidence.tail.rstrip().splitlines()[-_TAIL_LINES:]
+    if first.exit in _OF_THE_JOB:
+        return []
+    lines = [line[:400] for line in evidence.tail.rstrip().splitlines() if not _NOISE.search(line)][-_TAIL_LINES:]
     return [f"Last lines of host {first.host}:\n{_indented(chr(10).join(lines))}"] if lines else []
 
 

@@ -254,6 +254,28 @@ def test_several_hosts_to_blame_are_named(store, job, handle):
     assert caught.value.hosts == (1, 3)
 
 
+def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, handle):
+    lines = ["Fatal Python error: Segmentation fault", '  File "/home/me/train.py", line 3 in train']
+    lines += [f'  File "/x/kinetic/runner/worker.py", line {n} in f' for n in range(30)] + [
+        "Extension modules: " + "numpy " * 300
+    ]
+    backend.output = [chunk("\n".join(lines).encode(), host=1)]
+    put_outcome(store, job, HostReport(1, Exit.SIGNAL, "killed by SIGSEGV", signal=11))
+    with pytest.raises(errors.HostLost, match="train.py") as caught:
+        handle.result()
+    assert "runner" not in str(caught.value)
+    assert "Extension" not in str(caught.value)
+
+
+def test_a_cancelled_job_blames_nobody_at_length(store, backend, job, handle):
+    backend.output = [chunk(b"step 1\n", host=1)]
+    put_outcome(store, job, *[HostReport(n, Exit.CANCELLED) for n in range(4)], reason="cancelled by somebody.")
+    with pytest.raises(errors.JobCancelled, match=r"cancelled by somebody\.\n") as caught:
+        handle.result()
+    assert "step 1" not in str(caught.value)
+    assert "as well" not in str(caught.value)
+
+
 def test_an_echo_is_called_an_echo(store, job, handle):
     put_outcome(store, job, raised(store, job, 1, ValueError("connection reset"), consequence=True))
     with pytest.raises(ValueError, match="reset") as caught:
