@@ -22,7 +22,7 @@ from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 from kinetic.job import paths
 from kinetic.job.plan import Tree
 from kinetic.packaging import manifest
-from kinetic.packaging.threads import in_threads
+from kinetic.packaging.threads import in_threads, worth_it
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
 
@@ -70,7 +70,9 @@ def _write(store: Store, tree: Tree, entries: list[manifest.Entry], dest: str) -
     folders = [entry for entry in entries if isinstance(entry, manifest.Folder)]
     for folder in sorted(folders, key=lambda each: each.path.count("/")):
         os.mkdir(os.path.join(dest, folder.path), 0o700)
-    in_threads(lambda file: _write_file(store, tree, file, dest), [e for e in entries if isinstance(e, manifest.File)])
+    files = [entry for entry in entries if isinstance(entry, manifest.File)]
+    worth = not isinstance(store, LocalStore) or worth_it(tree.files, tree.size_bytes)
+    in_threads(lambda file: _write_file(store, tree, file, dest), files, worth=worth)
     for entry in entries:
         if isinstance(entry, manifest.Link):
             os.symlink(entry.target, os.path.join(dest, entry.path))

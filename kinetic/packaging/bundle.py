@@ -21,8 +21,9 @@ from kinetic.job import paths
 from kinetic.job.plan import Blob, Tree
 from kinetic.packaging import hashing, manifest, snapshot, walk
 from kinetic.packaging.arrival import unpack
-from kinetic.packaging.threads import in_threads
+from kinetic.packaging.threads import in_threads, worth_it
 from kinetic.storage.base import Store
+from kinetic.storage.local import LocalStore
 
 _LARGEST = 5
 _NAMED = 10
@@ -108,7 +109,8 @@ def upload(bundle: Bundle, store: Store) -> Sent:
     key = paths.blob(bundle.tree.manifest.digest)
     if store.has(key):
         return Sent(0, 0)
-    sizes = in_threads(lambda item: _send(store, *item), list(bundle.sources.items()))
+    worth = not isinstance(store, LocalStore) or worth_it(bundle.tree.files, bundle.tree.size_bytes)
+    sizes = in_threads(lambda item: _send(store, *item), list(bundle.sources.items()), worth=worth)
     store.put(key, bundle.manifest, if_absent=True)
     sent = [size for size in sizes if size is not None]
     return Sent(len(sent), sum(sent))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kinetic.errors import UsageError
 from kinetic.packaging import manifest
 from kinetic.packaging.snapshot import Snapshot
-from kinetic.packaging.threads import in_threads
+from kinetic.packaging.threads import in_threads, worth_it
 from kinetic.packaging.walk import FoundFile, Stamp, stamp_of
 
 _TRIES = 3
@@ -51,13 +51,15 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, Content]) -> dict[
     """
     held: dict[str, Content] = {}
     new: list[str] = []
+    new_bytes = 0
     for found in files:
         old = before.get(found.path)
         if old is not None and old.stamp == found.stamp:
             held[found.path] = old
         else:
             new.append(found.path)
-    fresh = in_threads(_read_if_possible, new)
+            new_bytes += found.size_bytes
+    fresh = in_threads(_read_if_possible, new, worth=worth_it(len(new), new_bytes))
     return held | {path: content for path, content in zip(new, fresh, strict=True) if content is not None}
 
 

@@ -12,12 +12,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _THREADS = 4
-_WORTH_IT = 16
+_LARGE_BYTES = 512 << 10
 
 
-def in_threads(act: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def worth_it(count: int, size_bytes: int) -> bool:
+    """Return whether the files are so large that threads read them faster; small ones only make threads wait for each other."""
+    return size_bytes > _LARGE_BYTES * max(count, 1)
+
+
+def in_threads(act: Callable[[T], R], items: Sequence[T], *, worth: bool) -> list[R]:
     """Return `act` of each item; the first exception ends it, after the acts that have begun."""
-    if len(items) < _WORTH_IT:
+    if not worth or len(items) < 2:
         return [act(item) for item in items]
     from concurrent.futures import ThreadPoolExecutor
 

@@ -66,9 +66,14 @@ class LocalStore:
         if if_absent and os.path.lexists(target):
             return False
         with _explained(f"write {key!r}", self._text):
-            temporary = self._temporary()
+            self._sweep_once()
+            temporary = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
             try:
-                _fill(temporary, data)
+                try:
+                    _fill(temporary, data)
+                except FileNotFoundError:  # The first write here, or the store was removed meanwhile.
+                    self._make_temporary()
+                    _fill(temporary, data)
                 return self._publish(temporary, target, if_absent)
             finally:
                 with suppress(FileNotFoundError):
@@ -106,13 +111,13 @@ class LocalStore:
             )
         return f"{self._text}/{key}"
 
-    def _temporary(self) -> str:
-        folder = f"{self._text}/{_TEMPORARY}"
-        _make_private(folder, self._text)
+    def _make_temporary(self) -> None:
+        _make_private(f"{self._text}/{_TEMPORARY}", self._text)
+
+    def _sweep_once(self) -> None:
         if not self._swept:
-            _sweep(folder, time.time() - _TEMPORARY_LIFE_S)
             self._swept = True
-        return f"{folder}/{os.getpid()}-{os.urandom(8).hex()}"
+            _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
 
     def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
         for _ in range(100):  # Someone may delete the folder between our making it and our using it.
