@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -452,3 +453,8 @@ os.rmdir(folder)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_importing_starts_nothing_so_that_the_importer_may_fork():
     subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=60)
+
+
+def test_the_generated_code_loads_with_the_oldest_protobuf_that_we_support():
+    generated = Path(wire.pb.__file__).read_text()
+    assert "# Protobuf Python Version: 5.29." in generated  # made by a newer protoc it would refuse every older protobuf
