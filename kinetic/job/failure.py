@@ -119,7 +119,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     who = f"host {first.host} of {len(outcome.reports)}"
     told = {
         Exit.RAISED: f"{who} raised {_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
-        Exit.SYS_EXIT: f"{_uncapitalised(detail.rstrip('.'))} on host {first.host}.",
+        Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on host {first.host}.",
         Exit.OUT_OF_MEMORY: f"{who} ran out of memory. {detail} Use a larger machine, or smaller batches.",
         Exit.AGENT_LOST: f"{who} was lost. {detail}",
         Exit.SETUP_FAILED: f"{who} could not be prepared. {detail}",
@@ -133,6 +133,10 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
 
 def _uncapitalised(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
+
+
+def _exited(first: HostReport) -> str:
+    return first.detail.rstrip(".") or f"The function called sys.exit({first.exit_code})"
 
 
 def _sentence(text: str) -> str:

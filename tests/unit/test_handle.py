@@ -261,7 +261,7 @@ def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, ha
     ]
     backend.output = [chunk("\n".join(lines).encode(), host=1)]
     put_outcome(store, job, HostReport(1, Exit.SIGNAL, "killed by SIGSEGV", signal=11))
-    with pytest.raises(errors.HostLost, match="train.py") as caught:
+    with pytest.raises(errors.HostLost, match=r"train\.py") as caught:
         handle.result()
     assert "runner" not in str(caught.value)
     assert "Extension" not in str(caught.value)
