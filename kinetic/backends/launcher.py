@@ -1,6 +1,6 @@
 """Starting supervisors through a preloader: one preloader per kind of job, for as long as this process lives.
 
-In: a launch request and the job's lock. Out: the process id of a detached supervisor. Called by the local backend.
+In: a launch request. Out: the process id of a detached supervisor. Called by the local backend.
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ class Preloader:
         self._socket = ours
         self.owner = os.getpid()
 
-    def launch(self, request: dict[str, Any], lock_fd: int) -> int:
-        """Fork a supervisor; return its process id.
+    def launch(self, request: dict[str, Any]) -> int:
+        """Fork a supervisor; return its process id once it holds the job's lock.
 
         Raises:
             SubmitError: the preloader could not start or died.
         """
         line = json.dumps(request).encode() + b"\n"
         try:
-            sent = socket.send_fds(self._socket, [line], [lock_fd])
-            self._socket.sendall(line[sent:])
+            self._socket.sendall(line)
             answer = self._read_line()
         except OSError:
             answer = b""
@@ -73,16 +72,18 @@ class Preloader:
         return data
 
     def _last_words(self) -> str:
-        self.close()
-        with contextlib.suppress(OSError, ValueError):
+        self._end()
+        with self._errors:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
-            if lines:
-                return ":\n" + "\n".join(lines)
-        return "."
+        return ":\n" + "\n".join(lines) if lines else "."
 
     def close(self) -> None:
         """End the process; supervisors that it forked go on."""
+        self._end()
+        self._errors.close()
+
+    def _end(self) -> None:
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.2)
@@ -91,7 +92,7 @@ class Preloader:
         self._process.wait()
 
 
-def launch(request: dict[str, Any], lock_fd: int, *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
+def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
     """Start a supervisor through the preloader for these modules, starting that one, once more if it has died.
 
     Raises:
@@ -100,12 +101,12 @@ def launch(request: dict[str, Any], lock_fd: int, *, modules: tuple[str, ...], e
     with _lock:
         preloader = _preloader(modules, environ)
         try:
-            return preloader.launch(request, lock_fd)
+            return preloader.launch(request)
         except SubmitError:
             _forget(preloader)
         preloader = _preloader(modules, environ)
         try:
-            return preloader.launch(request, lock_fd)
+            return preloader.launch(request)
         except SubmitError:
             _forget(preloader)
             raise

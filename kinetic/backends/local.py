@@ -65,27 +65,17 @@ class LocalBackend:
         launcher.warm_up(simulation.preload_modules(plan), self._environ)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Start the supervisor; it has the job's lock from the first moment."""
+        """Start the supervisor; it holds the job's lock when this returns."""
         from kinetic.backends import launcher
 
         (gang,) = documents
         folder = self._folder(ref)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SubmitError(f"The job's folder {folder} cannot be made: {error.strerror}.") from error
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX)
-            request = {
-                "store": self._store.uri,
-                "job_id": ref.job_id,
-                "base_env": self._environ,
-                "secrets": dict(secrets),
-            }
-            launcher.launch(request, lock_fd, modules=tuple(gang["preload"]), environ=self._environ)
-        finally:
-            os.close(lock_fd)
+        request = {"store": self._store.uri, "job_id": ref.job_id, "base_env": self._environ, "secrets": dict(secrets)}
+        launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
 
     def phase(self, ref: JobRef) -> Phase:
         """From the verdict, else from the supervisor's lock and state."""
@@ -225,8 +215,8 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return True
     finally:
         os.close(fd)

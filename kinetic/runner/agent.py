@@ -391,7 +391,6 @@ class Agent:
         for tee in self._tees:
             tee.drain()
         self._log.close()
-        self._link.close()
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
         self._stacks_path.unlink(missing_ok=True)
 

@@ -37,7 +37,7 @@ class Link:
     def __init__(self, identity: Identity, beat: Callable[[], Beat]) -> None:
         self._identity = identity
         self._beat = beat
-        self._orders: queue.SimpleQueue[Callable[[AgentClient], object] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
@@ -74,11 +74,6 @@ class Link:
             found.append(self._events.get())
         return found
 
-    def close(self) -> None:
-        """Stop beating."""
-        self._orders.put(None)
-        self._thread.join(timeout=1.0)
-
     def _post(self, event: Event) -> None:
         self._events.put(event)
         os.write(self._wake, b"!")
@@ -104,6 +99,4 @@ class Link:
                 client.heartbeat(self._beat())
                 due = time.monotonic() + self._identity.heartbeat_s
                 continue
-            if order is None:
-                return
             order(client)

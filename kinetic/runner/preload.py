@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
 
 from kinetic.runner import jaxworld, supervisor
 
@@ -35,33 +34,17 @@ def main() -> None:
 
 
 def serve(caller: socket.socket) -> None:
-    """Fork a supervisor for each request: one JSON line that carries the job's lock as a descriptor."""
+    """Fork a supervisor for each request, one JSON line; the supervisor answers itself."""
     gc.collect()
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
-    while True:
-        message, lock_fd = _receive(caller)
-        if message is None:
-            return
-        pid = os.fork()
-        if pid == 0:
+    requests = caller.makefile("rb")
+    while line := requests.readline():
+        if not line.endswith(b"\n"):
+            return  # The caller died while it wrote.
+        if os.fork() == 0:
             os.setsid()
-            caller.close()
             gc.enable()
-            supervisor.main(supervisor.Request(**message), lock_fd)
-        os.close(lock_fd)
-        caller.sendall(json.dumps({"pid": pid}).encode() + b"\n")
-
-
-def _receive(caller: socket.socket) -> tuple[dict[str, Any] | None, int]:
-    data, fds, _, _ = socket.recv_fds(caller, 1 << 16, 1)
-    while data and not data.endswith(b"\n"):
-        more = caller.recv(1 << 16)
-        if not more:
-            return None, -1
-        data += more
-    if not data or not fds:
-        return None, -1
-    return json.loads(data), fds[0]
+            supervisor.main(supervisor.Request(**json.loads(line)), caller)
 
 
 if __name__ == "__main__":

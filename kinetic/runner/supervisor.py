@@ -1,6 +1,6 @@
 """The supervisor: runs one simulated gang on this machine, from the fork of its agents to the verdict.
 
-In: a request (store, job, environment, secrets) and the job's lock, held open. Out: agents, events.jsonl, outcome.json.
+In: a request (store, job, environment, secrets). Out: agents, events.jsonl, outcome.json.
 Called by the preloader in a freshly forked process, and by itself (`python -m kinetic.runner.supervisor`) for another
 attempt. It has its own session, so it outlives the caller; the lock is free exactly when it is gone.
 """
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -65,11 +67,14 @@ class Request:
     heartbeat_timeout_s: float = 10.0
 
 
-def main(request: Request, lock_fd: int) -> NoReturn:
-    """Run the gang and leave. Never returns into the code of the process that forked."""
+def main(request: Request, caller: socket.socket | None = None) -> NoReturn:
+    """Run the gang and leave. Never returns into the code of the process that forked.
+
+    `caller` is told this process's id as soon as the job's lock is held, and then closed.
+    """
     code = 70
     try:
-        code = Supervisor(request, lock_fd).run()
+        code = Supervisor(request).run(caller)
     except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
         traceback.print_exc()
     finally:
@@ -81,9 +86,8 @@ def main(request: Request, lock_fd: int) -> NoReturn:
 class Supervisor:
     """One attempt at one gang."""
 
-    def __init__(self, request: Request, lock_fd: int) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
-        self._lock_fd = lock_fd
         self._store = LocalStore(Path(request.store))
         self._job = self._store.path(paths.job(request.job_id))
         self._own = self._job / "local"
@@ -91,9 +95,13 @@ class Supervisor:
         self._agents: dict[int, int] = {}
         self._socket_dir: Path | None = None
 
-    def run(self) -> int:
+    def run(self, caller: socket.socket | None) -> int:
         """Return 0 when a verdict was written."""
         self._settle()
+        self._lock()
+        if caller is not None:
+            with caller, contextlib.suppress(OSError):  # A caller that died meanwhile does not stop the job.
+                caller.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
         try:
             plan = Plan.from_json(json.loads(self._store.get(paths.plan(self._request.job_id))))
             outcome = self._attempt(plan)
@@ -131,6 +139,12 @@ class Supervisor:
             (self._own / "reserve").write_bytes(b"\0" * RESERVE_BYTES)
         self._scratch.mkdir(exist_ok=True, mode=0o700)
 
+    def _lock(self) -> None:
+        """Hold the job's lock for as long as this process lives. A record lock is this process's alone: its children do not
+        inherit it, and it is kept when the process becomes the supervisor of another attempt."""
+        self._lock_file = open(self._own / "lock", "w")
+        fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
+
     def _attempt(self, plan: Plan) -> Outcome:
         token = secrets.token_hex(16)
         socket_path = self._socket_path()
@@ -164,7 +178,6 @@ class Supervisor:
             pid = os.fork()
             if pid == 0:
                 os.close(ours)
-                os.close(self._lock_fd)
                 self._be_agent(plan, host, target, token, alive)
             self._agents[pid] = host
         os.close(alive)
@@ -279,10 +292,9 @@ class Supervisor:
         with tempfile.TemporaryFile() as spool:  # Not a pipe: the environment may be longer than a pipe holds.
             spool.write(json.dumps(again).encode())
             spool.seek(0)
-            for fd in (spool.fileno(), self._lock_fd):
+            for fd in (spool.fileno(), self._lock_file.fileno()):  # Closing any descriptor of the lock file would free the lock.
                 os.set_inheritable(fd, True)
-            arguments = ["--request-fd", str(spool.fileno()), "--lock-fd", str(self._lock_fd)]
-            os.execv(sys.executable, [sys.executable, "-m", "kinetic.runner.supervisor", *arguments])
+            os.execv(sys.executable, [sys.executable, "-m", "kinetic.runner.supervisor", str(spool.fileno())])
 
 
 def _gang_spec(plan: Plan, request: Request) -> GangSpec:
@@ -310,12 +322,8 @@ def _agent_death(status: int) -> str:
 
 
 def _from_command_line() -> NoReturn:
-    arguments = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
-    with open(arguments["--request-fd"], "rb") as spool:
-        request = Request(**json.loads(spool.read()))
-    lock_fd = arguments["--lock-fd"]
-    os.set_inheritable(lock_fd, False)
-    main(request, lock_fd)
+    with open(int(sys.argv[1]), "rb") as spool:
+        main(Request(**json.loads(spool.read())))
 
 
 if __name__ == "__main__":

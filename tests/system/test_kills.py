@@ -75,12 +75,18 @@ def held_in(phase, tmp):
     handle = kinetic.run(accelerator="tpu-v6e-8")(func).run_async(str(marker))
     if phase == "starting":
         return handle
-    supervisor, agents = processes(handle)
+    _, agents = processes(handle)
     if phase == "joining":
-        os.kill(agents[1], signal.SIGSTOP)  # While it is stopped it cannot join, unless it was very quick.
+        os.kill(agents[0], signal.SIGSTOP)  # While it is stopped it cannot join, unless it was very quick.
+        worker_of(agents[1])
     else:
         wait_until(marker.exists, "the function has not started")
     return handle
+
+
+def let_go(phase, agents):
+    if phase == "joining":
+        os.kill(agents[0], signal.SIGCONT)
 
 
 def assert_next_job_runs():
@@ -101,8 +107,9 @@ PHASES = ["starting", "joining", "running", "reporting"]
 @pytest.mark.parametrize("phase", PHASES)
 def test_killing_the_supervisor(phase, home):
     handle = held_in(phase, home.parent)
-    supervisor, _ = processes(handle)
+    supervisor, agents = processes(handle)
     kill(supervisor)
+    let_go(phase, agents)
     with pytest.raises(errors.SupervisorLost):
         handle.result()
     assert_record_intact(handle)
@@ -114,6 +121,7 @@ def test_killing_an_agent(phase, home):
     handle = held_in(phase, home.parent)
     _, agents = processes(handle)
     kill(agents[1])
+    let_go(phase, agents)
     with pytest.raises(errors.HostLost, match="host 1") as caught:
         handle.result()
     assert caught.value.hosts == (1,)
@@ -126,8 +134,7 @@ def test_killing_a_worker(phase, home):
     handle = held_in(phase, home.parent)
     _, agents = processes(handle)
     kill(worker_of(agents[1]))
-    if phase == "joining":
-        os.kill(agents[1], signal.SIGCONT)
+    let_go(phase, agents)
     with pytest.raises(errors.HostLost, match="host 1") as caught:
         handle.result()
     assert caught.value.hosts[0] == 1
@@ -169,7 +176,7 @@ def test_killing_the_caller(phase, home):
 
 
 def test_killing_the_preloader_costs_one_restart():
-    job = kinetic.run(accelerator="cpu")(lambda: os.getpid())
+    job = kinetic.run(accelerator="cpu")(os.getpid)
     job()
     preloaders = [pid for pid in children(os.getpid()) if b"kinetic.runner.preload" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert preloaders
