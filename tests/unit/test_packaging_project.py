@@ -1,0 +1,110 @@
+"""Finding the project of a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic.errors import UsageError
+from kinetic.packaging.project import MARKERS, Project, find_project
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    return tmp_path.resolve()
+
+
+def find(entry, place, **given):
+    given = {"cwd": place, "home": place / "nobody", "sys_path": [], "package_root": None} | given
+    return find_project(entry, **given)
+
+
+def tree(place: Path, *files: str) -> None:
+    for file in files:
+        path = place / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_the_nearest_marker_is_the_root(place, marker):
+    tree(place, "pyproject.toml", f"repo/{marker}", "repo/src/deep/train.py")
+    assert find(place / "repo/src/deep/train.py", place).root == place / "repo"
+    assert find(place / "repo/src/deep", place).entry_rel == "src/deep"
+
+
+def test_a_git_folder_is_a_marker(place):
+    tree(place, "repo/.git/HEAD", "repo/a/x.py")
+    assert find(place / "repo/a/x.py", place).root == place / "repo"
+
+
+def test_packages_are_climbed_out_of(place):
+    tree(place, "code/pkg/__init__.py", "code/pkg/sub/__init__.py", "code/pkg/sub/x.py", "code/pkg/setup.py")
+    found = find(place / "code/pkg/sub/x.py", place)
+    assert (found.root, found.entry_rel) == (place / "code", "pkg/sub")
+
+
+def test_without_a_marker_the_folder_itself_is_the_root(place):
+    tree(place, "a/b/x.py")
+    assert find(place / "a/b/x.py", place) == Project(place / "a/b", "", None, ())
+
+
+def test_a_notebook_counts_from_the_working_directory(place):
+    tree(place, "repo/setup.cfg", "repo/notebooks/n.ipynb")
+    found = find(None, place, cwd=place / "repo/notebooks")
+    assert (found.root, found.entry_rel, found.cwd_rel) == (place / "repo", "notebooks", "notebooks")
+
+
+def test_home_is_no_project_unless_started_there(place):
+    tree(place, "home/.git/HEAD", "home/script/x.py", "home/y.py")
+    assert find(place / "home/script/x.py", place, home=place / "home").root == place / "home/script"
+    assert find(place / "home/y.py", place, home=place / "home").root == place / "home"
+
+
+def test_climbing_out_of_packages_stops_below_home(place):
+    tree(place, "home/pkg/__init__.py", "home/pkg/x.py", "home/__init__.py")
+    assert find(place / "home/pkg/x.py", place, home=place / "home").root == place / "home/pkg"
+
+
+def test_the_top_of_the_file_system_is_no_project(place, monkeypatch):
+    tree(place, "a/x.py")
+    assert find(Path("/"), place).root == Path("/")
+    assert find(place / "a/x.py", place).root != Path("/")
+
+
+def test_the_given_root_wins(place):
+    tree(place, "repo/pyproject.toml", "repo/sub/setup.py", "repo/sub/x.py")
+    for given in (str(place / "repo"), "repo", "~/"):
+        home = place / "repo" if given == "~/" else place
+        found = find(place / "repo/sub/x.py", place, package_root=given, home=home)
+        assert (found.root, found.entry_rel) == (place / "repo", "sub")
+
+
+def test_a_given_root_must_exist_and_contain_the_entry(place):
+    tree(place, "a/x.py", "b/y.py", "file")
+    with pytest.raises(UsageError, match="outside it"):
+        find(place / "a/x.py", place, package_root=str(place / "b"))
+    for wrong in ("nowhere", "file"):
+        with pytest.raises(UsageError, match="no folder"):
+            find(place / "a/x.py", place, package_root=str(place / wrong))
+    (place / "ab").mkdir()
+    with pytest.raises(UsageError, match="outside it"):
+        find(place / "ab", place, package_root=str(place / "a"))
+
+
+def test_the_search_path_is_kept_in_order_without_installed_packages(place):
+    tree(place, "repo/setup.py", "repo/lib/a.py", "repo/src/b.py", "repo/.venv/lib/python3.11/site-packages/c.py", "other/d.py")
+    repo = place / "repo"
+    sys_path = ["", str(repo / "src"), str(place / "other"), "/usr/lib", str(repo / ".venv/lib/python3.11/site-packages")]
+    sys_path += [str(repo / "lib"), str(repo / "src"), str(repo / "gone"), str(repo / "setup.py")]
+    found = find(repo / "src/b.py", place, cwd=repo, sys_path=sys_path)
+    assert found.sys_path_rel == ("", "src", "lib")
+    assert found.cwd_rel == ""
+
+
+def test_links_are_seen_through(place):
+    tree(place, "real/setup.py", "real/src/x.py")
+    (place / "link").symlink_to(place / "real")
+    found = find(place / "link/src/x.py", place, cwd=place / "link", sys_path=[str(place / "link/src")])
+    assert found == Project(place / "real", "src", "", ("src",))
