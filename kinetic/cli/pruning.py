@@ -26,17 +26,25 @@ from kinetic.storage.local import LocalStore
 from kinetic.storage.turn import sweeping
 
 CONTENT_AGE_S = 86400.0
+_HEAD_BYTES = 64
 _ENDED = frozenset(phase for phase in Phase if phase.ended)
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
 class Content:
-    """Stored content that no plan names: where it is, its digest and its size."""
+    """Stored content: where it is, its digest, its size, and when it was written (seconds since the epoch)."""
 
     path: Path
     digest: str
     size_bytes: int
+    written_at: float
+
+    def is_manifest(self) -> bool:
+        """Whether it is the list of a source tree, and no source file or payload."""
+        with self.path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        return head.startswith(b'{"schema"') and b'"entries"' in head
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,11 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
         return Swept()
     orphans = tuple(_orphans(store, older_than))
     used = _used(store, {*without, *orphans})
-    contents = tuple(c for c in _contents(store, older_than) if c.digest not in used)
+    idle = [content for content in _contents(store) if content.digest not in used]
+    # A submission that finds a manifest in the store sends none of its files: files go only together with all their manifests.
+    kept = {d for c in idle if c.written_at >= older_than and c.is_manifest() for d in _digests(c.path.read_bytes())}
+    unused = [c for c in idle if c.written_at < older_than and c.digest not in kept]
+    contents = tuple(sorted(unused, key=lambda c: not c.is_manifest()))  # manifests first, should we be killed on the way
     return Swept(contents, orphans, sum(c.size_bytes for c in contents))
 
 
@@ -131,12 +143,11 @@ def _digests(data: bytes) -> set[str]:
     return {found.decode() for found in _DIGEST.findall(data)}
 
 
-def _contents(store: LocalStore, older_than: float) -> Iterator[Content]:
+def _contents(store: LocalStore) -> Iterator[Content]:
     for folder in _entries(store.path(paths.BLOBS)):
         for entry in _entries(Path(folder.path)):
             facts = entry.stat(follow_symlinks=False)
-            if facts.st_mtime < older_than:
-                yield Content(Path(entry.path), folder.name + entry.name, facts.st_size)
+            yield Content(Path(entry.path), folder.name + entry.name, facts.st_size, facts.st_mtime)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -416,6 +416,14 @@ def test_cleanup(world: World) -> None:
     assert not world.store.has(paths.ref("job-00000001"))
 
 
+def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: Capture) -> None:
+    world.job("job-00000001")
+    world.backend.output["job-00000001"] = [None]
+    assert world("jobs", "cleanup", "--cleanup-timeout", "0.01", "job-0") == 124
+    assert world.backend.cancelled == ["job-00000001"]
+    assert world.store.has(paths.ref("job-00000001"))
+
+
 def history(world: World) -> None:
     """An old job, a young one, one that runs since long ago, and content: shared, unused, unused but young."""
     world.job("job-0000000d", age=30 * DAY)
@@ -491,6 +499,57 @@ def test_prune_removes_what_a_killed_submission_left(world: World) -> None:
     assert world("jobs", "prune", "--yes") == 0
     assert remaining(world) == "b"
     assert not list(world.store.list(paths.job("job-0000000a")))
+
+
+def ship(world: World, folder: Path, *, age: float) -> str:
+    """Send a real tree, as a submission does, and let it age. Returns the digest of its manifest."""
+    from kinetic.packaging import bundle
+
+    before = set(world.store.list(paths.BLOBS))
+    built = bundle.build(folder, cache_dir=folder.parent / "cache")
+    bundle.upload(built, world.store)
+    for key in set(world.store.list(paths.BLOBS)) - before:
+        os.utime(world.store.path(key), (NOW - age, NOW - age))
+    return built.tree.manifest.digest
+
+
+def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: Path) -> None:
+    (tmp_path / "tree/pkg").mkdir(parents=True)
+    (tmp_path / "tree/pkg/a.py").write_text("a = 1")
+    (tmp_path / "tree/b.py").write_text("b = 1")
+    world.job("job-00000001")
+    world.plan("job-00000001", world.blob("a"), ship(world, tmp_path / "tree", age=9 * DAY))
+    before = set(world.store.list(paths.BLOBS))
+    assert len(before) == 4
+    pruning.sweep(world.store, older_than=NOW - DAY)
+    assert set(world.store.list(paths.BLOBS)) == before
+    world.succeed("job-00000001")
+    assert world("jobs", "cleanup", "job-00000001") == 0
+    pruning.sweep(world.store, older_than=NOW - DAY)
+    assert set(world.store.list(paths.BLOBS)) == set()
+
+
+def test_old_files_of_a_young_tree_stay_with_its_manifest(world: World, tmp_path: Path) -> None:
+    """Or the next submission would find the manifest, send nothing, and the job would miss its files."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.py").write_text("a = 1")
+    old = ship(world, tmp_path / "tree", age=9 * DAY)
+    (tmp_path / "tree/b.py").write_text("b = 1")
+    young = ship(world, tmp_path / "tree", age=60)
+    swept = pruning.sweep(world.store, older_than=NOW - DAY)
+    assert [content.digest for content in swept.contents] == [old]
+    assert world.store.has(paths.blob(young))
+    assert len(list(world.store.list(paths.BLOBS))) == 3
+
+
+def test_a_sweep_that_is_killed_leaves_no_manifest_without_its_files(world: World, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    for number in range(20):
+        (tmp_path / f"tree/{number}.py").write_text(f"a = {number}")
+    manifest = ship(world, tmp_path / "tree", age=9 * DAY)
+    found = pruning.find_unused(world.store, older_than=NOW - DAY)
+    assert len(found.contents) == 21
+    assert found.contents[0].digest == manifest
 
 
 def test_prune_of_nothing(world: World, capsys: Capture) -> None:

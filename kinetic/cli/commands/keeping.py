@@ -112,7 +112,9 @@ def cleanup(
 ) -> None:
     """Remove jobs."""
     for ref in _all(desk, job_ids):
-        desk.handle_of(ref).cleanup(k8s=k8s, gcs=gcs)
+        desk.handle_of(ref).cleanup(
+            k8s=k8s, gcs=gcs, cleanup_timeout=cleanup_timeout, cleanup_poll_interval=cleanup_poll_interval
+        )
         output.line(f"{ref.job_id} is cleaned up.")
 
 
