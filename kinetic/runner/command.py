@@ -83,24 +83,28 @@ def call(argv: Sequence[str]) -> int:
         return _tell(f"{argv[0]}: no such command on this host", _NOT_FOUND)
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
-    with _forwarding(process):
+    with _forwarding(process) as forwarded:
         code = process.wait()
+    if code == 0 and signal.SIGTERM in forwarded:
+        return 128 + signal.SIGTERM  # it tidied up because it was told to end: that is not its success
     return code if code >= 0 else 128 - code
 
 
 @contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand the signals that ask to end on to the command, and let it decide how to end."""
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
+    """Hand the signals that ask to end on to the command, and let it decide how to end; gives the set of those that came."""
+    forwarded: set[int] = set()
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
+        yield forwarded  # only the main thread may set handlers
         return
 
     def forward(signum: int, frame: types.FrameType | None) -> None:
+        forwarded.add(signum)
         process.send_signal(signum)
 
     before = {signum: signal.signal(signum, forward) for signum in _FORWARDED}
     try:
-        yield
+        yield forwarded
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

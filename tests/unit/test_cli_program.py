@@ -101,16 +101,17 @@ def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "no-such-command-here" in capfd.readouterr().err
 
 
-def test_sigterm_is_handed_on_and_the_command_decides(tmp_path: Path) -> None:
-    """In a process of its own: the command traps SIGTERM, cleans up and leaves with a code of its choice."""
-    script = "trap 'echo cleaned; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
+@pytest.mark.parametrize(("own", "code_of_all"), [(9, 9), (0, 143)])
+def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: int) -> None:
+    """In a process of its own: the command traps SIGTERM and leaves with a code of its choice, but never as if it were done."""
+    script = f"trap 'echo cleaned; exit {own}' TERM; echo ready; while :; do sleep 0.02; done"
     code = f"from kinetic.runner import command; command.run('command', 'sh', ('-c', {script!r}))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == "cleaned\n"
-    assert process.returncode == 9
+    assert process.returncode == code_of_all
 
 
 def test_handlers_are_put_back() -> None:

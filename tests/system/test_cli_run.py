@@ -1,0 +1,116 @@
+"""The command line on the local backend, with real processes: run, logs, wait, cancel, prune."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kinetic
+
+ROOT = Path(kinetic.__file__).parent.parent
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "pyproject.toml").touch()
+    (folder / "sub/friend.py").write_text(
+        "class Oops(Exception): pass\ndef go(how):\n    if how == 'oops': raise Oops('no')\n    return how\n"
+    )
+    (folder / "sub/train.py").write_text(
+        "import sys, os, friend\nprint(os.path.exists('sub/train.py'), __name__, friend.go(sys.argv[1]))\n"
+        "print('warned', file=sys.stderr)\nsys.exit(int(sys.argv[2]))\n"
+    )
+    return folder
+
+
+def kn(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([*KINETIC, *argv], cwd=project, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_script_runs_as_if_it_ran_here(project: Path) -> None:
+    done = kn(project, "run", "-a", "cpu", "sub/train.py", "--epochs", "0")
+    assert (done.stdout, done.returncode) == ("True __main__ --epochs\n", 0)
+    assert done.stderr.endswith("\nwarned\n")
+    done = kn(project, "run", "-a", "cpu", "sub/train.py", "x", "7")
+    assert done.returncode == 7
+    assert "train.py exited with code 7" in done.stderr
+
+
+def test_a_script_may_be_named_from_anywhere(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    done = kn(tmp_path / "elsewhere", "run", "-a", "cpu", str(project / "sub/train.py"), "x", "0")
+    assert (done.stdout, done.returncode) == ("False __main__ x\n", 0)
+
+
+def test_the_error_of_a_script_shows_the_script_and_nothing_of_ours(project: Path) -> None:
+    done = kn(project, "run", "-a", "cpu", "sub/train.py", "oops", "0")
+    assert done.returncode == 1
+    assert "friend.Oops: no" in done.stderr
+    assert f'File "{project}/sub/train.py", line 2' in done.stderr
+    assert str(ROOT / "kinetic") not in done.stderr
+
+
+def test_a_module_and_its_arguments(project: Path) -> None:
+    done = kn(project / "sub", "run", "-a", "cpu", "-m", "train", "-d", "0")
+    assert (done.stdout, done.returncode) == ("False __main__ -d\n", 0)
+
+
+def test_a_command_on_two_hosts(project: Path) -> None:
+    line = 'echo "$A $KINETIC_HOST_INDEX"; [ "$KINETIC_HOST_INDEX" != 1 ] || exit "$CODE"; '
+    run = ("run", "-a", "tpu-v6e-8", "--all-hosts", "--env", "A=b", "--env")
+    done = kn(project, *run, "CODE=0", "--", "sh", "-c", line)
+    assert (sorted(done.stdout.splitlines()), done.returncode) == (["[host 0] b 0", "[host 1] b 1"], 0)
+    done = kn(project, *run, "CODE=9", "--", "sh", "-c", line + "sleep 60")
+    assert done.returncode == 9
+    assert "[host 1] b 1\n" in done.stdout
+    assert "sh exited with code 9 on host 1 of 2" in done.stderr
+
+
+def test_a_detached_job_is_found_again(project: Path) -> None:
+    job = kn(
+        project, "run", "-a", "cpu", "--detach", "--name", "mine", "--", "sh", "-c", "echo out; echo err >&2; exit 3"
+    ).stdout.strip()
+    assert kn(project, "jobs", "logs", "-f", job).stdout == "out\nerr\n"
+    assert kn(project, "jobs", "wait", job[4:]).returncode == 1
+    (listed,) = json.loads(kn(project, "jobs", "list", "--json").stdout)
+    assert (listed["job_id"], listed["state"], listed["display_name"]) == (job, "FAILED", "mine")
+    assert kn(project, "jobs", "prune", "--older-than", "1ms", "--yes").returncode == 0
+    assert json.loads(kn(project, "jobs", "list", "--json").stdout) == []
+    assert kn(project, "jobs", "logs", job).returncode == 3
+
+
+def test_ctrl_c_leaves_the_job_and_cancel_stops_it(project: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [
+        *KINETIC,
+        "run",
+        "-a",
+        "cpu",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo cleaned; exit 0' TERM; echo up; while :; do sleep 0.05; done",
+    ]
+    with subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    job = err.split("kinetic jobs cancel ")[1].split()[0]
+    assert json.loads(kn(project, "jobs", "status", "--json", job).stdout)["state"] == "RUNNING"
+    assert kn(project, "jobs", "wait", "--timeout", "100ms", job).returncode == 124
+    assert kn(project, "jobs", "cancel", job).returncode == 0
+    assert kn(project, "jobs", "wait", job).returncode == 1
+    assert kn(project, "jobs", "logs", job).stdout == "up\ncleaned\n"
+    assert json.loads(kn(project, "jobs", "status", "--json", job).stdout)["state"] == "CANCELLED"
