@@ -21,7 +21,6 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kinetic.job.plan import Blob, Tree
 from kinetic.packaging.walk import Stamp, stamp_at
@@ -66,9 +65,8 @@ def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes
 def load(path: Path) -> Snapshot | None:
     """Read a snapshot; None when there is none or it is damaged."""
     try:
-        line, _, rest = path.read_bytes().partition(b"\n")
-        head = json.loads(line)
-        return _decode(head, rest) if head["schema"] == SCHEMA and head["check"] == zlib.crc32(rest) else None
+        check, _, content = path.read_bytes().partition(b"\n")
+        return _decode(content) if check == b"%08x" % zlib.crc32(content) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -105,8 +103,6 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
     paths = "\0".join(snapshot.watched).encode("utf-8", "surrogateescape")
     rest = b"".join((stamps.tobytes(), paths, snapshot.manifest))
     head = {
-        "schema": SCHEMA,
-        "check": zlib.crc32(rest),
         "watched": len(snapshot.watched),
         "paths_bytes": len(paths),
         "tree": asdict(snapshot.tree),
@@ -114,17 +110,18 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
         "largest": snapshot.largest,
         "followed": dict(snapshot.followed),
     }
-    return json.dumps(head).encode() + b"\n" + rest
+    content = json.dumps(head).encode() + b"\n" + rest
+    return b"%08x\n%b" % (zlib.crc32(content), content)
 
 
-def _decode(head: dict[str, Any], rest: bytes) -> Snapshot | None:
+def _decode(content: bytes) -> Snapshot:
+    line, _, rest = content.partition(b"\n")
+    head = json.loads(line)
     end = head["watched"] * _WIDTH * 8
     stamps = array("q", rest[:end])
     paths = rest[end : end + head["paths_bytes"]].decode("utf-8", "surrogateescape").split("\0")
     manifest = rest[end + head["paths_bytes"] :]
     tree = Tree(**head["tree"] | {"manifest": Blob(**head["tree"]["manifest"])})
-    if hashlib.sha256(manifest).hexdigest() != tree.manifest.digest:
-        return None
     watched = dict(zip(paths, zip(*[iter(stamps)] * _WIDTH, strict=True), strict=True))
     largest = tuple((str(path), int(size)) for path, size in head["largest"])
     return Snapshot(manifest, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched)

@@ -1,0 +1,690 @@
+"""Packing, sending and unpacking source trees."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull, UsageError
+from kinetic.job import paths
+from kinetic.job.plan import Blob, Tree
+from kinetic.packaging import bundle, hashing, manifest, snapshot, walk
+from kinetic.storage.local import LocalStore
+
+FOREVER = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def later() -> int:
+    """A clock by which all that was just written is old enough to be trusted."""
+    return time.time_ns() + 10_000_000_000
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def root(place) -> Path:
+    (place / "root").mkdir()
+    return place / "root"
+
+
+def write(root: Path, files: dict[str, str | bytes]) -> None:
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def build(root: Path, **given) -> bundle.Bundle:
+    return bundle.build(root, **{"cache_dir": root.parent / "cache"} | given)
+
+
+def listed(made: bundle.Bundle) -> list[str]:
+    return [entry.path for entry in manifest.decode(made.manifest)]
+
+
+def shape(root: Path) -> dict[str, tuple]:
+    """All that should survive the journey: kinds, permission bits, content, where links lead."""
+    found: dict[str, tuple] = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            if stat.S_ISLNK(info.st_mode):
+                what: tuple = ("link", os.readlink(path))
+            elif stat.S_ISDIR(info.st_mode):
+                what = ("folder", info.st_mode & 0o777)
+            else:
+                what = ("file", info.st_mode & 0o777, Path(path).read_bytes())
+            found[os.path.relpath(path, root)] = what
+    return found
+
+
+def sent(root: Path, place: Path, **given) -> tuple[bundle.Bundle, LocalStore]:
+    made, store = build(root, **given), LocalStore(place / "store")
+    bundle.upload(made, store)
+    return made, store
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6).filter(
+    lambda n: n not in (".", "..", ".git", "__pycache__", ".gitignore", ".kineticignore", "pyvenv.cfg") and len(n.encode()) < 100
+)
+TREES = st.recursive(
+    st.tuples(st.binary(max_size=50), st.sampled_from([0o644, 0o755, 0o600, 0o444])),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=10,
+).filter(lambda tree: isinstance(tree, dict))
+
+
+def plant(folder: Path, tree: dict) -> None:
+    for name, what in tree.items():
+        if isinstance(what, dict):
+            (folder / name).mkdir()
+            plant(folder / name, what)
+        else:
+            (folder / name).write_bytes(what[0])
+            (folder / name).chmod(what[1])
+
+
+@FOREVER
+@given(tree=TREES)
+def test_what_is_unpacked_is_what_was_packed(tmp_path_factory, tree):
+    place = tmp_path_factory.mktemp("p").resolve()
+    (place / "root").mkdir()
+    plant(place / "root", tree)
+    made, store = sent(place / "root", place, default_excludes=False)
+    bundle.unpack(store, made.tree, place / "dest")
+    assert shape(place / "dest") == shape(place / "root")
+
+
+@FOREVER
+@given(tree=TREES)
+def test_the_digest_depends_on_the_content_only(tmp_path_factory, tree):
+    place = tmp_path_factory.mktemp("p").resolve()
+    made = []
+    for name, order in (("one", tree), ("two", dict(reversed(tree.items())))):
+        (place / name / "root").mkdir(parents=True)
+        plant(place / name / "root", order)
+        made.append(build(place / name / "root"))
+    assert made[0].tree == made[1].tree
+    assert made[0].manifest == made[1].manifest
+
+
+def test_names_that_are_no_text_survive(root, place):
+    name = os.fsdecode(b"caf\xe9 \xff")
+    write(root, {name: "x"})
+    made, store = sent(root, place)
+    bundle.unpack(store, made.tree, place / "dest")
+    assert os.listdir(place / "dest") == [name]
+    assert build(root).tree == made.tree
+
+
+def test_special_bits_are_never_restored(root, place):
+    write(root, {"tool": "x"})
+    (root / "tool").chmod(0o6755)
+    (root / "folder").mkdir(mode=0o700)
+    (root / "folder").chmod(0o1555)
+    made, store = sent(root, place)
+    bundle.unpack(store, made.tree, place / "dest")
+    assert stat.S_IMODE((place / "dest/tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE((place / "dest/folder").stat().st_mode) == 0o755, "its owner can remove it"
+
+
+def test_what_is_left_out(root):
+    beside = (".git/HEAD", "p/__pycache__/c", "node_modules/n", ".venv/v", "envy/pyvenv.cfg", "envy/lib", "data/d")
+    write(root, dict.fromkeys(("a.py", *beside), "x"))
+    assert listed(build(root, exclude=[root / "data"])) == ["a.py", "p"]
+    assert listed(build(root, exclude=[Path("data/d")], default_excludes=False)) == [
+        ".venv", ".venv/v", "a.py", "data", "envy", "envy/lib", "envy/pyvenv.cfg", "node_modules", "node_modules/n", "p",
+    ]  # fmt: skip
+
+
+def test_a_missing_root_is_a_usage_error(place):
+    with pytest.raises(UsageError, match="does not exist"):
+        build(place / "nowhere")
+
+
+# Links
+
+
+def test_links_inside_stay_links_and_others_are_followed(root, place):
+    write(root, {"src/a.py": "a", "ignored/big": "b", ".gitignore": "ignored/\n"})
+    write(place, {"outside/lib/o.py": "o"})
+    (root / "inner").symlink_to(root / "src/a.py")
+    (root / "src/up").symlink_to("..")
+    (root / "folder").symlink_to("src")
+    (root / "lib").symlink_to(place / "outside/lib")
+    (root / "one.py").symlink_to(place / "outside/lib/o.py")
+    (root / "hidden").symlink_to("ignored/big")
+    made, store = sent(root, place)
+    bundle.unpack(store, made.tree, place / "dest")
+    found = shape(place / "dest")
+    assert {path: what[1] for path, what in found.items() if what[0] == "link"} == {
+        "inner": "src/a.py",
+        "src/up": "..",
+        "folder": "src",
+    }
+    assert {path: what[2] for path, what in found.items() if what[0] == "file"} == {
+        ".gitignore": b"ignored/\n", "src/a.py": b"a", "lib/o.py": b"o", "one.py": b"o", "hidden": b"b",
+    }  # fmt: skip
+    assert made.warnings == ()
+
+
+def test_loops_and_broken_links_are_named(root, place):
+    write(root, {"a/x": ""})
+    write(place, {"out/y": ""})
+    (place / "out/again").symlink_to(place / "out")
+    (root / "a/out").symlink_to(place / "out")
+    (root / "gone").symlink_to("nowhere")
+    (root / "self").symlink_to("self")
+    made = build(root)
+    assert listed(made) == ["a", "a/out", "a/out/y", "a/x"]
+    assert any("a/out/again" in text and "lie in" in text for text in made.warnings)
+    assert any("gone, self" in text for text in made.warnings)
+
+
+# Warnings
+
+
+def test_secrets_are_named(root):
+    secret = [
+        ".env",
+        ".env.local",
+        "k/id_rsa",
+        "server.pem",
+        "tls.key",
+        "credentials-prod.json",
+        "service-account.json",
+        ".netrc",
+        ".pypirc",
+    ]
+    write(root, dict.fromkeys([*secret, "id_rsa.pub", "keys.py", "environment.py"], "x"))
+    (warning,) = build(root).warnings
+    assert all(name in warning for name in secret)
+    assert not any(name in warning for name in ("id_rsa.pub", "keys.py", "environment.py"))
+    assert build(root, clock_ns=later).warnings == (warning,) == build(root).warnings, "also when nothing has changed"
+
+
+def test_many_names_are_cut(root):
+    write(root, {f"{i:03}.pem": "x" for i in range(25)})
+    assert "009.pem and 15 more" in build(root).warnings[0]
+
+
+def test_pipes_are_left_out_by_name(root):
+    os.mkfifo(root / "pipe")
+    made = build(root)
+    assert listed(made) == []
+    assert "pipe" in made.warnings[0]
+
+
+def test_what_cannot_be_read_is_left_out_by_name():
+    with tempfile.TemporaryDirectory() as folder:  # Unlike pytest's own folders, one that others can look into.
+        root = Path(folder).resolve()
+        root.chmod(0o755)
+        write(root, {"ok": "1", "locked": "2", "closed/x": "3"})
+        (root / "locked").chmod(0)
+        (root / "closed").chmod(0)
+
+        def read():
+            made = bundle.build(root, cache_dir=Path("/nonexistent"))
+            return listed(made), made.warnings
+
+        found, warnings = as_nobody(read)
+        (root / "closed").chmod(0o700)
+    assert found == ["closed", "ok"]
+    assert "closed, locked" in warnings[0]
+
+
+def as_nobody(act):
+    """Run in a process that may not read everything."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            os.write(writer, json.dumps(act()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        data = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(data)
+
+
+def test_the_largest_files_are_known(root):
+    write(root, {f"f{i}": b"x" * i for i in range(10)})
+    assert build(root).largest == (("f9", 9), ("f8", 8), ("f7", 7), ("f6", 6), ("f5", 5))
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MOST_FILES", 2), ("MOST_BYTES", 2)])
+def test_a_tree_that_is_too_large_is_refused(root, monkeypatch, limit, value):
+    monkeypatch.setattr(walk, limit, value)
+    write(root, {f"f{i}": "x" for i in range(4)})
+    with pytest.raises(UsageError, match=r"KINETIC_PACKAGE_ROOT.*\.kineticignore"):
+        build(root)
+    write(root, {"pyproject.toml": ""})
+    assert build(root).tree.files == 5, "a project may be larger"
+
+
+# Nothing changed, something changed
+
+
+class Reads(list):
+    """Which files were read."""
+
+
+@pytest.fixture
+def reads(monkeypatch) -> Reads:
+    reads, real = Reads(), hashing.read
+
+    def read(path):
+        reads.append(os.path.basename(path))
+        return real(path)
+
+    monkeypatch.setattr(hashing, "read", read)
+    return reads
+
+
+def test_an_unchanged_tree_is_not_read_again(root, reads, monkeypatch):
+    write(root, {"a": "1", "d/b": "2"})
+    first = build(root, clock_ns=later)
+    assert sorted(reads) == ["a", "b"]
+    monkeypatch.setattr(walk, "scan", None)
+    assert build(root) == first
+    assert len(reads) == 2
+
+
+def test_only_what_changed_is_read_and_sent(root, place, reads):
+    write(root, {"a": "1", "d/b": "2"})
+    made, store = sent(root, place, clock_ns=later)
+    reads.clear()
+    write(root, {"a": "3"})
+    made = build(root)
+    assert reads == ["a"]
+    assert bundle.upload(made, store) == bundle.Sent(1, 1)
+    assert bundle.upload(made, store) == bundle.Sent(0, 0)
+
+
+def test_fresh_files_are_not_trusted(root, reads):
+    write(root, {"a": "1"})
+    build(root)
+    build(root)
+    assert reads == ["a", "a"]
+
+
+def test_a_change_that_hides_its_time_is_seen(root):
+    write(root, {"a": "1"})
+    before = build(root, clock_ns=later)
+    info = (root / "a").stat()
+    with open(root / "a", "r+") as file:
+        file.write("2")
+    os.utime(root / "a", ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert build(root).tree != before.tree
+
+
+CHANGES = {
+    "content": lambda r: (r / "d/b").write_text("changed"),
+    "mode": lambda r: (r / "d/b").chmod(0o700),
+    "folder mode": lambda r: (r / "d").chmod(0o700),
+    "rename": lambda r: (r / "d/b").rename(r / "d/c"),
+    "delete": lambda r: (r / "d/b").unlink(),
+    "new": lambda r: (r / "d/new").write_text(""),
+    "new empty folder": lambda r: (r / "d/empty").mkdir(),
+    "ignore": lambda r: (r / ".gitignore").write_text("b\n"),
+    "own ignore": lambda r: (r / ".kineticignore").write_text("b\n"),
+    "nested ignore": lambda r: (r / "d/.gitignore").write_text("b\n"),
+    "retarget": lambda r: ((r / "link").unlink(), (r / "link").symlink_to("d/b")),
+    "mend": lambda r: (r.parent / "nowhere").write_text("now"),
+    "followed": lambda r: (r.parent / "out").write_text("changed"),
+    "no longer an environment": lambda r: (r / "envy/pyvenv.cfg").unlink(),
+    "repository above": lambda r: write(r.parent, {".git/HEAD": "x", ".gitignore": "a\n"}),
+    "swap": lambda r: ((r / "d/b").unlink(), (r / "d/b").mkdir()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_seen(root, place, change):
+    write(root, {"a": "1", "d/b": "2", ".gitignore": "", "envy/pyvenv.cfg": ""})
+    write(place, {"out": "o"})
+    (root / "link").symlink_to("a")
+    (root / "followed").symlink_to(place / "out")
+    (root / "broken").symlink_to(place / "nowhere")
+    before = build(root, clock_ns=later)
+    assert build(root) == before
+    CHANGES[change](root)
+    after = build(root)
+    assert after.tree != before.tree
+    assert after == build(root, cache_dir=place / "another-cache")
+
+
+@FOREVER
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from(["w", "d", "m", "l"])), max_size=8))
+def test_a_tree_packed_with_the_past_in_mind_is_the_tree(tmp_path_factory, steps):
+    place = tmp_path_factory.mktemp("p").resolve()
+    root = place / "root"
+    write(root, {"a/x": "1", "b/y": "2"})
+    for number, (folder, name, act) in enumerate(steps):
+        path = root / folder / name
+        path.parent.mkdir(exist_ok=True)
+        if act == "m" and path.exists():
+            path.chmod(0o600 if number % 2 else 0o644)
+        elif act in "dl" and os.path.lexists(path):
+            path.unlink()
+        if act == "w":
+            path.unlink(missing_ok=True)
+            path.write_text(str(number % 3))
+        elif act == "l":
+            path.symlink_to(root / "a/x")
+        assert build(root, clock_ns=later) == build(root, cache_dir=place / f"cache-{number}")
+
+
+@FOREVER
+@given(data=st.data())
+def test_garbage_in_the_cache_is_no_cache(tmp_path_factory, data):
+    place = tmp_path_factory.mktemp("p").resolve()
+    write(place / "root", {"a": "1", "d/b": "2"})
+    good = build(place / "root", clock_ns=later)
+    (note,) = (place / "cache/trees").iterdir()
+    content = bytearray(note.read_bytes())
+    at = int(data.draw(st.floats(0, 0.999)) * len(content))
+    how = data.draw(st.sampled_from(["flip", "cut", "noise"]))
+    if how == "flip":
+        content[at] ^= data.draw(st.integers(1, 255))
+    note.write_bytes(content[:at] if how == "cut" else data.draw(st.binary()) if how == "noise" else content)
+    again = build(place / "root")
+    assert (again.manifest, again.tree) == (good.manifest, good.tree)
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(root, place):
+    write(root, {"a": "1"})
+    write(place, {"file": ""})
+    assert build(root, cache_dir=place / "file").tree == build(root).tree
+
+
+def test_a_cache_inside_the_tree_is_left_out(root):
+    write(root, {"a": "1"})
+    first = build(root, cache_dir=root / "cache", clock_ns=later)
+    assert build(root, cache_dir=root / "cache").tree.files == 1
+    assert first.tree.files == 1
+
+
+def test_old_notes_are_forgotten(root, place):
+    folder = place / "cache/trees"
+    folder.mkdir(parents=True)
+    for number in range(150):
+        (folder / f"{number}").write_text("")
+        os.utime(folder / f"{number}", ns=(number, number))
+    build(root)
+    assert len(os.listdir(folder)) == 100
+    assert "149" in os.listdir(folder)
+
+
+def test_a_file_that_never_stands_still_is_refused(root, monkeypatch):
+    write(root, {"log": "x"})
+    moments = iter(range(100))
+    monkeypatch.setattr(hashing, "stamp_of", lambda info: (next(moments),))
+    with pytest.raises(UsageError, match="changes while it is read"):
+        build(root)
+    assert next(moments) == 6, "three tries"
+
+
+def test_a_large_file_is_read_in_parts(root, place, monkeypatch):
+    monkeypatch.setattr(hashing, "_SMALL_BYTES", 10)
+    monkeypatch.setattr(bundle, "_WHOLE_BYTES", 10)
+    write(root, {"big": os.urandom(3_000_000), "bigger": os.urandom(5_000_000)})
+    made, store = sent(root, place)
+    bundle.unpack(store, made.tree, place / "dest")
+    assert shape(place / "dest") == shape(root)
+
+
+# Sending
+
+
+@pytest.mark.parametrize("whole_bytes", [1 << 20, 0])
+def test_a_file_that_changed_since_it_was_packed_is_not_sent(root, place, monkeypatch, whole_bytes):
+    monkeypatch.setattr(bundle, "_WHOLE_BYTES", whole_bytes)
+    write(root, {"a": "1"})
+    made, store = build(root), LocalStore(place / "store")
+    write(root, {"a": "2"})
+    with pytest.raises(UsageError, match="changed since"):
+        bundle.upload(made, store)
+    (root / "a").unlink()
+    with pytest.raises(UsageError, match="could not be read"):
+        bundle.upload(made, store)
+    assert list(store.list("")) == []
+
+
+def test_a_large_file_that_changes_while_it_is_copied_is_taken_back(root, place, monkeypatch):
+    monkeypatch.setattr(bundle, "_WHOLE_BYTES", 0)
+    write(root, {"a": "1"})
+
+    class Slow(LocalStore):
+        def put(self, key, data, *, if_absent=False):
+            write(root, {"a": "changed"})
+            return super().put(key, data, if_absent=if_absent)
+
+    store = Slow(place / "store")
+    with pytest.raises(UsageError, match="changed since"):
+        bundle.upload(build(root), store)
+    assert list(store.list("")) == []
+
+
+def test_the_manifest_comes_last(root, place):
+    write(root, {f"f{i}": f"{i:02}" for i in range(30)})
+    made = build(root)
+    keys = []
+
+    class Full(LocalStore):
+        def put(self, key, data, *, if_absent=False):
+            keys.append(key)
+            if len(keys) == 20:
+                raise StoreFull("full")
+            return super().put(key, data, if_absent=if_absent)
+
+    store = Full(place / "store")
+    with pytest.raises(StoreFull):
+        bundle.upload(made, store)
+    assert not store.has(paths.blob(made.tree.manifest.digest))
+    assert bundle.upload(made, store) == bundle.Sent(11, 22)
+    assert keys[-1] == paths.blob(made.tree.manifest.digest)
+
+
+class Elsewhere:
+    """A store that is no folder of this machine."""
+
+    uri = "fake://"
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def get(self, key):
+        try:
+            return self.held[key]
+        except KeyError:
+            raise NotFound(key) from None
+
+    def put(self, key, data, *, if_absent=False):
+        if if_absent and key in self.held:
+            return False
+        self.held[key] = data.read_bytes() if isinstance(data, Path) else data
+        return True
+
+    def has(self, key):
+        return key in self.held
+
+    def list(self, prefix):
+        return iter(sorted(self.held))
+
+    def delete(self, prefix):
+        raise StoreError("read only")
+
+
+def test_any_store_will_do(root, place):
+    write(root, {f"d{i}/f": f"{i}" for i in range(100)})
+    store = Elsewhere()
+    made = build(root)
+    assert bundle.upload(made, store).files == 100
+    bundle.unpack(store, made.tree, place / "dest")
+    assert shape(place / "dest") == shape(root)
+    store.held[paths.blob(hashlib.sha256(b"7").hexdigest())] = b"8"
+    with pytest.raises(CorruptRecord, match="d7/f"):
+        bundle.unpack(store, made.tree, place / "dest2")
+
+
+def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
+    barrier.wait(30)
+    made = build(root)
+    answers.put((made.tree, bundle.upload(made, LocalStore(place / "store"))))
+
+
+def test_several_processes_send_the_same_tree_at_once(root, place):
+    write(root, {f"d{i % 7}/f{i}": os.urandom(2000) for i in range(80)})
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_pack_and_send, args=(root, place, barrier, answers)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(30)
+    assert len({tree for tree, _ in found}) == 1
+    assert sum(each.files for _, each in found) == 80, "each content was written by one of them"
+    bundle.unpack(LocalStore(place / "store"), found[0][0], place / "dest")
+    assert shape(place / "dest") == shape(root)
+    assert build(root).tree == found[0][0]
+
+
+# Unpacking what is not what was sent
+
+
+@FOREVER
+@given(data=st.data())
+def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, data):
+    place = tmp_path_factory.mktemp("p").resolve()
+    write(place / "root", {"a": "one", "d/b": "two", "d/e": "two"})
+    made, store = sent(place / "root", place)
+    key = data.draw(st.sampled_from(sorted(store.list(paths.BLOBS))))
+    content = bytearray(store.get(key))
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= data.draw(st.integers(1, 255))
+    store.put(key, bytes(content))
+    with pytest.raises(CorruptRecord):
+        bundle.unpack(store, made.tree, place / "dest")
+    assert bundle.upload(made, store).files <= 1
+    bundle.unpack(store, made.tree, place / "dest2")
+    assert shape(place / "dest2") == shape(place / "root")
+
+
+def test_missing_blobs_are_noticed_and_mended(root, place):
+    write(root, {"a": "1", "b": "2"})
+    made, store = sent(root, place)
+    for key in (paths.blob(hashlib.sha256(b"1").hexdigest()), paths.blob(made.tree.manifest.digest)):
+        store.delete(key)
+        with pytest.raises(CorruptRecord, match="missing"):
+            bundle.unpack(store, made.tree, place / f"dest-{key[-5:]}")
+        bundle.upload(made, store)
+    bundle.unpack(store, made.tree, place / "dest")
+    assert shape(place / "dest") == shape(root)
+
+
+def test_it_unpacks_into_an_empty_folder_only(root, place):
+    write(root, {"a": "1"})
+    made, store = sent(root, place)
+    (place / "dest").mkdir()
+    bundle.unpack(store, made.tree, place / "dest")
+    with pytest.raises(StoreError, match="not empty"):
+        bundle.unpack(store, made.tree, place / "dest")
+    write(place, {"file": ""})
+    with pytest.raises(StoreError, match="could not be unpacked"):
+        bundle.unpack(store, made.tree, place / "file")
+
+
+DIGEST = hashlib.sha256(b"x").hexdigest()
+FILE = ["f", "a", 0o644, 1, DIGEST]
+HOSTILE = {
+    "up": [["f", "../a", 0o644, 1, DIGEST]],
+    "up inside": [["d", "d", 0o755], ["f", "d/../../a", 0o644, 1, DIGEST]],
+    "absolute": [["f", "/tmp/a", 0o644, 1, DIGEST]],
+    "twice": [FILE, FILE],
+    "file and folder": [FILE, ["d", "a", 0o755]],
+    "no parent": [["f", "d/a", 0o644, 1, DIGEST]],
+    "below a file": [FILE, ["f", "a/b", 0o644, 1, DIGEST]],
+    "below a link": [["d", "d", 0o755], ["l", "l", "d"], ["f", "l/a", 0o644, 1, DIGEST]],
+    "link up": [["l", "l", "../etc"]],
+    "link out by a detour": [["d", "d", 0o755], ["l", "d/l", "../../x"]],
+    "absolute link": [["l", "l", "/etc/passwd"]],
+    "link to nothing": [["l", "l", "b"]],
+    "link to a link": [FILE, ["l", "b", "a"], ["l", "c", "b"]],
+    "link to itself": [["l", "l", "l"]],
+    "empty link": [["l", "l", ""]],
+    "device": [["c", "a", 0o644]],
+    "setuid": [["f", "a", 0o4755, 1, DIGEST]],
+    "negative size": [["f", "a", 0o644, -1, DIGEST]],
+    "short digest": [["f", "a", 0o644, 1, DIGEST[:-1]]],
+    "path for a digest": [["f", "a", 0o644, 1, "../" + DIGEST[3:]]],
+    "nul": [["f", "a\0", 0o644, 1, DIGEST]],
+    "dot": [["d", ".", 0o755]],
+    "empty": [["d", "", 0o755]],
+    "bool": [["d", "a", True]],
+    "text": ["fa"],
+    "number": [3],
+    "nothing": [[]],
+}
+
+
+@pytest.mark.parametrize("rows", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_manifests_write_nothing(place, rows):
+    store = LocalStore(place / "store")
+    data = json.dumps({"schema": manifest.SCHEMA, "entries": rows}).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    store.put(paths.blob(digest), data)
+    store.put(paths.blob(DIGEST), b"x")
+    files = [row for row in rows if isinstance(row, list) and row[:1] == ["f"]]
+    with pytest.raises(CorruptRecord):
+        bundle.unpack(store, Tree(Blob(digest, len(data)), len(files), len(files)), place / "deep/dest")
+    assert not (place / "deep").exists()
+
+
+@given(st.binary() | st.sampled_from([b"[]", b"{}", b'{"schema":2,"entries":[]}', b'{"schema":1,"entries":3}', b"[" * 5000]))
+def test_garbage_is_no_manifest(data):
+    with pytest.raises(CorruptRecord):
+        manifest.decode(data)
+
+
+def test_a_tree_of_another_size_is_refused(root, place):
+    write(root, {"a": "1"})
+    made, store = sent(root, place)
+    with pytest.raises(CorruptRecord, match="not the one of this plan"):
+        bundle.unpack(store, Tree(made.tree.manifest, 2, 1), place / "dest")
+
+
+def test_stamps_are_trusted_when_both_times_are_old():
+    now, second = 10**18, 10**9
+    assert snapshot.trusted((now - 3 * second, now - 3 * second, 1, 1, 1, 1), now)
+    assert not snapshot.trusted((now - 3 * second, now - second, 1, 1, 1, 1), now)
+    assert not snapshot.trusted((now - second, now - 3 * second, 1, 1, 1, 1), now)
+    assert not snapshot.trusted((now - 3 * second, now + 3 * second, 1, 1, 1, 1), now)
+    assert snapshot.trusted((), now)
+
+
+def test_nothing_is_left_beside_the_notes(root, place):
+    write(root, {"a": "1"})
+    for _ in range(3):
+        build(root, clock_ns=later)
+    assert len(os.listdir(place / "cache/trees")) == 1
+    shutil.rmtree(place / "cache")
+    assert build(root).tree.files == 1
