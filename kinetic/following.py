@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ _log = logging.getLogger("kinetic.following")
 STARTING_S = 60.0
 """A job that nobody runs yet counts as being submitted for this long after its reference was made."""
 PAUSE_S = 0.1
+LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Finished:
 
 
 Event = LogChunk | Tick | Finished
+OnStatus = Callable[[Phase], Any]
 
 
 def follow(
@@ -152,6 +155,27 @@ def _object(data: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CorruptRecord("it is no JSON object")
     return document
+
+
+class StatusWatch:
+    """Calls back with each new status, looking not too often."""
+
+    def __init__(self, status: Callable[[], Phase], on_status: OnStatus | None, clock: Callable[[], float]) -> None:
+        self._status = status
+        self._on_status = on_status
+        self._clock = clock
+        self._last: Phase | None = None
+        self._next_look = -math.inf
+
+    def __call__(self, outcome: Outcome | None = None) -> None:
+        """Look, if it is time to; with a verdict, tell that."""
+        if self._on_status is None or (outcome is None and self._clock() < self._next_look):
+            return
+        self._next_look = self._clock() + LOOK_EVERY_S
+        phase = self._status() if outcome is None else Phase.SUCCEEDED if outcome.ok else Phase.FAILED
+        if phase is not self._last:
+            self._last = phase
+            self._on_status(phase)
 
 
 class Printer:

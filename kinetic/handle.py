@@ -20,7 +20,7 @@ from kinetic.backends import registry
 from kinetic.backends.base import Backend, Controls, LogRequest, Phase
 from kinetic.config import settings as configuration
 from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UsageError, UsageTypeError, WaitTimeout
-from kinetic.following import Finished, Printer
+from kinetic.following import Finished, OnStatus, Printer, StatusWatch
 from kinetic.job import paths
 from kinetic.job.failure import Evidence, exception_of
 from kinetic.job.logformat import LogChunk
@@ -31,11 +31,9 @@ from kinetic.storage.base import Store
 from kinetic.storage.open import open_store
 
 R_co = TypeVar("R_co", covariant=True)
-OnStatus = Callable[[Phase], Any]
 _log = logging.getLogger("kinetic.handle")
 _TAIL_LINES = 60
 """Of which the last that say something are shown."""
-_LOOK_EVERY_S = 0.25
 
 
 class JobHandle(Generic[R_co]):
@@ -290,7 +288,7 @@ class JobHandle(Generic[R_co]):
         on_status: OnStatus | None = None,
     ) -> Outcome:
         deadline = None if timeout_s is None else self._clock() + _seconds(timeout_s)
-        look = _StatusWatch(self.status, on_status, self._clock)
+        look = StatusWatch(self.status, on_status, self._clock)
         for event in following.follow(self._place, self._store, self.ref, request):
             if isinstance(event, Finished):
                 look(event.outcome)
@@ -367,26 +365,6 @@ class JobHandle(Generic[R_co]):
         except KeyboardInterrupt:
             following.notice(f"\nkinetic: {self.job_id} goes on; {self._way_back()}", once=False)
             raise
-
-
-class _StatusWatch:
-    """Calls back with each new status, looking not too often."""
-
-    def __init__(self, status: Callable[[], Phase], on_status: OnStatus | None, clock: Callable[[], float]) -> None:
-        self._status = status
-        self._on_status = on_status
-        self._clock = clock
-        self._last: Phase | None = None
-        self._next_look = -math.inf
-
-    def __call__(self, outcome: Outcome | None = None) -> None:
-        if self._on_status is None or (outcome is None and self._clock() < self._next_look):
-            return
-        self._next_look = self._clock() + _LOOK_EVERY_S
-        phase = self._status() if outcome is None else Phase.SUCCEEDED if outcome.ok else Phase.FAILED
-        if phase is not self._last:
-            self._last = phase
-            self._on_status(phase)
 
 
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:

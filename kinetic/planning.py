@@ -26,6 +26,7 @@ from kinetic.job.spec import JobSpec, Options
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
+    from kinetic.backends.base import Document
     from kinetic.packaging.bundle import Bundle
     from kinetic.packaging.project import Project
 
@@ -92,6 +93,45 @@ def make(
         client_root="" if project.root is None else str(project.root),
     )
     return Planned(plan, packed.data, bundle, taken.secrets, _warnings(plan, bundle, settings))
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """What a call would submit.
+
+    Attributes:
+        plan: everything that a host must know.
+        documents: what the backend would create.
+        backend: the backend that would take the job.
+        warnings: what to know before it leaves the machine.
+    """
+
+    plan: Plan
+    documents: tuple[Document, ...]
+    backend: str
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        plan, topology = self.plan, self.plan.topology
+        stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
+        rows = {
+            "backend": self.backend + stands_in,
+            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {topology.kind} {topology.shape_text})",
+            "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
+            "source": self._source(),
+            "env": ", ".join([*plan.env, *plan.captured]),
+            "secrets": ", ".join(plan.secrets),
+            "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
+        }
+        lines = [f"Plan of {plan.name} on {topology.name} (nothing was created)"]
+        lines += [f"  {name:<10} {value}" for name, value in rows.items() if value]
+        return "\n".join(lines + [f"  warning    {warning}" for warning in self.warnings])
+
+    def _source(self) -> str:
+        tree = self.plan.tree
+        if tree is None:
+            return "none"
+        return f"{tree.files:,} files, {tree.size_bytes:,} bytes of {self.plan.client_root}, sha256 {tree.manifest.digest[:12]}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import inspect
 import operator
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic.accelerators.resolve import resolve
@@ -22,12 +21,11 @@ from kinetic.job.spec import JobSpec, Options
 if TYPE_CHECKING:
     import os
 
-    from kinetic.backends.base import Backend, Document
+    from kinetic.backends.base import Backend
     from kinetic.backends.registry import Selection
     from kinetic.config.settings import Settings
     from kinetic.handle import JobHandle
-    from kinetic.job.plan import Plan
-    from kinetic.planning import Planned
+    from kinetic.planning import Planned, PlanView
     from kinetic.storage.base import Store
 
 P = ParamSpec("P")
@@ -153,11 +151,13 @@ class RemoteCallable(Generic[P, R]):
     """
 
     def __init__(self, func: Callable[P, Any], options: Options, *, bound: tuple[Any, ...] = ()) -> None:
-        _check_function(func)
+        if isinstance(func, RemoteCallable):
+            raise UsageTypeError(f"{spec.name_of(func)} is decorated with @kinetic.run already: decorate it once.")
+        spec.check_function(func)
         is_function = inspect.isroutine(func)
         functools.update_wrapper(self, func, updated=("__dict__",) if is_function else ())
         if not hasattr(func, "__name__"):
-            self.__name__ = self.__qualname__ = _name_of(func)
+            self.__name__ = self.__qualname__ = spec.name_of(func)
         self._func = func
         self._options = options
         self._bound = bound
@@ -200,6 +200,8 @@ class RemoteCallable(Generic[P, R]):
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return what a call would submit. Creates nothing."""
+        from kinetic.planning import PlanView
+
         place = self._place(args, kwargs)
         planned = place.planned(self._spec(args, kwargs))
         return PlanView(planned.plan, tuple(place.backend.render(planned.plan)), place.selection.name, planned.warnings)
@@ -292,68 +294,3 @@ def _log_once(warning: str) -> None:
     import logging
 
     logging.getLogger("kinetic").warning("kinetic: %s", warning)
-
-
-@dataclass(frozen=True)
-class PlanView:
-    """What a call would submit.
-
-    Attributes:
-        plan: everything that a host must know.
-        documents: what the backend would create.
-        backend: the backend that would take the job.
-        warnings: what to know before it leaves the machine.
-    """
-
-    plan: Plan
-    documents: tuple[Document, ...]
-    backend: str
-    warnings: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        plan, topology = self.plan, self.plan.topology
-        stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
-        rows = {
-            "backend": self.backend + stands_in,
-            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {topology.kind} {topology.shape_text})",
-            "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
-            "source": self._source(),
-            "env": ", ".join([*plan.env, *plan.captured]),
-            "secrets": ", ".join(plan.secrets),
-            "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
-        }
-        lines = [f"Plan of {plan.name} on {topology.name} (nothing was created)"]
-        lines += [f"  {name:<10} {value}" for name, value in rows.items() if value]
-        return "\n".join(lines + [f"  warning    {warning}" for warning in self.warnings])
-
-    def _source(self) -> str:
-        tree = self.plan.tree
-        if tree is None:
-            return "none"
-        return f"{tree.files:,} files, {tree.size_bytes:,} bytes of {self.plan.client_root}, sha256 {tree.manifest.digest[:12]}"
-
-
-def _check_function(func: Any) -> None:
-    """Refuse what cannot run on a host, with the way out."""
-    if isinstance(func, RemoteCallable):
-        raise UsageTypeError(f"{func.__name__} is decorated with @kinetic.run already: decorate it once.")
-    if isinstance(func, classmethod | staticmethod):
-        kind = type(func).__name__
-        raise UsageTypeError(f"@kinetic.run cannot take a {kind} object: put @{kind} above @kinetic.run, not below it.")
-    if hasattr(func, "cache_clear") and hasattr(func, "cache_info"):
-        raise UsageTypeError(
-            "@kinetic.run cannot take a cached function: its cache stays here. Put @lru_cache above @kinetic.run."
-        )
-    if not callable(func):
-        raise UsageTypeError(f"@kinetic.run takes a function; {func!r} cannot be called.")
-    body = func if inspect.isroutine(func) or isinstance(func, functools.partial | type) else type(func).__call__
-    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise UsageTypeError(f"{_name_of(func)} is a generator, and a generator cannot be brought back: return a list.")
-
-
-def _name_of(func: Any) -> str:
-    while isinstance(func, functools.partial):
-        func = func.func
-    if isinstance(func, MethodType):
-        func = func.__func__
-    return str(getattr(func, "__qualname__", None) or type(func).__qualname__)

@@ -5,11 +5,14 @@ In: arguments of `kinetic.run` as written. Out: `Options` and `JobSpec`, frozen 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 from kinetic.accelerators.topology import Topology
@@ -187,3 +190,28 @@ def volumes(value: object) -> None:
             raise UsageError(f"volumes: {place!r} is not an absolute path.")
     if value:
         raise UsageError("volumes= arrives with kinetic.Data; in this version pass a path, or keep the data in the source tree.")
+
+
+def check_function(func: Any) -> None:
+    """Refuse what cannot run on a host, with the way out."""
+    if isinstance(func, classmethod | staticmethod):
+        kind = type(func).__name__
+        raise UsageTypeError(f"@kinetic.run cannot take a {kind} object: put @{kind} above @kinetic.run, not below it.")
+    if hasattr(func, "cache_clear") and hasattr(func, "cache_info"):
+        raise UsageTypeError(
+            "@kinetic.run cannot take a cached function: its cache stays here. Put @lru_cache above @kinetic.run."
+        )
+    if not callable(func):
+        raise UsageTypeError(f"@kinetic.run takes a function; {func!r} cannot be called.")
+    body = func if inspect.isroutine(func) or isinstance(func, functools.partial | type) else type(func).__call__
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise UsageTypeError(f"{name_of(func)} is a generator, and a generator cannot be brought back: return a list.")
+
+
+def name_of(func: Any) -> str:
+    """Return what people call a function, also one that has no name of its own."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    if isinstance(func, MethodType):
+        func = func.__func__
+    return str(getattr(func, "__qualname__", None) or type(func).__qualname__)
