@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 
-from kinetic.runner import jaxworld, supervisor
+from kinetic.runner import jaxworld, link, supervisor
+
+LATE = (
+    "cloudpickle",
+    "tblib",
+    "kinetic.packaging.payload",
+    "kinetic.packaging.raised",
+    "kinetic.packaging.homecoming",
+    "asyncio",
+)
+"""What a worker needs only once its gang is ready: the first caller shall not wait for it."""
 
 
 def main() -> None:
@@ -37,6 +49,9 @@ def serve(caller: socket.socket) -> None:
     """Fork a supervisor for each request, one JSON line; the supervisor answers itself."""
     gc.collect()
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
+    assert link  # Imported for the agents: after a fork each of them would import it again.
+    if not select.select([caller], [], [], 0)[0]:
+        _import_late()
     requests = caller.makefile("rb")
     while line := requests.readline():
         if not line.endswith(b"\n"):
@@ -45,6 +60,15 @@ def serve(caller: socket.socket) -> None:
             os.setsid()
             gc.enable()
             supervisor.main(supervisor.Request(**json.loads(line)), caller)
+        _import_late()
+
+
+def _import_late() -> None:
+    if LATE[0] not in sys.modules:
+        for name in LATE:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from kinetic.errors import SetupFailed, StoreError
 from kinetic.job import paths
 from kinetic.job.plan import Plan
+from kinetic.packaging import arrival
 from kinetic.runner.identity import Identity
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
@@ -61,10 +62,8 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
 
 
 def _unpack(store: Store, plan: Plan, tree: Path) -> None:
-    from kinetic.packaging import bundle
-
     assert plan.tree is not None
-    bundle.unpack(store, plan.tree, tree)
+    arrival.unpack(store, plan.tree, tree)
 
 
 def _payload_file(store: Store, plan: Plan, root: Path) -> Path:
