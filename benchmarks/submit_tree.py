@@ -1,0 +1,90 @@
+"""How long sending a source tree takes, next to `tar` of the same tree in the same run.
+
+In: nothing (or the number of files and their size). Out: a table on stdout. Called by `make bench`.
+
+    python benchmarks/submit_tree.py [FILES] [FILE_KB]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kinetic.packaging import bundle
+from kinetic.storage.local import LocalStore
+
+ROUNDS = 7
+
+
+def plant(root: Path, files: int, file_kb: int) -> None:
+    for number in range(files):
+        path = root / f"package{number // 200}" / f"part{number // 20}" / f"module{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(file_kb * 1000))
+    (root / "pyproject.toml").write_text("")
+    (root / ".gitignore").write_text("*.pyc\nbuild/\n*.ckpt\n/data/**/*.csv\n!keep.csv\n")
+
+
+def best_ms(act: Callable[[], object], rounds: int = ROUNDS) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times)
+
+
+def main(files: int = 2000, file_kb: int = 50) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder).resolve()
+        root, store, dest = place / "root", LocalStore(place / "store"), iter(range(1000))
+        plant(root, files, file_kb)
+
+        def build() -> bundle.Bundle:
+            return bundle.build(root, cache_dir=place / "cache")
+
+        def send() -> bundle.Sent:
+            return bundle.upload(build(), store)
+
+        def change(number: int) -> None:
+            (root / "package0/part0/module0.py").write_bytes(str(number).encode() * 100)
+
+        def tar() -> None:
+            subprocess.run(["tar", "cf", place / "tree.tar", "-C", root, "."], check=True)
+
+        def untar() -> None:
+            target = place / f"untar{next(dest)}"
+            target.mkdir()
+            subprocess.run(["tar", "xf", place / "tree.tar", "-C", target], check=True)
+
+        rows = [("tar cf (the yardstick)", tar_ms := best_ms(tar), None)]
+        rows += [("first submission: walk, hash", best_ms(build, 1), None)]
+        began = time.perf_counter()
+        first = send()
+        rows += [("first submission: send", 1000 * (time.perf_counter() - began), first.size_bytes)]
+        time.sleep(2.1)  # So that the times of the files can be trusted.
+        build()
+        rows += [("unchanged", best_ms(send), send().size_bytes)]
+        changed_ms, changed_bytes = [], 0
+        for number in range(ROUNDS):
+            change(number)
+            began = time.perf_counter()
+            changed_bytes = send().size_bytes
+            changed_ms.append(1000 * (time.perf_counter() - began))
+        rows += [("one file changed", min(changed_ms), changed_bytes)]
+        made = build()
+        rows += [("unpack on a host", best_ms(lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), 3), None)]
+        rows += [("tar xf", best_ms(untar, 3), None)]
+
+        print(f"{files:,} files, {files * file_kb / 1000:,.0f} MB\n\n{'':32}{'ms':>10}{'x tar cf':>10}{'bytes sent':>14}")
+        for name, took_ms, sent in rows:
+            print(f"{name:32}{took_ms:10.1f}{took_ms / tar_ms:10.2f}{'' if sent is None else f'{sent:,}':>14}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
