@@ -69,8 +69,15 @@ bench: $(VENV)/.stamp-test
 	@if [ -e benchmarks/run.py ]; then $(BIN)/python benchmarks/run.py $(ARGS); else \
 		for script in benchmarks/*.py; do [ -e "$$script" ] || continue; echo "== $$script"; $(BIN)/python "$$script" || exit; done; fi
 
-proto: $(VENV)/.stamp-test
-	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. --grpc_python_out=. kinetic/coordinator/coordinator.proto
+# The oldest protoc that we support makes code that every protobuf from 5.29 on can load; it gets an environment of its own.
+PROTOC := build/protoc
+$(PROTOC)/.stamp: | $(VENV)/.stamp-venv
+	@$(BIN)/python -m venv $(PROTOC)
+	@$(PROTOC)/bin/python -m pip --disable-pip-version-check -qq install "grpcio-tools==1.71.*" "setuptools<81"
+	@touch $@
+
+proto: $(PROTOC)/.stamp
+	$(PROTOC)/bin/python -W ignore -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kinetic/coordinator/coordinator.proto
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
