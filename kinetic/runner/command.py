@@ -12,10 +12,9 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
@@ -76,38 +75,51 @@ def call(argv: Sequence[str]) -> int:
     """Run the command and return its exit code: 128 + N when signal N ended it, 127 when there is no such command."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # It stays in this process group: what ends the worker for good ends the command with it.
     try:
-        process = subprocess.Popen(list(argv))
+        with _Forwarding() as forwarding:
+            # It stays in this process group: what ends the worker for good ends the command with it.
+            process = forwarding.to(subprocess.Popen(list(argv)))
+            code = process.wait()
     except FileNotFoundError:
         return _tell(f"{argv[0]}: no such command on this host", _NOT_FOUND)
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
-    with _forwarding(process) as forwarded:
-        code = process.wait()
-    if code == 0 and signal.SIGTERM in forwarded:
+    if code == 0 and signal.SIGTERM in forwarding.came:
         return 128 + signal.SIGTERM  # it tidied up because it was told to end: that is not its success
     return code if code >= 0 else 128 - code
 
 
-@contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
-    """Hand the signals that ask to end on to the command, and let it decide how to end; gives the set of those that came."""
-    forwarded: set[int] = set()
-    if threading.current_thread() is not threading.main_thread():
-        yield forwarded  # only the main thread may set handlers
-        return
+class _Forwarding:
+    """Hands the signals that ask to end on to a command, and lets it decide how to end.
 
-    def forward(signum: int, frame: types.FrameType | None) -> None:
-        forwarded.add(signum)
-        process.send_signal(signum)
+    It is in place before the command starts: a signal that comes meanwhile is kept for it, or the command would outlive us.
+    """
 
-    before = {signum: signal.signal(signum, forward) for signum in _FORWARDED}
-    try:
-        yield forwarded
-    finally:
-        for signum, handler in before.items():
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            self._before = {signum: signal.signal(signum, self._forward) for signum in _FORWARDED}
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for signum, handler in self._before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def to(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """Forward to this process from now on, and what came before it was there."""
+        self._process = process
+        for signum in tuple(self.came):
+            process.send_signal(signum)
+        return process
+
+    def _forward(self, signum: int, frame: types.FrameType | None) -> None:
+        self.came.append(signum)
+        if self._process is not None:
+            self._process.send_signal(signum)
 
 
 def _put_first(folder: str) -> None:

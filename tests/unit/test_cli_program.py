@@ -114,6 +114,17 @@ def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: i
     assert process.returncode == code_of_all
 
 
+def test_a_signal_that_comes_before_the_command_has_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.Popen
+
+    def interrupted(argv: list[str]) -> subprocess.Popen[bytes]:
+        signal.raise_signal(signal.SIGTERM)
+        return real(argv)
+
+    monkeypatch.setattr(command.subprocess, "Popen", interrupted)
+    assert command.call(["sleep", "60"]) == 143
+
+
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     command.call(["true"])
