@@ -13,6 +13,7 @@ from pathlib import Path
 from kinetic.job.logformat import RECORD, STDOUT, LogChunk, decode_records
 
 BATCH_BYTES = 4 << 20
+BATCH_RECORDS = 1 << 14
 
 
 class LogReader:
@@ -34,21 +35,34 @@ class LogReader:
 
     def read(self) -> Iterator[LogChunk]:
         """Yield what is new, at most about `BATCH_BYTES` of it; nothing when nothing is."""
-        if not self._open() or self._index < 0:
+        records = self._records()
+        if not records:
             return
-        data = os.pread(self._index, BATCH_BYTES // 256 * RECORD.size, self._index_at)
-        records = [] if self._damaged else decode_records(data)
-        self._damaged = self._damaged or len(records) < len(data) // RECORD.size
-        read = 0
+        begin, last = self._log_at, self._end_of_batch(records)
+        data = memoryview(os.pread(self._log, last - begin, begin))
         for end, time_ns, stream in records:
-            self._index_at += RECORD.size
-            if end <= self._log_at:
-                continue
-            chunk = self._take(end - self._log_at)
-            yield LogChunk(self._host, stream, time_ns, chunk)
-            read += len(chunk)
-            if read >= BATCH_BYTES:
+            if end > last:
                 return
+            self._index_at += RECORD.size
+            chunk = bytes(data[self._log_at - begin : end - begin])
+            self._log_at = max(self._log_at, end)
+            if chunk:
+                yield LogChunk(self._host, stream, time_ns, chunk)
+
+    def _records(self) -> list[tuple[int, int, int]]:
+        """Records that have not been read; those that end before the place to start at (a tail) are stepped over."""
+        if not self._open() or self._index < 0 or self._damaged:
+            return []
+        data = os.pread(self._index, BATCH_RECORDS * RECORD.size, self._index_at)
+        records = decode_records(data)
+        self._damaged = len(records) < len(data) // RECORD.size
+        return records
+
+    def _end_of_batch(self, records: list[tuple[int, int, int]]) -> int:
+        """Where reading stops this time: at a record, and never past the bytes that are there."""
+        most = self._log_at + BATCH_BYTES
+        ends = [end for end, _, _ in records]
+        return max((end for end in ends if end <= most), default=ends[0])
 
     def rest(self) -> Iterator[LogChunk]:
         """Yield bytes that no record points at: all that is left when the index is damaged or was cut short."""

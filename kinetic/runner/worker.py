@@ -268,8 +268,9 @@ def _describe(error: BaseException, start: Start) -> Message:
         "traceback": _as_seen_by_caller("".join(traceback.format_exception(error)), start),
         "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
     }
+    places = (start.tree, start.client_root) if start.client_root else None
     with contextlib.suppress(Exception, RecursionError):
-        told["error_file"] = _save(start, "error.pkl", payload.pack_exception(error))[0]
+        told["error_file"] = _save(start, "error.pkl", payload.pack_exception(error, source_map=places))[0]
     return {"error": told}
 
 
