@@ -34,7 +34,7 @@ class Preloader:
         self._errors: IO[bytes] = tempfile.TemporaryFile()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kinetic.runner.preload", "--fd", str(theirs.fileno()), *modules],
+                [sys.executable, "-m", "kinetic.runner.preload", str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,

@@ -78,8 +78,9 @@ class Agent:
         self._mark = self._sample()
         self._link = Link(self._who, self._beat)
         self._watch()
+        self._link.start()
         self._prepare()
-        self._link.start(self._address())
+        self._link.join(self._address())
         if self._end is not None:
             self._conclude()
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -40,14 +39,23 @@ class Link:
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
+        self._joined = False
         self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
 
-    def start(self, address: str) -> None:
-        """Join as a host that its peers reach at `address`, then keep beating."""
-        incarnation = secrets.token_hex(8)
-        self._orders.put(lambda client: client.join(incarnation, address))
+    def start(self) -> None:
+        """Connect and listen; nothing is promised to the gang yet."""
         self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
         self._thread.start()
+
+    def join(self, address: str) -> None:
+        """Join as a host that its peers reach at `address`; from now on it sends heartbeats."""
+        incarnation = os.urandom(8).hex()
+
+        def join(client: AgentClient) -> None:
+            client.join(incarnation, address)
+            self._joined = True
+
+        self._orders.put(join)
 
     def report(self, report: HostReport) -> None:
         """Deliver how the host ended."""
@@ -96,7 +104,8 @@ class Link:
             try:
                 order = self._orders.get(timeout=max(due - time.monotonic(), 0.0))
             except queue.Empty:
-                client.heartbeat(self._beat())
+                if self._joined:
+                    client.heartbeat(self._beat())
                 due = time.monotonic() + self._identity.heartbeat_s
                 continue
             order(client)

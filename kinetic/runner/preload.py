@@ -1,13 +1,12 @@
 """The preloader: has everything imported that supervisors, agents and workers need, and forks them ready to run.
 
 In: launch requests from one caller, over the socket that it was started with. Out: supervisors. Called as `python -m
-kinetic.runner.preload` by the local backend; lives as long as its caller. It starts no thread and no JAX backend, so that
-what it forks can.
+kinetic.runner.preload FD [MODULE ...]` by the local backend; lives as long as its caller. It starts no thread and no JAX
+backend, so that what it forks can.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import json
@@ -17,31 +16,18 @@ import signal
 import socket
 import sys
 
-from kinetic.runner import jaxworld, link, supervisor
-
-LATE = (
-    "cloudpickle",
-    "tblib",
-    "kinetic.packaging.payload",
-    "kinetic.packaging.raised",
-    "kinetic.packaging.homecoming",
-    "asyncio",
-)
-"""What a worker needs only once its gang is ready: the first caller shall not wait for it."""
+from kinetic.runner import jaxworld, link, supervisor, worker
 
 
 def main() -> None:
     """Import, then serve until the caller is gone."""
-    parser = argparse.ArgumentParser(prog="kinetic.runner.preload")
-    parser.add_argument("--fd", type=int, required=True, help="socket to the caller")
-    parser.add_argument("modules", nargs="*", help="modules that the workers will need")
-    options = parser.parse_args()
-    caller = socket.socket(fileno=options.fd)
+    fd, *modules = sys.argv[1:]
+    caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are not waited for.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jaxworld.preload(tuple(options.modules))
+    jaxworld.preload(tuple(modules))
     if not jaxworld.is_fork_safe():
-        sys.exit(f"importing {', '.join(options.modules)} started threads: a fork would not be safe")
+        sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
     serve(caller)
 
 
@@ -64,8 +50,9 @@ def serve(caller: socket.socket) -> None:
 
 
 def _import_late() -> None:
-    if LATE[0] not in sys.modules:
-        for name in LATE:
+    """Import what a worker needs only once its gang is ready: the first caller shall not wait for it."""
+    if worker.IMPORTED_AHEAD[0] not in sys.modules:
+        for name in worker.IMPORTED_AHEAD:
             importlib.import_module(name)
         gc.collect()
         gc.freeze()

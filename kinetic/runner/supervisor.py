@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -146,7 +145,7 @@ class Supervisor:
         fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
 
     def _attempt(self, plan: Plan) -> Outcome:
-        token = secrets.token_hex(16)
+        token = os.urandom(16).hex()
         socket_path = self._socket_path()
         self._fork_agents(plan, f"unix:{socket_path}", token)
         self._publish(target=f"unix:{socket_path}", token=token)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import hashlib
+import importlib
 import io
 import os
 import signal
@@ -30,6 +31,7 @@ from kinetic.runner.channel import Channel, Message
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
 REPR_LIMIT = 20_000
+IMPORTED_AHEAD = ("cloudpickle", "kinetic.packaging.payload", "kinetic.packaging.raised", "kinetic.packaging.homecoming")
 _OWN_CODE = (str(Path(__file__).parent) + os.sep, "<kinetic>")
 """Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what `kinetic run` sends."""
 
@@ -79,6 +81,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     try:
         _settle(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": "armed"})
+        _import_ahead()
         message = channel.receive()
         if message is not None:
             code = _serve(channel, Start(**message["start"]))
@@ -87,6 +90,12 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     finally:
         _flush_streams()
         os._exit(code)
+
+
+def _import_ahead() -> None:
+    """Import what unpickling needs while the gang gathers; nothing of the user's."""
+    for name in IMPORTED_AHEAD:
+        importlib.import_module(name)
 
 
 def _print_own_failure() -> None:

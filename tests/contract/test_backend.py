@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.accelerators import resolve
+from kinetic.accelerators.resolve import resolve
 from kinetic.backends.base import LogRequest, Phase
 from kinetic.backends.local import LocalBackend
 from kinetic.config.settings import worker_environ

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.accelerators import Topology, resolve
 from kinetic.accelerators.catalog import architecture, catalog_rows, counts, names, shape_for
 from kinetic.accelerators.families import CPU_DEVICES_MAX, DEFAULTS, FAMILIES, PREFERENCE, TPUS
+from kinetic.accelerators.resolve import resolve
+from kinetic.accelerators.topology import Topology
 from kinetic.errors import UnknownAccelerator, UsageError, UsageTypeError
 
 ROOT = Path(__file__).parents[2]
