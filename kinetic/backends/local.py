@@ -45,10 +45,12 @@ class LocalBackend:
         worker_environ: Mapping[str, str],
         *,
         available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
+        unreachable_after_s: float = 30.0,
     ) -> None:
         self._store = store
         self._environ = dict(worker_environ)
         self._available_memory_bytes = available_memory_bytes
+        self._unreachable_after_s = unreachable_after_s
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold."""
@@ -74,7 +76,13 @@ class LocalBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SubmitError(f"The job's folder {folder} cannot be made: {error.strerror}.") from error
-        request = {"store": self._store.uri, "job_id": ref.job_id, "base_env": self._environ, "secrets": dict(secrets)}
+        request = {
+            "store": self._store.uri,
+            "job_id": ref.job_id,
+            "base_env": self._environ,
+            "secrets": dict(secrets),
+            "unreachable_after_s": self._unreachable_after_s,
+        }
         launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
 
     def phase(self, ref: JobRef) -> Phase:

@@ -55,6 +55,7 @@ class Request:
         attempt: which start of the gang this is, from 1.
         heartbeat_s: between two heartbeats of an agent.
         heartbeat_timeout_s: after this silence an agent counts as lost.
+        unreachable_after_s: an agent that cannot reach the coordinator for so long ends its worker and goes.
     """
 
     store: str
@@ -64,6 +65,7 @@ class Request:
     attempt: int = 1
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
+    unreachable_after_s: float = 30.0
 
 
 def main(request: Request, caller: socket.socket | None = None) -> NoReturn:
@@ -203,7 +205,7 @@ class Supervisor:
                 base_env=request.base_env,
                 secrets=request.secrets,
                 heartbeat_s=request.heartbeat_s,
-                unreachable_after_s=30.0,
+                unreachable_after_s=request.unreachable_after_s,
             )
             logs = (self._store.path(paths.log(plan.job_id, host)), self._store.path(paths.log_index(plan.job_id, host)))
             code = Agent(identity, plan, self._store, logs, alive).run()

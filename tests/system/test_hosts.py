@@ -1,0 +1,142 @@
+"""What an agent does on its host: bounded memory, an unreachable coordinator, threads left behind, random numbers of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import errors
+from kinetic.backends.local import LocalBackend
+from kinetic.config.settings import worker_environ
+from kinetic.handle import JobHandle
+
+PATIENCE_S = 30.0
+FLOOD_BYTES = 200_000_000
+MOST_AGENT_BYTES = 120_000_000
+"""The interpreter with gRPC takes about 45 MB; the buffers of two streams a few more."""
+
+
+def wait_until(look, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+    return found
+
+
+def high_water_bytes(pid):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def flood_then_wait(marker):
+    block = (b"y" * 99 + b"\n") * 10_000
+    for _ in range(FLOOD_BYTES // len(block)):
+        os.write(1, block)
+    os.write(1, b"no line end " * 100_000)
+    Path(marker).touch()
+    time.sleep(1000)
+
+
+def test_an_agents_memory_is_bounded_while_its_worker_floods(home):
+    marker = home.parent / "flooded"
+    handle = kinetic.run(accelerator="cpu")(flood_then_wait).run_async(str(marker))
+    told = wait_until(handle.processes, "no supervisor")
+    wait_until(marker.exists, "still flooding")
+    assert high_water_bytes(told["agents"][0]) < MOST_AGENT_BYTES
+    assert high_water_bytes(told["supervisor"]) < MOST_AGENT_BYTES
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result(stream_logs=False)
+
+
+def sleep_long(marker):
+    Path(marker).touch()
+    time.sleep(1000)
+
+
+def test_an_agent_that_cannot_reach_the_coordinator_ends_its_worker_and_goes(home, monkeypatch):
+    from kinetic.backends import registry
+    from kinetic.storage.local import LocalStore
+
+    marker = home.parent / "running"
+    impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=1.0)
+    with registry.substituted("local", lambda store: impatient):
+        handle = kinetic.run(accelerator="cpu", backend="local")(sleep_long).run_async(str(marker))
+    told = wait_until(handle.processes, "no supervisor")
+    wait_until(marker.exists, "not started")
+    os.kill(told["supervisor"], signal.SIGSTOP)
+    agent = told["agents"][0]
+    wait_until(lambda: "Z" in Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[0], "the agent stayed")
+    os.kill(told["supervisor"], signal.SIGCONT)
+    with pytest.raises(errors.JobFailed):
+        JobHandle(handle.ref).result()
+
+
+def test_threads_left_behind_are_named_and_do_not_keep_the_host():
+    @kinetic.run(accelerator="cpu")
+    def leave_a_thread():
+        threading.Thread(target=time.sleep, args=(1000,), name="straggler").start()
+        return 5
+
+    handle = leave_a_thread.run_async()
+    assert handle.result() == 5
+    assert handle.outcome().reports[0].leftover_threads == ("straggler",)
+    assert "straggler" in handle.logs()
+
+
+def test_hosts_draw_different_random_numbers():
+    @kinetic.run(accelerator="tpu-v6e-8")
+    def draw():
+        import random
+
+        import numpy as np
+        from jax.experimental import multihost_utils
+
+        mine = np.array([random.random(), np.random.random()])
+        return multihost_utils.process_allgather(mine).tolist()
+
+    (a, b), (c, d) = draw()
+    assert len({a, b, c, d}) == 4
+
+
+def test_what_native_code_prints_is_not_lost():
+    @kinetic.run(accelerator="cpu")
+    def print_natively():
+        import ctypes
+
+        ctypes.CDLL(None).printf(b"from libc, without a flush\n")
+
+    handle = print_natively.run_async()
+    handle.result()
+    assert handle.logs() == "from libc, without a flush\n"
+
+
+def test_exit_handlers_of_the_function_run():
+    @kinetic.run(accelerator="cpu")
+    def register():
+        import atexit
+
+        atexit.register(print, "goodbye")
+
+    handle = register.run_async()
+    handle.result()
+    assert handle.logs() == "goodbye\n"
+
+
+def test_a_job_that_jax_variables_concern_gets_a_fresh_jax():
+    @kinetic.run(accelerator="tpu-v6e-8", env={"JAX_ENABLE_X64": "1"})
+    def precision():
+        import jax.numpy as jnp
+
+        return str(jnp.zeros(1).dtype)
+
+    assert precision() == "float64"
