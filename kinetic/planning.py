@@ -28,6 +28,7 @@ from kinetic.version import __version__
 if TYPE_CHECKING:
     from kinetic.backends.base import Document
     from kinetic.packaging.bundle import Bundle
+    from kinetic.packaging.payload import Packed
     from kinetic.packaging.project import Project
 
 _MB = 1_000_000
@@ -45,6 +46,7 @@ class Planned:
         bundle: the source tree, or None when nothing is shipped.
         secrets: values of the plan's secrets; they are in no document.
         warnings: what the caller should know before this leaves the machine.
+        function: the pickled function, where the plan names one.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class Planned:
     bundle: Bundle | None = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
+    function: bytes = field(default=b"", repr=False)
 
 
 def make(
@@ -76,23 +79,62 @@ def make(
     Raises:
         UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree cannot be shipped.
     """
+    about = frame(spec, settings, backend=backend, job_id=job_id, now=now, early=early)
+    return about.planned(_pack(spec, about.captured, about.project))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A plan without its call: what all calls of one function share.
+
+    Attributes:
+        draft: the plan as far as it is known.
+        settings: the caller's settings.
+        project: the function's project.
+        bundle: its source tree, or None when nothing is shipped.
+        captured: variables that travel in the payload.
+        secrets: values of the plan's secrets.
+    """
+
+    draft: Plan
+    settings: Settings
+    project: Project
+    bundle: Bundle | None = field(repr=False)
+    captured: Mapping[str, str] = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
+
+    def planned(self, packed: Packed, *, function: bytes = b"", **changes: Any) -> Planned:
+        """Complete the plan with a pickled call, and with what else this call has of its own."""
+        project, bundle = self.project, self.bundle
+        plan = dataclasses.replace(
+            self.draft,
+            payload=Blob(packed.digest, packed.size_bytes),
+            versions=packed.versions,
+            tree=None if bundle is None else bundle.tree,
+            entry_rel=project.entry_rel,
+            cwd_rel=project.cwd_rel,
+            sys_path_rel=tuple(project.sys_path_rel),
+            client_root="" if project.root is None else str(project.root),
+            **changes,
+        )
+        return Planned(plan, packed.data, bundle, self.secrets, _warnings(plan, bundle, self.settings), function)
+
+
+def frame(
+    spec: JobSpec,
+    settings: Settings,
+    *,
+    backend: str,
+    job_id: str | None = None,
+    now: float | None = None,
+    early: Callable[[Plan], None] | None = None,
+) -> Frame:
+    """Plan all but the call itself; see `make`."""
     taken = _carried(spec.options)
     draft = _draft(spec, settings, taken, backend=backend, job_id=job_id or new_job_id(), now=time.time() if now is None else now)
     if early is not None:
         early(draft)
-    project, bundle = _source(spec, settings)
-    packed = _pack(spec, taken.captured, project)
-    plan = dataclasses.replace(
-        draft,
-        payload=Blob(packed.digest, packed.size_bytes),
-        versions=packed.versions,
-        tree=None if bundle is None else bundle.tree,
-        entry_rel=project.entry_rel,
-        cwd_rel=project.cwd_rel,
-        sys_path_rel=tuple(project.sys_path_rel),
-        client_root="" if project.root is None else str(project.root),
-    )
-    return Planned(plan, packed.data, bundle, taken.secrets, _warnings(plan, bundle, settings))
+    return Frame(draft, settings, *_source(spec, settings), taken.captured, taken.secrets)
 
 
 @dataclass(frozen=True)
@@ -174,12 +216,20 @@ def _draft(spec: JobSpec, settings: Settings, taken: _Carried, *, backend: str, 
 
 
 def _limits(options: Options, settings: Settings) -> Limits:
-    return Limits(
+    limits = Limits(
         start_timeout_s=options.start_timeout_s or settings.start_timeout_s,
         timeout_s=options.timeout_s,
         hang_timeout_s=options.hang_timeout_s,
         grace_s=settings.grace_s,
+        debug_wait_s=settings.debug_wait_s,
     )
+    return _patient(limits) if options.debug else limits
+
+
+def _patient(limits: Limits) -> Limits:
+    """Limits of a debug job: at a breakpoint every host stands still, and the clock runs while nobody has attached yet."""
+    timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
+    return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 
 
 def _output_dir(given: str | None) -> str | None:
@@ -236,7 +286,7 @@ def _module_of(func: Any) -> str:
     return module if isinstance(module, str) else "__main__"
 
 
-def _pack(spec: JobSpec, captured: Mapping[str, str], project: Project) -> Any:
+def _pack(spec: JobSpec, captured: Mapping[str, str], project: Project) -> Packed:
     from kinetic.packaging import payload
 
     return payload.pack(spec.func, spec.args, spec.kwargs, env_vars=captured, project_root=project.root)
@@ -250,9 +300,10 @@ def _warnings(plan: Plan, bundle: Bundle | None, settings: Settings) -> tuple[st
             f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its largest files: {largest}. "
             "Leave out what the function does not need in .kineticignore.",
         )
-    if plan.payload.size_bytes > settings.payload_size_warn_mb * _MB:
+    call_bytes = plan.payload.size_bytes + (plan.function.size_bytes if plan.function is not None else 0)
+    if call_bytes > settings.payload_size_warn_mb * _MB:
         warnings += (
-            f"The function and its arguments are large when pickled: {_mb(plan.payload.size_bytes)}. "
+            f"The function and its arguments are large when pickled: {_mb(call_bytes)}. "
             "Pass a path and load the data on the host.",
         )
     return warnings

@@ -62,6 +62,9 @@ def ref_of(plan: Plan, backend: str, store_uri: str) -> JobRef:
         created_at=plan.created_at,
         store_uri=store_uri,
         hosts=plan.hosts,
+        group_id=plan.labels.get("group_id"),
+        group_kind=plan.labels.get("group_kind"),
+        group_index=int(plan.labels["group_index"]) if "group_index" in plan.labels else None,
         debug=plan.debug,
     )
 
@@ -72,6 +75,8 @@ def _send(planned: Planned, store: Store) -> None:
 
         sent = bundle.upload(planned.bundle, store)
         _log.info("sent %d of %d files, %d bytes", sent.files, planned.bundle.tree.files, sent.size_bytes)
+    if planned.plan.function is not None:
+        store.put(paths.blob(planned.plan.function.digest), planned.function, if_absent=True)
     store.put(paths.blob(planned.plan.payload.digest), planned.payload, if_absent=True)
 
 

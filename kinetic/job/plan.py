@@ -52,12 +52,14 @@ class Limits:
         timeout_s: from the start of the function until the job is stopped.
         hang_timeout_s: longest time that a host may stand still.
         grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
+        debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
     """
 
     start_timeout_s: float = 600.0
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
     grace_s: float = 5.0
+    debug_wait_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Plan:
         topology: shape of each slice.
         slices: number of slices; hosts of the gang = slices x topology.hosts.
         payload: the pickled function and arguments.
+        function: the pickled function, where the payload holds only arguments: calls of a batch share it; else None.
         tree: the source tree, or None when nothing is shipped.
         entry_rel: directory of the function's file, relative to the tree; "" is the root.
         cwd_rel: working directory relative to the tree, or None when the caller was outside it.
@@ -106,6 +109,7 @@ class Plan:
     versions: Versions
     created_at: float
     slices: int = 1
+    function: Blob | None = None
     tree: Tree | None = None
     entry_rel: str = ""
     cwd_rel: str | None = None
@@ -151,10 +155,11 @@ class Plan:
 
 
 def _nested(data: dict[str, Any]) -> dict[str, Any]:
-    tree = data["tree"]
+    tree, function = data["tree"], data.get("function")
     return {
         "topology": Topology.from_json(data["topology"]),
         "payload": Blob(**data["payload"]),
+        "function": None if function is None else Blob(**function),
         "versions": Versions(**data["versions"]),
         "tree": None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])}),
         "limits": Limits(**data["limits"]),

@@ -14,11 +14,11 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
 from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
 from kinetic.job.plan import Versions
@@ -55,6 +55,7 @@ class Header:
         env_vars: variables to set before the call.
         body_digest: SHA-256 of the pickle.
         body_offset: where the pickle starts.
+        function_digest: SHA-256 of the record with the function that the call's arguments belong to; "" when it is in this one.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Header:
     env_vars: dict[str, str]
     body_digest: str
     body_offset: int
+    function_digest: str = ""
 
 
 def versions_here() -> Versions:
@@ -94,22 +96,28 @@ def pack(
     modules = byvalue.project_modules(project_root) if project_root is not None else []
     try:
         with byvalue.by_value(modules, cloudpickle):
-            return _packed(call, env_vars)
+            return _packed(_container("call", call, env_vars))
     except Exception as error:
         # Pickling runs the objects' own code, which may raise anything.
         with byvalue.by_value(modules, cloudpickle):
             fewer = byvalue.portable(modules, _attempt)
         with suppress(Exception), byvalue.by_value(fewer, cloudpickle):
             if len(fewer) < len(modules):
-                return _packed(call, env_vars)
-        from kinetic.packaging import culprit
-
-        with byvalue.by_value(modules, cloudpickle):
-            raise culprit.of_call(*call, attempt=_attempt).as_error(error) from error
+                return _packed(_container("call", call, env_vars))
+        _blame(modules, call, error)
 
 
-def _packed(call: object, env_vars: Mapping[str, str]) -> Packed:
-    data = _container("call", call, env_vars)
+def _blame(modules: Sequence[ModuleType], call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception) -> NoReturn:
+    """Raise with the name of the part that cannot be pickled."""
+    import cloudpickle
+
+    from kinetic.packaging import byvalue, culprit
+
+    with byvalue.by_value(modules, cloudpickle):
+        raise culprit.of_call(*call, attempt=_attempt).as_error(error) from error
+
+
+def _packed(data: bytes) -> Packed:
     return Packed(data, hashlib.sha256(data).hexdigest(), len(data), versions_here())
 
 
@@ -126,14 +134,80 @@ def read_header(data: bytes) -> Header:
             raise CorruptRecord(
                 f"The record has schema {line['schema']!r}; this kinetic reads {SCHEMA}. Use the version that wrote it."
             )
-        header = Header(line["kind"], Versions(**line["fingerprint"]), dict(line["env_vars"]), line["sha256"], end + 1)
+        versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
+        header = Header(line["kind"], versions, dict(line["env_vars"]), line["sha256"], end + 1, function)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord("The record is damaged: it has no readable first line. Submit the job again.") from error
     return header
 
 
-def unpack(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Rebuild a call.
+class CallSeries:
+    """Calls of one function, which is pickled once; a call's record holds its arguments and names the function's record.
+
+    Attributes:
+        function: the function's record.
+    """
+
+    def __init__(self, func: Callable[..., Any], *, env_vars: Mapping[str, str], project_root: Path | None) -> None:
+        """Pickle the function.
+
+        Raises:
+            PicklingError: it cannot be pickled; the part that cannot is named.
+        """
+        from kinetic.packaging import byvalue
+
+        self._func, self._env_vars, self._root = func, env_vars, project_root
+        self._modules = byvalue.project_modules(project_root) if project_root is not None else []
+        try:
+            self.function = self._pack_function()
+        except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
+            self._leave_out_what_fails()
+            try:
+                self.function = self._pack_function()
+            except Exception:  # noqa: BLE001 - as above; what is told is the first error
+                _blame(self._modules, (func, (), {}), error)
+
+    def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
+        """Pickle one call.
+
+        Raises:
+            PicklingError: an argument cannot be pickled; it is named.
+        """
+        arguments = (tuple(args), dict(kwargs))
+        try:
+            with self._by_value():
+                data = _framed("call", lambda f: self._pickler.dump(arguments, f), self._env_vars, function=self.function.digest)
+        except Exception:  # noqa: BLE001 - pickling runs the objects' own code; the other way finds out why
+            return pack(self._func, args, kwargs, env_vars=self._env_vars, project_root=self._root)
+        return _packed(data)
+
+    def _pack_function(self) -> Packed:
+        import cloudpickle
+
+        from kinetic.packaging.series import FunctionPickler
+
+        def dump(file: io.BytesIO) -> None:
+            self._pickler = FunctionPickler(self._func, file, cloudpickle.Pickler)
+
+        with self._by_value():
+            return _packed(_framed("function", dump, {}))
+
+    def _leave_out_what_fails(self) -> None:
+        from kinetic.packaging import byvalue
+
+        with self._by_value():
+            self._modules = byvalue.portable(self._modules, _attempt)
+
+    def _by_value(self) -> AbstractContextManager[None]:
+        import cloudpickle
+
+        from kinetic.packaging import byvalue
+
+        return byvalue.by_value(self._modules, cloudpickle)
+
+
+def unpack(data: bytes, function: bytes = b"") -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Rebuild a call; `function` is the record of the function, for a call of a series.
 
     Raises:
         CorruptRecord: the bytes are not what was written.
@@ -147,11 +221,26 @@ def unpack(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, 
             f"The call was made with Python {header.versions.python}, this host runs {here.python}: it cannot run here. "
             f"Use Python {here.python} on the calling side, or an image with Python {header.versions.python}."
         )
+    body = memoryview(data)[header.body_offset :]
+    function_body = _function_body(header, function)
     try:
-        func, args, kwargs = pickle.loads(memoryview(data)[header.body_offset :])
+        if function_body is None:
+            func, args, kwargs = pickle.loads(body)
+        else:
+            from kinetic.packaging import series
+
+            func, (args, kwargs) = series.load(function_body, body)
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         raise SetupFailed(f"The function could not be rebuilt on this host: {_why(error, header.versions, here)}") from error
     return func, args, kwargs
+
+
+def _function_body(header: Header, function: bytes) -> memoryview | None:
+    if not header.function_digest:
+        return None
+    if hashlib.sha256(function).hexdigest() != header.function_digest:
+        raise CorruptRecord("The stored function is damaged: its bytes are not those that were written. Submit the job again.")
+    return memoryview(function)[read_header(function).body_offset :]
 
 
 def pack_value(value: object, *, name: str = "the returned value") -> bytes:
@@ -217,14 +306,21 @@ def unpack_exception(data: bytes) -> BaseException:
 def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
     import cloudpickle
 
+    return _framed(kind, lambda file: cloudpickle.dump(body, file), env_vars)
+
+
+def _framed(kind: str, dump: Callable[[io.BytesIO], object], env_vars: Mapping[str, str], *, function: str = "") -> bytes:
+    fields = {"schema": SCHEMA, "kind": kind, "fingerprint": asdict(versions_here()), "env_vars": dict(env_vars)}
+    if function:
+        fields["function"] = function
+
     def line(digest: str) -> bytes:
-        fields = {"schema": SCHEMA, "kind": kind, "fingerprint": asdict(versions_here()), "env_vars": dict(env_vars)}
         return json.dumps(fields | {"sha256": digest}).encode() + b"\n"
 
     # The line has the same length whatever the digest is: pickle behind it, then fill it in. A large body is never copied.
     file = io.BytesIO()
     offset = file.write(line(_NO_DIGEST))
-    cloudpickle.dump(body, file)
+    dump(file)
     with file.getbuffer() as view:
         view[:offset] = line(hashlib.sha256(view[offset:]).hexdigest())
     return file.getvalue()

@@ -283,6 +283,7 @@ class Agent:
         return {
             "payload": str(space.payload),
             "payload_digest": plan.payload.digest,
+            "function": "" if space.function is None else str(space.function),
             "env": dict(who.base_env) | world.environ() | own | plan.env | dict(who.secrets),
             "cwd": str(space.cwd),
             "sys_path": list(space.sys_path),

@@ -43,6 +43,7 @@ class Start:
     Attributes:
         payload: file of the pickled call.
         payload_digest: its SHA-256, verified before anything is unpickled.
+        function: file of the pickled function, where the payload holds only arguments and the function's SHA-256; else "".
         env: the whole environment, without what the payload carries.
         cwd: working directory.
         sys_path: entries that go before the interpreter's own.
@@ -56,6 +57,7 @@ class Start:
 
     payload: str
     payload_digest: str
+    function: str
     env: dict[str, str]
     cwd: str
     sys_path: list[str]
@@ -192,6 +194,7 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
 
     try:
         data = Path(start.payload).read_bytes()
+        function = Path(start.function).read_bytes() if start.function else b""
     except OSError as error:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
@@ -204,7 +207,7 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | _describe(error, start)) from error
     try:
-        return payload.unpack(data)
+        return payload.unpack(data, function)
     except Exception as error:
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | _describe(error, start)) from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kinetic.errors import SetupFailed, StoreError
 from kinetic.job import paths
-from kinetic.job.plan import Plan
+from kinetic.job.plan import Blob, Plan
 from kinetic.packaging import arrival
 from kinetic.runner.identity import Identity
 from kinetic.storage.base import Store
@@ -28,6 +28,7 @@ class Workspace:
         cwd: working directory.
         sys_path: entries that go first on the import path.
         payload: file with the pickled call.
+        function: file with the pickled function, where the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
     """
 
@@ -36,6 +37,7 @@ class Workspace:
     cwd: Path
     sys_path: tuple[str, ...]
     payload: Path
+    function: Path | None
     output_dir: str
 
 
@@ -51,14 +53,15 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         tree.mkdir(parents=True, mode=0o700, exist_ok=True)
         if plan.tree is not None:
             _unpack(store, plan, tree)
-        payload = _payload_file(store, plan, root)
+        payload = _file_of(store, plan.payload, root / "payload.pkl")
+        function = None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         output_dir = _output_dir(store, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(f"The source of the job could not be unpacked: {error}", job_id=plan.job_id) from error
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     cwd.mkdir(parents=True, exist_ok=True)
     places = dict.fromkeys([str(tree / p) for p in plan.sys_path_rel] + [str(tree / plan.entry_rel)])
-    return Workspace(root, tree, cwd, tuple(places), payload, output_dir)
+    return Workspace(root, tree, cwd, tuple(places), payload, function, output_dir)
 
 
 def _unpack(store: Store, plan: Plan, tree: Path) -> None:
@@ -66,12 +69,11 @@ def _unpack(store: Store, plan: Plan, tree: Path) -> None:
     arrival.unpack(store, plan.tree, tree)
 
 
-def _payload_file(store: Store, plan: Plan, root: Path) -> Path:
-    """A file with the payload; the worker verifies its digest before it unpickles."""
-    key = paths.blob(plan.payload.digest)
+def _file_of(store: Store, blob: Blob, target: Path) -> Path:
+    """A file with the content; the worker verifies its digest before it unpickles."""
+    key = paths.blob(blob.digest)
     if isinstance(store, LocalStore):
         return store.path(key)
-    target = root / "payload.pkl"
     target.write_bytes(store.get(key))
     return target
 

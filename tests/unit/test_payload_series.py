@@ -1,0 +1,109 @@
+"""Many calls of one function: each call's record, put together with the function's, is what a single pickle would have been."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic.errors import CorruptRecord, PicklingError
+from kinetic.packaging import payload
+
+BIG = list(range(50_000))
+
+
+class Kind:
+    pass
+
+
+def series(func, env_vars=None):
+    return payload.CallSeries(func, env_vars=env_vars or {}, project_root=None)
+
+
+def call(func, *args, **kwargs):
+    made = series(func)
+    return payload.unpack(made.pack(args, kwargs).data, made.function.data)
+
+
+def test_the_function_is_in_one_record_and_the_arguments_in_another():
+    def total(extra):
+        return len(BIG) + extra
+
+    total.__module__ = "__main__"  # travels by value, with the list
+    made = series(total, {"A": "1"})
+    records = [made.pack((n,), {}) for n in range(3)]
+    assert made.function.size_bytes > 50_000
+    assert all(r.size_bytes < 1_000 for r in records)
+    assert payload.read_header(records[0].data).env_vars == {"A": "1"}
+    for n, record in enumerate(records):
+        func, args, kwargs = payload.unpack(record.data, made.function.data)
+        assert (func(*args), kwargs) == (50_000 + n, {})
+
+
+def test_function_and_arguments_share_what_they_share_in_one_pickle():
+    shared = [1]
+
+    def probe(given, kind):
+        return given is shared, kind is Kind
+
+    probe.__module__ = "__main__"
+    func, args, kwargs = call(probe, shared, kind=Kind)
+    assert func(*args, **kwargs) == (True, True)
+
+
+def test_calls_do_not_see_each_others_arguments():
+    made = series(print)
+    first, second = [1], [2]
+    made.pack((first, second), {})
+    _, args, _ = payload.unpack(made.pack((second, second), {}).data, made.function.data)
+    assert args == ([2], [2])
+    assert args[0] is args[1]
+
+
+@given(
+    st.lists(
+        st.recursive(st.integers() | st.text() | st.binary(max_size=20), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+    )
+)
+@settings(max_examples=50, deadline=None)
+def test_a_call_that_cannot_be_pickled_does_not_spoil_the_next(values):
+    made = series(print)
+    for value in values:
+        with pytest.raises(PicklingError, match="rgument 1"):
+            made.pack((threading.Lock(), value), {})
+        assert payload.unpack(made.pack((value,), {"v": value}).data, made.function.data) == (print, (value,), {"v": value})
+
+
+def test_what_a_function_uses_is_named_when_it_cannot_travel():
+    lock = threading.Lock()
+
+    def held():
+        return lock
+
+    held.__module__ = "__main__"
+    with pytest.raises(PicklingError, match="lock"):
+        series(held)
+
+
+@pytest.mark.parametrize("other", [b"", b"x", b"{}\n"])
+def test_the_wrong_function_is_refused(other):
+    made = series(print)
+    with pytest.raises(CorruptRecord, match="function is damaged"):
+        payload.unpack(made.pack((), {}).data, other)
+
+
+def test_a_damaged_call_is_refused():
+    made = series(print)
+    data = bytearray(made.pack((1,), {}).data)
+    data[-3] ^= 1
+    with pytest.raises(CorruptRecord):
+        payload.unpack(bytes(data), made.function.data)
+
+
+def test_a_call_of_its_own_needs_no_other_record():
+    packed = payload.pack(print, (1,), {}, env_vars={}, project_root=None)
+    assert payload.unpack(packed.data) == (print, (1,), {})
+    assert pickle.loads(packed.data[payload.read_header(packed.data).body_offset :]) == (print, (1,), {})
