@@ -186,11 +186,13 @@ class RemoteCallable(Generic[P, R]):
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit and return at once; the job goes on without this process."""
+        place = self._place(args, kwargs)
+        planned = place.planned(self._spec(args, kwargs), warm=True)
+
+        # Imported while the backend warms up.
         from kinetic import following, submission
         from kinetic.handle import JobHandle
 
-        place = self._place(args, kwargs)
-        planned = place.planned(self._spec(args, kwargs), warm=True)
         if place.selection.notice:
             following.notice(place.selection.notice)
         for warning in planned.warnings:

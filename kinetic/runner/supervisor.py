@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -167,6 +166,8 @@ class Supervisor:
     def _socket_path(self) -> Path:
         path = self._own / "socket"
         if len(str(path)) > SOCKET_PATH_LIMIT:
+            import tempfile
+
             self._socket_dir = Path(tempfile.mkdtemp(prefix="kinetic-"))
             path = self._socket_dir / "socket"
         path.unlink(missing_ok=True)
@@ -290,6 +291,8 @@ class Supervisor:
         self._sweep_up()
         (self._own / "state.json").unlink(missing_ok=True)
         again = asdict(self._request) | {"attempt": self._request.attempt + 1}
+        import tempfile
+
         with tempfile.TemporaryFile() as spool:  # Not a pipe: the environment may be longer than a pipe holds.
             spool.write(json.dumps(again).encode())
             spool.seek(0)
