@@ -15,6 +15,7 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     │   └── CorruptRecord                   ... a stored file is not what was written
     ├── NotFound (LookupError)              no such job or object
     ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job goes on
+    ├── BatchError                          some inputs of a batch have no result; the results of the others are in it
     ├── CoordinatorLost                     an agent could not reach its coordinator in time (host side)
     └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
         ├── UserCodeFailed                  the function raised something that cannot be rebuilt here, or exited
@@ -32,7 +33,8 @@ A function's own exception is raised as itself, never wrapped, when its class ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class KineticError(Exception):
@@ -121,6 +123,35 @@ class NotFound(KineticError, LookupError):
 
 class WaitTimeout(KineticError, TimeoutError):
     """The time that the caller gave to a wait has passed. The job goes on."""
+
+
+class BatchError(KineticError):
+    """Some inputs of a batch have no result.
+
+    Attributes:
+        group_id: the batch.
+        failures: handles of the jobs that failed, in the order of the inputs.
+        partial_results: a value for each input; None where there is none.
+        submission_failures: why an input never became a job, by its index.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        failures: Sequence[Any],
+        partial_results: Sequence[Any],
+        submission_failures: Mapping[int, Exception] | None = None,
+        *,
+        message: str = "",
+    ) -> None:
+        super().__init__(message or f"{group_id}: {len(failures) + len(submission_failures or ())} inputs have no result.")
+        self.group_id = group_id
+        self.failures = list(failures)
+        self.partial_results = list(partial_results)
+        self.submission_failures = dict(submission_failures or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.group_id, self.failures, self.partial_results, self.submission_failures), {"args": self.args}
 
 
 class CoordinatorLost(KineticError):

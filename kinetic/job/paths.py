@@ -8,10 +8,16 @@ In: ids and indices. Out: keys with "/" between parts. Called by everything that
     jobs/<job_id>/outcome.json            written last, once
     jobs/<job_id>/result.pkl              the leader's value
     jobs/<job_id>/events.jsonl            what happened when
+    jobs/<job_id>/debugger.json           where the debugger of a debug job listens
     jobs/<job_id>/hosts/<i>/report.json   how host i ended
     jobs/<job_id>/hosts/<i>/error.pkl     the exception it raised
     jobs/<job_id>/hosts/<i>/log           its output, as printed
     jobs/<job_id>/hosts/<i>/log.idx       when and on which stream (see logformat)
+    groups/<group_id>/batch.json          a batch: written before its first job
+    groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, where its id was not known before
+    groups/<group_id>/refused/<i>.json    why input i could not be submitted
+    groups/<group_id>/stop.json           nothing more is to be submitted
+    groups/<group_id>/end.json            nothing more will be submitted
     outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
 """
 
@@ -20,6 +26,7 @@ from __future__ import annotations
 JOBS = "jobs"
 REFS = "refs"
 BLOBS = "blobs/sha256"
+GROUPS = "groups"
 
 
 def blob(digest: str) -> str:
@@ -57,6 +64,11 @@ def events(job_id: str) -> str:
     return f"{job(job_id)}/events.jsonl"
 
 
+def debugger(job_id: str) -> str:
+    """Where the debugger of a debug job listens."""
+    return f"{job(job_id)}/debugger.json"
+
+
 def host(job_id: str, index: int) -> str:
     """Prefix of all that belongs to one host."""
     return f"{job(job_id)}/hosts/{index}"
@@ -80,6 +92,36 @@ def log(job_id: str, index: int) -> str:
 def log_index(job_id: str, index: int) -> str:
     """Times and streams of the host's output."""
     return f"{host(job_id, index)}/log.idx"
+
+
+def group(group_id: str) -> str:
+    """Prefix of all that belongs to the batch itself."""
+    return f"{GROUPS}/{group_id}"
+
+
+def batch(group_id: str) -> str:
+    """What the batch is: the number of its inputs, the ids of its jobs."""
+    return f"{group(group_id)}/batch.json"
+
+
+def group_job(group_id: str, index: int, attempt: int) -> str:
+    """The job of one try of one input, from 1."""
+    return f"{group(group_id)}/jobs/{index}-{attempt}.json"
+
+
+def refused(group_id: str, index: int) -> str:
+    """Why an input could not be submitted."""
+    return f"{group(group_id)}/refused/{index}.json"
+
+
+def group_stop(group_id: str) -> str:
+    """There when nothing more is to be submitted."""
+    return f"{group(group_id)}/stop.json"
+
+
+def group_end(group_id: str) -> str:
+    """There when nothing more will be submitted."""
+    return f"{group(group_id)}/end.json"
 
 
 def outputs(job_id: str) -> str:

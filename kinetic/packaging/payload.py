@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
 from kinetic.job.plan import Versions
@@ -97,8 +97,7 @@ def pack(
     try:
         with byvalue.by_value(modules, cloudpickle):
             return _packed(_container("call", call, env_vars))
-    except Exception as error:
-        # Pickling runs the objects' own code, which may raise anything.
+    except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
         with byvalue.by_value(modules, cloudpickle):
             fewer = byvalue.portable(modules, _attempt)
         with suppress(Exception), byvalue.by_value(fewer, cloudpickle):
@@ -160,7 +159,7 @@ class CallSeries:
         self._modules = byvalue.project_modules(project_root) if project_root is not None else []
         try:
             self.function = self._pack_function()
-        except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
+        except Exception as error:  # noqa: BLE001 - as above
             self._leave_out_what_fails()
             try:
                 self.function = self._pack_function()
@@ -206,8 +205,15 @@ class CallSeries:
         return byvalue.by_value(self._modules, cloudpickle)
 
 
-def unpack(data: bytes, function: bytes = b"") -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Rebuild a call; `function` is the record of the function, for a call of a series.
+def unpack(
+    data: bytes, function: bytes = b"", *, source_map: tuple[str, str] | None = None
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Rebuild a call.
+
+    Args:
+        data: the record of the call.
+        function: the record of the function, for a call of a series.
+        source_map: (folder there, folder here): code from a file below the first names the one below the second.
 
     Raises:
         CorruptRecord: the bytes are not what was written.
@@ -225,14 +231,22 @@ def unpack(data: bytes, function: bytes = b"") -> tuple[Callable[..., Any], tupl
     function_body = _function_body(header, function)
     try:
         if function_body is None:
-            func, args, kwargs = pickle.loads(body)
+            func, args, kwargs = pickle.loads(body) if source_map is None else _reader(source_map)(io.BytesIO(body)).load()
         else:
             from kinetic.packaging import series
 
-            func, (args, kwargs) = series.load(function_body, body)
+            func, (args, kwargs) = series.load(function_body, body, _reader(source_map))
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         raise SetupFailed(f"The function could not be rebuilt on this host: {_why(error, header.versions, here)}") from error
     return func, args, kwargs
+
+
+def _reader(source_map: tuple[str, str] | None) -> Callable[[BinaryIO], pickle.Unpickler]:
+    if source_map is None:
+        return pickle.Unpickler
+    from kinetic.packaging.relocation import Relocating
+
+    return lambda file: Relocating(file, *source_map)
 
 
 def _function_body(header: Header, function: bytes) -> memoryview | None:

@@ -2,9 +2,9 @@
 
 In: a function, later arguments, cloudpickle as lent by `payload`. Out: bytes. Called by `payload`.
 
-A pickler remembers what it has written, and writes a reference where it meets that again. Each call starts from a copy of what the
-pickler remembered after the function: whatever function and arguments share (classes, globals, objects) is shared on the host too,
-as in a single pickle. The unpickler reads both, one after the other.
+A pickler remembers what it has written, and writes a reference where it meets that again. Each call starts from a copy of what
+the pickler remembered after the function: whatever function and arguments share (classes, globals, objects) is shared on the
+host too, as in a single pickle. The unpickler reads both, one after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class FunctionPickler:
         pickler.dump(arguments)
 
 
-def load(function: memoryview, arguments: memoryview) -> tuple[Any, Any]:
+def load(
+    function: memoryview, arguments: memoryview, make_unpickler: Callable[[BinaryIO], pickle.Unpickler] = pickle.Unpickler
+) -> tuple[Any, Any]:
     """Rebuild what `FunctionPickler` wrote."""
-    unpickler = pickle.Unpickler(io.BytesIO(b"".join((function, arguments))))
+    unpickler = make_unpickler(io.BytesIO(b"".join((function, arguments))))
     return unpickler.load(), unpickler.load()
