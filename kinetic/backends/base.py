@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kinetic.job.logformat import LogChunk
-from kinetic.job.plan import Plan
 from kinetic.job.ref import JobRef
+
+if TYPE_CHECKING:
+    from kinetic.job.logformat import LogChunk
+    from kinetic.job.plan import Plan
 
 Document = dict[str, Any]
 

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic.backends import simulation
 from kinetic.backends.base import ControlAddress, Document, LogRequest, Phase
@@ -23,10 +23,11 @@ from kinetic.backends.logreader import LogReader
 from kinetic.errors import KineticError, SubmitError
 from kinetic.job import paths
 from kinetic.job.logformat import LogChunk
-from kinetic.job.outcome import Outcome
-from kinetic.job.plan import Plan
 from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
+
+if TYPE_CHECKING:
+    from kinetic.job.plan import Plan
 
 QUICK_POLL_S = 0.004
 SLOW_POLL_S = 0.02
@@ -160,7 +161,10 @@ class LocalBackend:
 
     def _verdict(self, ref: JobRef) -> Phase | None:
         try:
-            outcome = Outcome.from_json(json.loads(self._store.get(paths.outcome(ref.job_id))))
+            data = self._store.get(paths.outcome(ref.job_id))
+            from kinetic.job.outcome import Outcome  # a list of running jobs does without
+
+            outcome = Outcome.from_json(json.loads(data))
         except LookupError:
             return None
         except (KineticError, ValueError):

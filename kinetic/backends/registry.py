@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kinetic.accelerators.topology import Topology
 from kinetic.backends.base import Backend
 from kinetic.config.settings import Setting, Settings, worker_environ
 from kinetic.errors import PreflightError, UsageError
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
+
+if TYPE_CHECKING:
+    from kinetic.accelerators.topology import Topology
 
 NAMES = ("gke", "pathways", "local", "ray")
 Maker = Callable[[Store], Backend]

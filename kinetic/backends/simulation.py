@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic.errors import InsufficientMemory
-from kinetic.job.plan import Plan
+
+if TYPE_CHECKING:
+    from kinetic.job.plan import Plan
 
 PLAIN_HOST_BYTES = 40 << 20
 """Agent and worker of a host that may not use JAX: measured 25-40 MiB of private memory."""

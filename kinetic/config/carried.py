@@ -7,14 +7,15 @@ Pure, save for a line in the log that names (never shows) what was captured.
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kinetic.errors import UsageError
-from kinetic.job import spec
 
-_log = logging.getLogger("kinetic.config")
+if TYPE_CHECKING:
+    import logging
+
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 _OF_THIS_MACHINE = """
@@ -46,20 +47,28 @@ def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
     Raises:
         UsageError: something in `names` is neither a name nor a prefix.
     """
+    from kinetic.job import spec  # like logging, only where something is captured: lists of jobs do without
+
     taken: dict[str, str] = {}
     for pattern in spec.patterns(names):
         taken |= _matching(pattern, environ)
     if taken:
-        _log.info("captured environment variables: %s", ", ".join(sorted(taken)))
+        _log().info("captured environment variables: %s", ", ".join(sorted(taken)))
     suspicious = sorted(filter(looks_secret, taken))
     if suspicious:
         _warn_once(", ".join(suspicious))
     return taken
 
 
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("kinetic.config")
+
+
 @functools.cache
 def _warn_once(names: str) -> None:
-    _log.warning(
+    _log().warning(
         "capture_env_vars takes %s, which looks like a secret: it travels apart from the plan, as secrets=[...] does.", names
     )
 

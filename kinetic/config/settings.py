@@ -3,7 +3,8 @@
 In: environment variables, arguments given in code (flags), a profile. Out: `Settings`, a frozen value that knows where each of
 its values came from. Called by remote, handle, the registry, the local backend and the CLI.
 
-A value is taken from the first of: flag, environment, profile, default. What a job may carry with it is decided in `carried`.
+A value is taken from the first of: flag, environment, profile, what other tools set, default. What a job may carry with it is
+decided in `carried`, what profiles there are in `profiles`; both are loaded only when there is something to read.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from kinetic.config import carried
 from kinetic.errors import UsageError
 
 Environ = Mapping[str, str]
@@ -23,7 +23,7 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it came from: "flag", "environment KINETIC_ZONE", "profile", "default"."""
+    """One value and where it came from: "flag", "environment KINETIC_ZONE", "profile dev", "default"."""
 
     value: Any
     source: str
@@ -36,7 +36,9 @@ class Settings:
     Attributes:
         home: root of the local store.
         cache_dir: what can be made again: hashes of source files.
-        project, zone, cluster, namespace, profile: which cluster; None when not set.
+        project, zone, cluster, namespace: which cluster; None when not set.
+        profile: which profile was read, if any.
+        profiles_file: where profiles are kept; None where there is no home folder.
         backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
         output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the job.
         base_image_repo: where prebuilt images come from.
@@ -45,6 +47,7 @@ class Settings:
         context_size_warn_mb, payload_size_warn_mb: warn when the source tree or the payload is larger.
         log_level: level that the CLI sets on the "kinetic" logger.
         no_tty_debug: allow debug=True without a terminal.
+        debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
         start_timeout_s: from submission until every host has joined.
         grace_s: between SIGTERM and SIGKILL when a job is stopped.
         preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
@@ -58,6 +61,7 @@ class Settings:
     cluster: str | None = None
     namespace: str | None = None
     profile: str | None = None
+    profiles_file: Path | None = None
     backend: str | None = None
     output_dir: str | None = None
     base_image_repo: str | None = None
@@ -67,6 +71,7 @@ class Settings:
     payload_size_warn_mb: float = 50.0
     log_level: str | None = None
     no_tty_debug: bool = False
+    debug_wait_s: float = 600.0
     start_timeout_s: float = 600.0
     grace_s: float = 5.0
     preload: str = "auto"
@@ -83,29 +88,62 @@ class Settings:
         return {name: s for name, s in named.items() if s.source != "environment GOOGLE_CLOUD_PROJECT"}
 
 
-@dataclass(frozen=True)
-class _Row:
-    """How one setting is read: its variables, first one first, and how text becomes a value."""
+class _Row(NamedTuple):
+    """How one setting is read: its variable, how text becomes a value, and a variable of other tools, which profiles outrank."""
 
-    variables: tuple[str, ...]
+    variable: str
     parse: Callable[[str, Any], Any]
+    fallback: str = ""
+
+
+class _Profile(NamedTuple):
+    """The profile that is read: what it says, and how people know it ("" when there is none)."""
+
+    values: Mapping[str, Any]
+    name: str = ""
+    source: str = ""
+
+
+_chosen: str | None = None
+
+
+def choose_profile(name: str | None) -> None:
+    """Read this profile from now on in this process, as `kinetic --profile NAME` asks; None for what the environment says."""
+    global _chosen
+    _chosen = name
+
+
+def chosen_profile(environ: Environ | None = None) -> Setting | None:
+    """Return the profile that a flag or the environment names, or None: then the one that the file calls current is read."""
+    env = os.environ if environ is None else environ
+    if _chosen is not None:
+        return Setting(_chosen, "flag")
+    return Setting(env["KINETIC_PROFILE"], "environment KINETIC_PROFILE") if env.get("KINETIC_PROFILE") else None
 
 
 def load(
     environ: Environ | None = None, flags: Mapping[str, Any] | None = None, profile: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Read all settings. Flags and profile entries that are None count as not given.
+    """Read all settings. Flags and profile entries that are None count as not given; `profile` stands in for the user's own.
 
     Raises:
-        UsageError: a value is malformed (the message names the variable), or a flag or profile entry has an unknown name.
+        UsageError: a value is malformed (the message names the variable), a flag or profile entry has an unknown name, or there
+            is no profile of the chosen name.
+        StoreError: the file of profiles is damaged or cannot be read.
     """
     env = os.environ if environ is None else environ
-    layers = (("flag", _known("flag", flags or {})), ("profile", _known("profile", profile or {})))
+    given = _known("flag", flags or {})
     found: dict[str, Setting] = {}
-    for name, row in _ROWS.items():
-        setting = _first(name, row, env, *layers)
+    place = _first("profiles_file", env, given, _Profile({})) or _profiles_place(env)
+    read = _Profile(_known("profile", profile)) if profile is not None else _read_profile(env, given, place)
+    for name in _ROWS:
+        setting = _first(name, env, given, read)
         if setting is not None:
             found[name] = setting
+    if place is not None:
+        found["profiles_file"] = Setting(_expanded(place.value, env), place.source)
+    if read.name:
+        found["profile"] = Setting(read.name, read.source)
     found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), "default"))
     found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), "default"))
     values = {name: s.value for name, s in found.items()}
@@ -121,28 +159,68 @@ def on_host(environ: Environ | None = None) -> bool:
 
 def captured(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
     """Return the variables that `capture_env_vars` selects; see `carried.captured`."""
+    from kinetic.config import carried
+
     return carried.captured(names, os.environ if environ is None else environ)
 
 
 def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
     """Return the values of the named secrets, or raise `UsageError`; see `carried.secret_values`."""
+    from kinetic.config import carried
+
     return carried.secret_values(names, os.environ if environ is None else environ)
 
 
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:
     """Return what a host on this machine inherits from the caller; see `carried.inherited`."""
+    from kinetic.config import carried
+
     return carried.inherited(os.environ if environ is None else environ)
 
 
-def _first(name: str, row: _Row, env: Environ, flag: tuple[str, Any], profile: tuple[str, Any]) -> Setting | None:
-    if flag[1].get(name) is not None:
-        return Setting(row.parse(f"{name}=", flag[1][name]), "flag")
-    for variable in row.variables:
-        if env.get(variable):
-            return Setting(row.parse(variable, env[variable]), f"environment {variable}")
-    if profile[1].get(name) is not None:
-        return Setting(row.parse(f"{name} in the profile", profile[1][name]), "profile")
+def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
+    row = _ROWS[name]
+    if flags.get(name) is not None:
+        return Setting(row.parse(f"{name}=", flags[name]), "flag")
+    if env.get(row.variable):
+        return Setting(row.parse(row.variable, env[row.variable]), f"environment {row.variable}")
+    if profile.values.get(name) is not None:
+        return Setting(row.parse(f"{name} in the profile", profile.values[name]), f"profile {profile.name}".rstrip())
+    if row.fallback and env.get(row.fallback):
+        return Setting(row.parse(row.fallback, env[row.fallback]), f"environment {row.fallback}")
     return None
+
+
+def _profiles_place(env: Environ) -> Setting | None:
+    """Where profiles are kept by default. Whoever has no home folder has no profiles either."""
+    config = env.get("XDG_CONFIG_HOME", "")
+    if not config.startswith("/") and not env.get("HOME"):
+        return None
+    return Setting(_xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json", "default")
+
+
+def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None) -> _Profile:
+    chosen = chosen_profile(env) if flags.get("profile") is None else Setting(flags["profile"], "flag")
+    path = "" if place is None else str(_expanded(place.value, env))
+    if chosen is None and not _exists(path):
+        return _Profile({})
+    from kinetic.config import profiles
+
+    kept = profiles.read(path)
+    if chosen is not None:
+        return _Profile(kept.get(str(chosen.value)), str(chosen.value), chosen.source)
+    return _Profile({}) if kept.current is None else _Profile(kept.get(kept.current), kept.current, "profiles file")
+
+
+def _exists(path: str) -> bool:
+    """Whether there may be something to read; whatever else is wrong with it is said by who reads it."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a path that is "" is no file; a Path of it would be this folder
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _known(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -219,23 +297,25 @@ def _one_of(*names: str) -> Callable[[str, Any], str]:
 
 
 _ROWS: dict[str, _Row] = {
-    "home": _Row(("KINETIC_HOME",), _path),
-    "cache_dir": _Row(("KINETIC_CACHE_DIR",), _path),
-    "project": _Row(("KINETIC_PROJECT", "GOOGLE_CLOUD_PROJECT"), _text),
-    "zone": _Row(("KINETIC_ZONE",), _text),
-    "cluster": _Row(("KINETIC_CLUSTER",), _text),
-    "namespace": _Row(("KINETIC_NAMESPACE",), _text),
-    "profile": _Row(("KINETIC_PROFILE",), _text),
-    "backend": _Row(("KINETIC_BACKEND",), _text),
-    "output_dir": _Row(("KINETIC_OUTPUT_DIR",), _text),
-    "base_image_repo": _Row(("KINETIC_BASE_IMAGE_REPO",), _text),
-    "package_root": _Row(("KINETIC_PACKAGE_ROOT",), _text),
-    "no_default_excludes": _Row(("KINETIC_NO_DEFAULT_EXCLUDES",), _flag),
-    "context_size_warn_mb": _Row(("KINETIC_CONTEXT_SIZE_WARN_MB",), _number),
-    "payload_size_warn_mb": _Row(("KINETIC_PAYLOAD_SIZE_WARN_MB",), _number),
-    "log_level": _Row(("KINETIC_LOG_LEVEL",), _text),
-    "no_tty_debug": _Row(("KINETIC_NO_TTY_DEBUG",), _flag),
-    "start_timeout_s": _Row(("KINETIC_START_TIMEOUT_S",), _positive),
-    "grace_s": _Row(("KINETIC_GRACE_S",), _number),
-    "preload": _Row(("KINETIC_PRELOAD",), _one_of("auto", "off")),
+    "home": _Row("KINETIC_HOME", _path),
+    "cache_dir": _Row("KINETIC_CACHE_DIR", _path),
+    "project": _Row("KINETIC_PROJECT", _text, fallback="GOOGLE_CLOUD_PROJECT"),
+    "zone": _Row("KINETIC_ZONE", _text),
+    "cluster": _Row("KINETIC_CLUSTER", _text),
+    "namespace": _Row("KINETIC_NAMESPACE", _text),
+    "profile": _Row("KINETIC_PROFILE", _text),
+    "profiles_file": _Row("KINETIC_PROFILES_FILE", _path),
+    "backend": _Row("KINETIC_BACKEND", _text),
+    "output_dir": _Row("KINETIC_OUTPUT_DIR", _text),
+    "base_image_repo": _Row("KINETIC_BASE_IMAGE_REPO", _text),
+    "package_root": _Row("KINETIC_PACKAGE_ROOT", _text),
+    "no_default_excludes": _Row("KINETIC_NO_DEFAULT_EXCLUDES", _flag),
+    "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", _number),
+    "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", _number),
+    "log_level": _Row("KINETIC_LOG_LEVEL", _text),
+    "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", _flag),
+    "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", _number),
+    "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", _positive),
+    "grace_s": _Row("KINETIC_GRACE_S", _number),
+    "preload": _Row("KINETIC_PRELOAD", _one_of("auto", "off")),
 }

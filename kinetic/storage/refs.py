@@ -6,7 +6,6 @@ In: a store, the beginning of an id. Out: `JobRef`s. Called by handle.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +14,6 @@ from kinetic.job import paths
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
 
-_log = logging.getLogger("kinetic.storage")
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _SHOWN = 5
 
@@ -71,7 +69,9 @@ def _readable(store: Store) -> Iterator[JobRef]:
         except NotFound:
             continue  # It was removed since it was listed.
         except CorruptRecord as damage:
-            _log.warning("%s is passed over: %s", key, damage)
+            import logging  # a list of sound references does without
+
+            logging.getLogger("kinetic.storage").warning("%s is passed over: %s", key, damage)
 
 
 def _read(store: Store, key: str) -> JobRef:
