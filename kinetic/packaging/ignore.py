@@ -5,6 +5,9 @@ In: the text of ignore files. Out: for each file or folder, whether a rule leave
 Two languages. `.gitignore` as git reads it (wildmatch: "*" stops at "/", "**" does not; nested files; the last rule that matches
 decides). `.kineticignore`, at the root only, as fnmatch reads it: against the path and against the name, "*" crosses "/". In both
 "#" starts a comment, a trailing "/" means folders only, a leading "!" keeps what an earlier rule leaves out.
+
+The rules of git are translated here and not by the pathspec package: version 1.1.1 of that disagrees with git on lists such as
+"*", "!*/", "!ab" (the test that asks git shows it), and it would add 30 ms to the first walk of a tree.
 """
 
 from __future__ import annotations
