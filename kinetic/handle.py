@@ -30,6 +30,9 @@ from kinetic.storage import refs
 from kinetic.storage.base import Store
 from kinetic.storage.open import open_store
 
+if TYPE_CHECKING:
+    from kinetic.debug import PortForward
+
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
 _TAIL_LINES = 60
@@ -174,6 +177,34 @@ class JobHandle(Generic[R_co]):
         if not kept:
             raise NotFound(f"{self.job_id} is not running, and no stacks were kept: they are when hang_timeout ends a job.")
         return kept
+
+    def debug_attach(self, local_port: int = 5678, working_dir: str | None = None) -> PortForward:
+        """Wait until the debugger of a debug job listens, bring it to a port of this machine, and say how to attach.
+
+        Args:
+            local_port: the port; 0 takes any free one.
+            working_dir: where the job's source is here; by default where it was sent from.
+
+        Returns:
+            What forwards the port, with `poll`, `wait` and `terminate` as a `subprocess.Popen` has them.
+
+        Raises:
+            UsageError: the job was not started with debug=True, or the port is taken.
+            NotFound: the job has ended.
+        """
+        from kinetic import debug
+
+        with self._interruptible():
+            forward = debug.attach(
+                self._place,
+                self._store,
+                self.ref,
+                local_port=local_port,
+                working_dir=working_dir,
+                ended=lambda: self.status().ended,
+            )
+        following.notice(forward.instructions, once=False)
+        return forward
 
     def processes(self) -> dict[str, Any]:
         """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents": {host: pid}}; else {}."""

@@ -80,7 +80,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         volumes: data at fixed paths (not in this version).
         spot: use preemptible machines.
         output_dir: where the function leaves files; `KINETIC_OUTPUT_DIR` in its environment.
-        debug: wait for a debugger (not in this version).
+        debug: start once a debugger has attached (`JobHandle.debug_attach`), or when `KINETIC_DEBUG_WAIT_TIMEOUT` has passed.
         name: what people see in lists of jobs; the function's name by default.
         slices: number of slices.
         timeout: seconds from the start of the function until the job is stopped.
@@ -182,7 +182,25 @@ class RemoteCallable(Generic[P, R]):
 
         if settings.on_host():
             return self.local(*args, **kwargs)
+        if self._options.debug:
+            return self._call_debugged(args, kwargs)
         return self.run_async(*args, **kwargs).result(stream_logs=True)
+
+    def _call_debugged(self, args: Any, kwargs: Any) -> R:
+        """Submit, bring the debugger to this machine, and wait: the function starts once somebody has attached."""
+        import contextlib
+        import sys
+
+        from kinetic import debug
+        from kinetic.config import settings
+        from kinetic.errors import NotFound
+
+        debug.check_terminal(has_terminal=bool(sys.stdin and sys.stdin.isatty()), allowed=settings.load().no_tty_debug)
+        handle = self.run_async(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(NotFound):  # It has ended before it could be debugged; its result tells why.
+                stack.callback(handle.debug_attach(debug.free_port()).terminate)
+            return handle.result(stream_logs=True)
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit and return at once; the job goes on without this process."""

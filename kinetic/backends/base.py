@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kinetic.job.logformat import LogChunk
     from kinetic.job.plan import Plan
 
+if TYPE_CHECKING:
+    import socket
+
 Document = dict[str, Any]
 
 
@@ -110,4 +113,26 @@ class Controls(Protocol):
 
     def control(self, ref: JobRef) -> ControlAddress | None:
         """Return the address of the job's coordinator, or None when the job is not running."""
+        ...
+
+
+@runtime_checkable
+class Tunnels(Protocol):
+    """Optional: a backend that can reach a port of a host (the debugger)."""
+
+    def open_port(self, ref: JobRef, host: int, port: int) -> socket.socket:
+        """Connect to a port of the loopback address of a running host.
+
+        Raises:
+            OSError: nothing listens there.
+        """
+        ...
+
+
+@runtime_checkable
+class Signals(Protocol):
+    """Optional: a backend that lets its caller sleep until a job ends, instead of asking again and again."""
+
+    def ending_fd(self, ref: JobRef) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None while there is none. The caller closes it."""
         ...

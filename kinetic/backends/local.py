@@ -27,6 +27,8 @@ from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
 
 if TYPE_CHECKING:
+    import socket
+
     from kinetic.job.plan import Plan
 
 QUICK_POLL_S = 0.004
@@ -47,15 +49,18 @@ class LocalBackend:
         *,
         available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
         unreachable_after_s: float = 30.0,
+        has_debugger: Callable[[], bool] = simulation.has_debugger,
     ) -> None:
         self._store = store
         self._environ = dict(worker_environ)
         self._available_memory_bytes = available_memory_bytes
+        self._has_debugger = has_debugger
         self._unreachable_after_s = unreachable_after_s
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold."""
         simulation.check_memory(plan, self._available_memory_bytes())
+        simulation.check_debugger(plan, installed=self._has_debugger)
 
     def render(self, plan: Plan) -> list[Document]:
         """One document: the gang."""
@@ -143,6 +148,12 @@ class LocalBackend:
         """Address of the coordinator of a running job."""
         told = self._supervisor(ref)
         return ControlAddress(told["target"], told["token"]) if told and self._is_supervised(ref) else None
+
+    def open_port(self, ref: JobRef, host: int, port: int) -> socket.socket:
+        """Connect to a port of a host, which is this machine."""
+        import socket
+
+        return socket.create_connection(("127.0.0.1", port))
 
     def processes(self, ref: JobRef) -> dict[str, Any]:
         """Process ids of a running job: {"supervisor": pid, "agents": {host: pid}}; {} when it is not running."""

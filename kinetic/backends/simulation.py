@@ -9,9 +9,11 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic.errors import InsufficientMemory
+from kinetic.errors import InsufficientMemory, PreflightError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kinetic.job.plan import Plan
 
 PLAIN_HOST_BYTES = 40 << 20
@@ -78,6 +80,23 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
         hosts=plan.hosts,
         hosts_that_fit=fit,
     )
+
+
+def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
+    """Refuse a debug job where there is no debugger.
+
+    Raises:
+        PreflightError: debugpy is missing.
+    """
+    if plan.debug and not installed():
+        raise PreflightError("debug=True needs debugpy on the hosts, here in this environment: pip install 'kinetic-sdk[debug]'.")
+
+
+def has_debugger() -> bool:
+    """Whether debugpy is installed here."""
+    from importlib.util import find_spec
+
+    return find_spec("debugpy") is not None
 
 
 def available_memory_bytes() -> int | None:

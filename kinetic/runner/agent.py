@@ -23,7 +23,7 @@ from kinetic.errors import KineticError
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport
 from kinetic.job.plan import Plan
-from kinetic.runner import processes, worker, workspace
+from kinetic.runner import debugger, processes, worker, workspace
 from kinetic.runner.channel import Channel, Message
 from kinetic.runner.ending import ending_of
 from kinetic.runner.identity import Identity
@@ -62,6 +62,7 @@ class Agent:
         self._started_at = 0.0
         self._view: HostView | None = None
         self._finished = False
+        self._gate = debugger.Gate(identity, plan, store, identity.debug_port) if plan.debug else None
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -150,6 +151,8 @@ class Agent:
             self._open_since = None
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_worker()
+        if self._gate is not None and self._gate.opens():
+            self._channel.send({"go": True})
         self._maybe_finish()
 
     def _patience(self) -> float:
@@ -158,6 +161,8 @@ class Agent:
             waits.append(self._open_since + OPEN_LINE_S - time.monotonic())
         if self._kill_at is not None:
             waits.append(self._kill_at - time.monotonic())
+        if self._gate is not None and self._gate.holds:
+            waits.append(debugger.LOOK_EVERY_S)
         return max(min(waits), 0.0)
 
     # -- what can happen -----------------------------------------------------------------------------------------------
@@ -184,6 +189,10 @@ class Agent:
         elif message["event"] == "started":
             self._state, self._started_at = "running", message["time"]
             self._mark = self._sample()
+        elif message["event"] in debugger.EVENTS and self._gate is not None:
+            self._gate.take(message, str(self._workspace.tree))
+            self._state = self._gate.state or "waiting"
+            self._link.beat_now()
         else:
             self._end = message
             self._state = "returned" if message["event"] == Exit.RETURNED else "running"
@@ -280,11 +289,12 @@ class Agent:
             "KINETIC_ATTEMPT": str(who.attempt),
             "KINETIC_OUTPUT_DIR": space.output_dir,
         }
+        debugging = debugger.ENVIRON if self._gate is not None else {}
         return {
             "payload": str(space.payload),
             "payload_digest": plan.payload.digest,
             "function": "" if space.function is None else str(space.function),
-            "env": dict(who.base_env) | world.environ() | own | plan.env | dict(who.secrets),
+            "env": dict(who.base_env) | world.environ() | own | debugging | plan.env | dict(who.secrets),
             "cwd": str(space.cwd),
             "sys_path": list(space.sys_path),
             "scratch": str(space.root),
@@ -293,6 +303,7 @@ class Agent:
             "name": plan.name,
             "tree": str(space.tree),
             "client_root": plan.client_root,
+            "debugger": None if self._gate is None else self._gate.start_message(),
         }
 
     def _kill_worker(self) -> None:
@@ -348,6 +359,8 @@ class Agent:
         oom = processes.out_of_memory_kills() > self._oom_before
         report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, oom_killed=oom)
         self._report = self._with_artifacts(report)
+        if self._gate is not None:
+            self._gate.close()
         data = self._report.to_json()
         with contextlib.suppress(KineticError):  # The coordinator gets it as well; one of the two is enough.
             import json

@@ -31,6 +31,7 @@ class Identity:
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
+        debug_port: where the debugger of a debug job listens; 0 for any free port.
         unreachable_after_s: how long the coordinator may be out of reach before the worker is ended.
     """
 
@@ -47,6 +48,7 @@ class Identity:
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
+    debug_port: int = 0
     unreachable_after_s: float = 30.0
 
 
@@ -70,6 +72,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             simulated=env.get("KINETIC_SIMULATED") == "1",
             attempt=int(env.get("KINETIC_ATTEMPT", "1")),
             base_env={k: v for k, v in env.items() if k != "KINETIC_TOKEN"},
+            debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
             unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "30")),
         )
     except KeyError as error:

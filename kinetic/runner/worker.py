@@ -53,6 +53,7 @@ class Start:
         name: of the function, for people.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
+        debugger: port and window of the job's debugger, or None when nobody debugs.
     """
 
     payload: str
@@ -67,6 +68,7 @@ class Start:
     name: str
     tree: str
     client_root: str
+    debugger: dict[str, Any] | None = None
 
 
 class _Ended(Exception):
@@ -182,6 +184,7 @@ def _wind_down(world: jaxworld.World, *, leave: bool) -> int:
 def _attempt(channel: Channel, start: Start) -> Message:
     try:
         func, args, kwargs = _prepare(start)
+        _meet_debugger(channel, start)
         channel.send({"event": "started", "time": time.time()})
         value = _call(func, args, kwargs, start)
         return _returned(value, start)
@@ -207,9 +210,34 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | _describe(error, start)) from error
     try:
-        return payload.unpack(data, function)
+        return payload.unpack(data, function, source_map=_source_map(start))
     except Exception as error:
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | _describe(error, start)) from error
+
+
+def _source_map(start: Start) -> tuple[str, str] | None:
+    """Where code that travelled by value shall say that it comes from: the tree on this host, for a debugger and for tracebacks.
+
+    Where the caller's own files are at hand their names stay, so that all hosts of a simulated slice run the same code.
+    """
+    is_leader = start.world["process"] == 0
+    wanted = start.client_root and ((start.debugger and is_leader) or not Path(start.client_root).is_dir())
+    return (start.client_root, start.tree) if wanted else None
+
+
+def _meet_debugger(channel: Channel, start: Start) -> None:
+    """In a debug job: the leader waits for a debugger, the other hosts for the leader."""
+    if start.debugger is None:
+        return
+    from kinetic.runner import debugger
+
+    try:
+        if start.world["process"] == 0:
+            debugger.serve(channel, **start.debugger)
+        else:
+            debugger.hold(channel)
+    except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped meanwhile.
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
 
 
 def _enter(start: Start, captured: dict[str, str]) -> None:

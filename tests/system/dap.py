@@ -1,0 +1,85 @@
+"""A debugger's side of a conversation with debugpy: the Debug Adapter Protocol over a socket, as an editor speaks it.
+
+In: a port, requests. Out: responses and events. Used by the tests of debugging.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+PATIENCE_S = 60.0
+
+
+class Editor:
+    """Attaches, sets breakpoints, looks at variables, lets go."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self._file = self._socket.makefile("rb")
+        self._sent = 0
+        self._seen: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Editor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def send(self, command: str, **arguments: Any) -> int:
+        self._sent += 1
+        body = json.dumps({"seq": self._sent, "type": "request", "command": command, "arguments": arguments}).encode()
+        self._socket.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        return self._sent
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        return self.answer(self.send(command, **arguments))
+
+    def answer(self, number: int) -> dict[str, Any]:
+        found = self._next(lambda m: m["type"] == "response" and m["request_seq"] == number)
+        assert found["success"], found
+        return found.get("body") or {}
+
+    def event(self, name: str) -> dict[str, Any]:
+        return self._next(lambda m: m["type"] == "event" and m["event"] == name).get("body") or {}
+
+    def attach(self, configuration: dict[str, Any], breakpoints: dict[str, list[int]]) -> dict[str, list[bool]]:
+        """The whole opening of a session; returns which breakpoints were taken."""
+        self.ask("initialize", adapterID="test", clientID="test", linesStartAt1=True, pathFormat="path")
+        attach = self.send("attach", **configuration)
+        self.event("initialized")
+        taken = {}
+        for file, lines in breakpoints.items():
+            body = self.ask("setBreakpoints", source={"path": file}, breakpoints=[{"line": line} for line in lines])
+            taken[file] = [b["verified"] for b in body["breakpoints"]]
+        self.ask("configurationDone")
+        self.answer(attach)
+        return taken
+
+    def stopped(self) -> tuple[int, list[dict[str, Any]]]:
+        """Wait for a stop; return the thread and its frames, innermost first."""
+        thread = self.event("stopped")["threadId"]
+        return thread, self.ask("stackTrace", threadId=thread)["stackFrames"]
+
+    def value(self, expression: str, frame: dict[str, Any]) -> str:
+        return self.ask("evaluate", expression=expression, frameId=frame["id"], context="repl")["result"]
+
+    def _next(self, wanted: Any) -> dict[str, Any]:
+        for at, message in enumerate(self._seen):
+            if wanted(message):
+                return self._seen.pop(at)
+        while True:
+            message = self._read()
+            if wanted(message):
+                return message
+            self._seen.append(message)
+
+    def _read(self) -> dict[str, Any]:
+        length = 0
+        while line := self._file.readline().strip():
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        assert length, "the debug adapter has hung up"
+        return json.loads(self._file.read(length))
