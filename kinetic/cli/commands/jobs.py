@@ -31,6 +31,7 @@ _COMMANDS = {
     "result": Lazy(f"{_HERE}.reading:result", "Wait for a job and print the value that it returned."),
     "wait": Lazy(f"{_HERE}.reading:wait", "Wait for a job and exit with 0 if it succeeded."),
     "stacks": Lazy(f"{_HERE}.keeping:stacks", "Show where the Python code of a running job stands."),
+    "debug": Lazy(f"{_HERE}.debugging:debug", "Attach a debugger to a job that was started with debug=True."),
     "cancel": Lazy(f"{_HERE}.keeping:cancel", "Stop jobs."),
     "cleanup": Lazy(f"{_HERE}.keeping:cleanup", "Remove what jobs hold and what they left in the store."),
     "prune": Lazy(f"{_HERE}.keeping:prune", "Remove the records of jobs that ended long ago."),
