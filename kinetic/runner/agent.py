@@ -37,7 +37,7 @@ OPEN_LINE_S = 0.05
 STOPPED_GRACE_S = 1.0
 """A host stopped because of another one gets this long at most: it is often stuck in native code and cannot react."""
 PIPE_BYTES = 1 << 20
-_OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py)", line')
+_OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py|.*/(site|dist)-packages/debugpy/.*)", line')
 
 
 class Agent:
@@ -325,6 +325,8 @@ class Agent:
             if size == last > before:
                 break
         text = os.pread(self._stacks_fd, size - before, before).decode(errors="replace")
+        if self._started and self._plan.client_root:  # Each host has a tree of its own; named as the caller knows them, equal stacks are equal.
+            text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
         self._stacks_text = "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
         return self._stacks_text
 

@@ -68,7 +68,7 @@ def stacks(desk: Desk, /, *, job_id: str, as_json: bool) -> int:
     if as_json:
         output.json_document({str(host): stack for host, stack in found.items()})
     else:
-        output.line(_grouped(found))
+        output.line(_grouped(found).rstrip())
     return exit_codes.OK
 
 
