@@ -325,7 +325,7 @@ class Agent:
             if size == last > before:
                 break
         text = os.pread(self._stacks_fd, size - before, before).decode(errors="replace")
-        if self._started and self._plan.client_root:  # Each host has a tree of its own: as the caller names them, files are equal.
+        if self._started and self._plan.client_root:  # Each host has a tree of its own; the caller's names are equal.
             text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
         self._stacks_text = "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
         return self._stacks_text
