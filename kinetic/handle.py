@@ -13,11 +13,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from kinetic import following
 from kinetic.backends import registry
-from kinetic.backends.base import Backend, Controls, LogRequest, Phase
+from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic.config import settings as configuration
 from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UsageError, UsageTypeError, WaitTimeout
 from kinetic.following import Finished, OnStatus, Printer, StatusWatch
@@ -126,6 +127,16 @@ class JobHandle(Generic[R_co]):
     def outcome(self) -> Outcome | None:
         """Return the verdict over all hosts, or None while the job goes on."""
         return following.settle(self._place, self._store, self.ref, time.time())
+
+    def ending_fd(self) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None where there is none. The caller closes it."""
+        return self._place.ending_fd(self.ref) if isinstance(self._place, Signals) else None
+
+    def grouped(self, group_id: str, index: int) -> JobHandle[R_co]:
+        """Make the job the member of a batch; return its handle as such."""
+        ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
+        self._store.put(paths.ref(self.job_id), json.dumps(ref.to_json(), indent=1).encode())
+        return JobHandle(ref, self._backend, self._store)
 
     def logs(self, follow: bool = False, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str | None:
         """Return what a host printed so far; with `follow`, print it as it comes until the job ends, and return None.

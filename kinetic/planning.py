@@ -103,12 +103,14 @@ class Frame:
     captured: Mapping[str, str] = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
 
-    def planned(self, packed: Packed, *, function: bytes = b"", **changes: Any) -> Planned:
-        """Complete the plan with a pickled call, and with what else this call has of its own."""
+    def planned(self, packed: Packed, *, function: Packed | None = None, **changes: Any) -> Planned:
+        """Complete the plan with a pickled call, with its function where that is apart, and with what else this call has."""
         project, bundle = self.project, self.bundle
+        shared = b"" if function is None else function.data
         plan = dataclasses.replace(
             self.draft,
             payload=Blob(packed.digest, packed.size_bytes),
+            function=None if function is None else Blob(function.digest, function.size_bytes),
             versions=packed.versions,
             tree=None if bundle is None else bundle.tree,
             entry_rel=project.entry_rel,
@@ -117,7 +119,7 @@ class Frame:
             client_root="" if project.root is None else str(project.root),
             **changes,
         )
-        return Planned(plan, packed.data, bundle, self.secrets, _warnings(plan, bundle, self.settings), function)
+        return Planned(plan, packed.data, bundle, self.secrets, _warnings(plan, bundle, self.settings), shared)
 
 
 def frame(

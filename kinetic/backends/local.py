@@ -10,8 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import select
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic.backends import simulation
 from kinetic.backends.base import ControlAddress, Document, LogRequest, Phase
-from kinetic.backends.logreader import LogReader
 from kinetic.errors import KineticError, SubmitError
 from kinetic.job import paths
-from kinetic.job.logformat import LogChunk
 from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a list of running jobs does without these, and without what is imported in functions
+    from kinetic.backends.logreader import LogReader
+    from kinetic.job.logformat import LogChunk
     import socket
 
     from kinetic.job.plan import Plan
@@ -136,6 +134,8 @@ class LocalBackend:
 
     def cancel(self, ref: JobRef) -> None:
         """Ask the supervisor to stop the gang."""
+        import signal
+
         pid = self._supervisor_pid(ref)
         if pid is not None and self._is_supervised(ref):
             with contextlib.suppress(ProcessLookupError):
@@ -162,12 +162,20 @@ class LocalBackend:
             return {}
         return {"supervisor": told["pid"], "agents": {int(host): pid for host, pid in told["agents"].items()}}
 
+    def ending_fd(self, ref: JobRef) -> int | None:
+        """A descriptor of the supervisor's process."""
+        watch = _SupervisorWatch(self._folder(ref))
+        watch.open()
+        return watch.fd if watch.fd >= 0 else None
+
     # -- the job's folder ----------------------------------------------------------------------------------------------
 
     def _folder(self, ref: JobRef) -> Path:
         return self._store.path(f"{paths.job(ref.job_id)}/local")
 
     def _reader(self, ref: JobRef, host: int) -> LogReader:
+        from kinetic.backends.logreader import LogReader
+
         return LogReader(host, self._store.path(paths.log(ref.job_id, host)), self._store.path(paths.log_index(ref.job_id, host)))
 
     def _verdict(self, ref: JobRef) -> Phase | None:
@@ -206,29 +214,31 @@ class _SupervisorWatch:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pidfd = -1
+        self.fd = -1
 
     def is_alive(self) -> bool:
         return _is_locked(self._folder / "lock")
 
     def wait(self, timeout_s: float) -> None:
         """Sleep, but not past the supervisor's end."""
-        if self._pidfd < 0:
-            self._open()
-        if self._pidfd < 0:
+        import select
+
+        if self.fd < 0:
+            self.open()
+        if self.fd < 0:
             time.sleep(timeout_s)
         else:
-            select.select([self._pidfd], [], [], timeout_s)
+            select.select([self.fd], [], [], timeout_s)
 
-    def _open(self) -> None:
+    def open(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):  # AttributeError: not on every system.
             pid = int(json.loads((self._folder / "supervisor.json").read_bytes())["pid"])
             if self.is_alive():
-                self._pidfd = os.pidfd_open(pid)
+                self.fd = os.pidfd_open(pid)
 
     def close(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 def _is_locked(path: Path) -> bool:

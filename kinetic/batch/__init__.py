@@ -1,0 +1,1 @@
+"""One function over many inputs: submitted, watched and collected together."""

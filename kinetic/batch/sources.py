@@ -1,0 +1,89 @@
+"""Where the jobs of a batch come from: a function that is packaged once for all of them, or one that submits by itself.
+
+In: calls, ids. Out: handles of submitted jobs. Called by `crew`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kinetic import submission
+from kinetic.backends.base import Backend
+from kinetic.batch.inputs import Call
+from kinetic.errors import UsageTypeError
+from kinetic.handle import JobHandle
+from kinetic.packaging.payload import CallSeries
+from kinetic.planning import Frame, Planned
+from kinetic.storage.base import Store
+
+
+class Source(Protocol):
+    """Submits one input of a batch.
+
+    Attributes:
+        known_ids: whether jobs get the ids that they are given.
+        threads: how many inputs may be submitted at the same time.
+    """
+
+    known_ids: bool
+    threads: int
+
+    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+        """Submit; an exception says that this input cannot be."""
+        ...
+
+
+class Packaged:
+    """Calls of one decorated function: its source tree is walked once, and it is pickled once."""
+
+    known_ids = True
+    threads = 1
+    """One process starts the jobs of this machine, one after the other."""
+
+    def __init__(self, calls: Sequence[Call], func: Callable[..., Any], about: Frame, backend: Backend, store: Store) -> None:
+        self._calls = calls
+        self._about = about
+        self._backend = backend
+        self._store = store
+        self._series = CallSeries(func, env_vars=about.captured, project_root=about.project.root)
+
+    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+        """Pickle the arguments, and create the job."""
+        planned = self.planned(group_id, index, job_id)
+        return JobHandle(submission.submit(planned, self._backend, self._store), self._backend, self._store)
+
+    def planned(self, group_id: str, index: int, job_id: str) -> Planned:
+        """Plan one call: with arguments, an id and a folder for files of its own."""
+        call, folder = self._calls[index], self._about.draft.output_dir
+        return self._about.planned(
+            self._series.pack(call.args, call.kwargs),
+            function=self._series.function,
+            job_id=job_id,
+            created_at=time.time(),
+            output_dir=None if folder is None else f"{folder.rstrip('/')}/{index}",
+            labels={"group_id": group_id, "group_kind": "map", "group_index": str(index)},
+        )
+
+
+class Called:
+    """Calls of any function that returns a job's handle."""
+
+    known_ids = False
+
+    def __init__(self, calls: Sequence[Call], func: Callable[..., Any], *, threads: int) -> None:
+        self._calls = calls
+        self._func = func
+        self.threads = threads
+
+    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+        """Call the function."""
+        call = self._calls[index]
+        handle = self._func(*call.args, **call.kwargs)
+        if not isinstance(handle, JobHandle):
+            raise UsageTypeError(
+                f"The function that submits must return a job's handle; it returned a {type(handle).__name__}. "
+                "Pass a function decorated with @kinetic.run, or its run_async."
+            )
+        return handle.grouped(group_id, index)
