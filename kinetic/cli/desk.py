@@ -116,9 +116,11 @@ def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
 
 
 def _open(given: Desk | None, flags: Mapping[str, str | None]) -> Desk:
-    """Return `given`, or the desk that settings and flags describe."""
-    if given is not None:
-        return given
+    return configured(flags) if given is None else given
+
+
+def configured(flags: Mapping[str, str | None]) -> Desk:
+    """Return the desk that settings and flags describe."""
     from kinetic.config import settings as configuration
     from kinetic.storage.open import open_store
 

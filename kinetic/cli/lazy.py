@@ -1,14 +1,18 @@
-"""Groups of commands whose modules are imported only when the command is used.
+"""Groups of commands whose modules are imported only when the command is used, and what a shell offers only when it asks.
 
-In: names of commands with the place of their code and one line of help. Out: click groups. Called by `main` and the jobs group.
+In: names of commands with the place of their code and one line of help. Out: click groups. Called by `main` and by commands.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Lazy(NamedTuple):
@@ -43,6 +47,13 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands without importing them."""
+        from click.shell_completion import CompletionItem
+
+        begun = [CompletionItem(name, help=entry.help) for name, entry in self.lazy.items() if name.startswith(incomplete)]
+        return begun + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
@@ -53,6 +64,18 @@ class LazyGroup(click.Group):
         if args and args[0] not in self.lazy and not args[0].startswith("-"):
             raise click.UsageError(_unknown(args[0], tuple(self.lazy)), ctx)
         return super().resolve_command(ctx, args)
+
+
+def suggested(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """Return what an option or an argument offers to a shell: a function of `suggestions`, imported when the shell asks."""
+
+    def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from kinetic.cli import suggestions
+
+        words: list[Any] = getattr(suggestions, what)(ctx, param, incomplete)
+        return words
+
+    return offer
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:

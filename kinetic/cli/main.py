@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from kinetic.cli import exit_codes, output
-from kinetic.cli.lazy import Lazy, LazyGroup
+from kinetic.cli.lazy import Lazy, LazyGroup, suggested
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ _COMMANDS = {
     "run": Lazy("kinetic.cli.commands.run:run", "Run a script, a module or a command on an accelerator slice."),
     "jobs": Lazy("kinetic.cli.commands.jobs:jobs", "List jobs, read their logs and results, stop and remove them."),
     "accelerators": Lazy("kinetic.cli.commands.accelerators:accelerators", "List the accelerators that can be asked for."),
+    "profile": Lazy("kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."),
+    "config": Lazy("kinetic.cli.commands.config:config", "Show every setting and where its value comes from."),
+    "completion": Lazy("kinetic.cli.commands.completion:completion", "Print what makes a shell complete `kinetic` commands."),
 }
 
 _EPILOG = (
@@ -43,6 +46,7 @@ Examples:
   kinetic run -a cpu --detach -- make evaluate
   kinetic jobs list
   kinetic jobs logs -f job-1a2b
+  kinetic --profile staging jobs list
 """
 
 
@@ -53,9 +57,18 @@ Examples:
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.option(
+    "--profile", metavar="NAME", shell_complete=suggested("profiles"), help="Use this profile instead of the current one."
+)
 @click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
-def root() -> None:
+@click.pass_context
+def root(ctx: click.Context, /, *, profile: str | None) -> None:
     """All commands."""
+    if profile is not None:
+        from kinetic.config import settings
+
+        settings.choose_profile(profile)
+        ctx.call_on_close(lambda: settings.choose_profile(None))
 
 
 def main() -> NoReturn:
@@ -126,6 +139,6 @@ def _debugging() -> bool:
     from kinetic.errors import UsageError
 
     try:
-        return (settings.load().log_level or "").upper() == "DEBUG"
+        return (settings.load(profile={}).log_level or "").upper() == "DEBUG"
     except UsageError:  # a malformed setting may be the very problem that is being told
         return False

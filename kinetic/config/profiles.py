@@ -159,7 +159,7 @@ def _profiles(document: Mapping[str, Any]) -> Profiles:
     if not isinstance(told, dict) or not all(isinstance(values, dict) for values in told.values()):
         raise CorruptRecord('"profiles" must be an object of objects.')
     by_name = {check_name(name): _checked(name, values) for name, values in told.items()}
-    if current is not None and current not in by_name:
+    if current is not None and (not isinstance(current, str) or current not in by_name):
         raise CorruptRecord(f"the current profile {current!r} is not in it.")
     return Profiles(by_name, current)
 

@@ -151,6 +151,24 @@ def load(
     return Settings(**values | folders, sources={name: s.source for name, s in found.items()})
 
 
+def names() -> tuple[str, ...]:
+    """Return the names of all settings."""
+    return tuple(_ROWS)
+
+
+def profiles_file(environ: Environ | None = None) -> Path:
+    """Return where profiles are kept, without reading them.
+
+    Raises:
+        UsageError: nothing says where.
+    """
+    env = os.environ if environ is None else environ
+    place = _first("profiles_file", env, {}, _Profile({})) or _profiles_place(env)
+    if place is None:
+        raise UsageError("There is no place for profiles: set HOME, or KINETIC_PROFILES_FILE to a file.")
+    return _expanded(place.value, env)
+
+
 def on_host(environ: Environ | None = None) -> bool:
     """Whether this process is the worker of a job: a decorated function called there runs its body."""
     env = os.environ if environ is None else environ

@@ -6,8 +6,10 @@ In: keys with "/" between parts, bytes. Out: bytes. Called by submission, runner
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Store(Protocol):

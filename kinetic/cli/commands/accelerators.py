@@ -11,6 +11,7 @@ import click
 
 from kinetic.accelerators.topology import Topology
 from kinetic.cli import output
+from kinetic.cli.lazy import suggested
 from kinetic.cli.options import json_option
 
 _COLUMNS = ("NAME", "KIND", "CHIPS", "HOSTS", "CHIPS/HOST", "SHAPE", "MACHINE TYPE")
@@ -31,7 +32,7 @@ Examples:
 
 @click.command("accelerators", help=_HELP, short_help="List the accelerators that can be asked for.")
 @json_option
-@click.argument("words", metavar="[FILTER]", required=False)
+@click.argument("words", metavar="[FILTER]", required=False, shell_complete=suggested("accelerators"))
 def accelerators(words: str | None, as_json: bool) -> None:
     """Print the catalog, or the part of it that matches."""
     rows = _matching(words)

@@ -11,7 +11,7 @@ import click
 
 from kinetic.cli import output, text
 from kinetic.cli.desk import UNKNOWN, Desk, with_desk
-from kinetic.cli.lazy import Lazy, LazyGroup
+from kinetic.cli.lazy import Lazy, LazyGroup, suggested
 from kinetic.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _cells(ref: JobRef, state: str, now: float) -> tuple[str, ...]:
 @click.command("status", help=_STATUS_HELP)
 @json_option
 @with_desk
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = desk.find(job_id)

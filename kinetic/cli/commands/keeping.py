@@ -12,6 +12,7 @@ import click
 
 from kinetic.cli import exit_codes, output, text
 from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.lazy import suggested
 from kinetic.cli.options import DURATION, json_option, yes_option
 from kinetic.errors import KineticError
 from kinetic.job.ref import JobRef
@@ -61,7 +62,7 @@ Examples:
 @click.command("stacks", help=_STACKS_HELP)
 @json_option
 @with_desk
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=suggested("running_jobs"))
 def stacks(desk: Desk, /, *, job_id: str, as_json: bool) -> int:
     """Print the stacks of all hosts."""
     found = desk.handle(job_id).stacks()
@@ -82,7 +83,7 @@ def _grouped(stacks_by_host: dict[int, str]) -> str:
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @with_desk
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=suggested("running_jobs"))
 def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, cleanup_poll_interval: float) -> None:
     """Ask jobs to stop."""
     for ref in _all(desk, job_ids):
@@ -99,7 +100,7 @@ def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, c
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @with_desk
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=suggested("jobs"))
 def cleanup(
     desk: Desk,
     /,

@@ -11,6 +11,7 @@ import click
 
 from kinetic.cli import exit_codes, output
 from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.lazy import suggested
 from kinetic.cli.options import DURATION, json_option
 from kinetic.cli.prefix import Prefixer
 from kinetic.errors import UsageError
@@ -62,7 +63,7 @@ Examples:
 @click.option("--all-hosts", is_flag=True, help='All hosts; each line starts with "[host N] ".')
 @click.option("--timestamps", is_flag=True, help="Start each line with the time at which it was printed (UTC).")
 @with_desk
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def logs(
     desk: Desk,
     /,
@@ -98,7 +99,7 @@ def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
 )
 @json_option
 @with_desk
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
     """Wait for the end."""
     handle = desk.handle(job_id)
@@ -122,7 +123,7 @@ def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) ->
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @json_option
 @with_desk
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def result(
     desk: Desk,
     /,

@@ -16,6 +16,7 @@ from kinetic.cli import exit_codes, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.reading import tell_failure
 from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.lazy import suggested
 from kinetic.cli.options import ASSIGNMENT, DURATION
 from kinetic.cli.program import Kind, Program
 from kinetic.errors import UsageError
@@ -39,6 +40,8 @@ Examples:
 """
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from kinetic.handle import JobHandle
     from kinetic.job.outcome import Outcome
 
@@ -55,6 +58,14 @@ class _RunCommand(click.Command):
         """Show that a program follows the options."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] {SCRIPT | -m MODULE | -- CMD} [ARGS]...")
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer options, or files: a program and its arguments are words that only it knows."""
+        from click.shell_completion import CompletionItem
+
+        if ctx.meta.get("kinetic.program") is None and incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(incomplete, type="file")]
+
     def _value_options(self) -> set[str]:
         takers = (p for p in self.params if isinstance(p, click.Option) and not p.is_flag and not p.count)
         return {name for option in takers for name in (*option.opts, *option.secondary_opts)}
@@ -62,7 +73,12 @@ class _RunCommand(click.Command):
 
 @click.command("run", cls=_RunCommand, help=_HELP, short_help="Run a script, a module or a command on an accelerator slice.")
 @click.option(
-    "--accelerator", "-a", metavar="NAME", required=True, help="The slice, for example tpu-v6e-16; see `kinetic accelerators`."
+    "--accelerator",
+    "-a",
+    metavar="NAME",
+    required=True,
+    shell_complete=suggested("accelerators"),
+    help="The slice, for example tpu-v6e-16; see `kinetic accelerators`.",
 )
 @click.option("--env", metavar="NAME=VALUE", type=ASSIGNMENT, multiple=True, help="Set a variable for the program. Repeatable.")
 @click.option(

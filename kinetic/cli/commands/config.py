@@ -1,0 +1,60 @@
+"""`kinetic config`: every setting, and where its value comes from.
+
+In: flags. Out: a table or JSON. Called by `main`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.options import json_option
+from kinetic.config import settings as configuration
+
+_COLUMNS = ("SETTING", "VALUE", "SOURCE")
+_PLACES = ("project", "zone", "cluster", "namespace")
+
+_HELP = """Show every setting and where its value comes from.
+
+The first of these that says something counts: an option (or an argument of kinetic.run), a KINETIC_ variable, the profile in use,
+the default.
+
+\b
+Examples:
+  kinetic config
+  kinetic --profile staging config show
+  kinetic config --json
+"""
+
+
+def _place_options(command: Any) -> Any:
+    for name in reversed(_PLACES):
+        command = click.option(f"--{name}", metavar="NAME", help=f"As if this {name} had been given.")(command)
+    return command
+
+
+@click.command("config", help=_HELP, short_help="Show every setting and where its value comes from.")
+@_place_options
+@json_option
+@click.argument("what", metavar="[show]", type=click.Choice(["show"]), required=False)
+def config(what: str | None, as_json: bool, **flags: str | None) -> None:
+    """Print all settings."""
+    known = configuration.load(flags=flags)
+    found = {name: known.setting(name) for name in configuration.names()}
+    if as_json:
+        return output.json_document({name: {"value": _plain(s.value), "source": s.source} for name, s in found.items()})
+    return output.table(_COLUMNS, [(name, _shown(s.value), s.source) for name, s in found.items()], cut="VALUE")
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

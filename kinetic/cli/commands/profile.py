@@ -1,0 +1,226 @@
+"""`kinetic profile`: named clusters, and which one is in use.
+
+In: names, and what names a cluster. Out: the changed file of profiles; tables or JSON. Called by `main`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kinetic.cli import output, text
+from kinetic.cli.lazy import suggested
+from kinetic.cli.options import json_option, yes_option
+from kinetic.config import profiles, settings
+from kinetic.config.profiles import FIELDS, Profiles
+from kinetic.errors import UsageError
+
+_COLUMNS = ("", "NAME", *map(str.upper, FIELDS))
+_ORDER = ("create", "ls", "use", "unset", "show", "rm")
+
+_GROUP_HELP = """Name clusters, and choose which one is in use.
+
+A profile says project, zone, cluster and namespace under one name. What a flag or a KINETIC_ variable says goes first.
+Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where that is.
+
+\b
+Examples:
+  kinetic profile create dev --project my-project --zone us-central2-b --cluster dev
+  kinetic profile use dev
+  kinetic --profile staging jobs list      for one command
+"""
+
+_CREATE_HELP = """Make a profile. The first one is in use at once.
+
+What no option says is taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER and KINETIC_NAMESPACE. Without any option,
+and on a terminal, what is still missing is asked for.
+
+\b
+Examples:
+  kinetic profile create dev --project my-project --zone us-central2-b --cluster dev
+  kinetic profile create dev --project other-project --force      replace it
+"""
+
+_LS_HELP = """List the profiles. The one in use has a star.
+
+\b
+Examples:
+  kinetic profile ls
+  kinetic profile ls --json
+"""
+
+_USE_HELP = """Use a profile from now on.
+
+\b
+Example:
+  kinetic profile use dev
+"""
+
+_UNSET_HELP = """Use no profile any more. The profiles stay.
+
+\b
+Example:
+  kinetic profile unset
+"""
+
+_SHOW_HELP = """Show what a profile says; without NAME, the one in use.
+
+\b
+Examples:
+  kinetic profile show
+  kinetic profile show dev --json
+"""
+
+_RM_HELP = """Remove a profile. If it is in use, none is in use after that.
+
+\b
+Example:
+  kinetic profile rm dev --yes
+"""
+
+
+class _Ordered(click.Group):
+    """Commands in the order in which people need them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in _ORDER if name in self.commands]
+
+
+@click.group(cls=_Ordered, help=_GROUP_HELP, short_help="Name clusters, and choose which one is in use.")
+def profile() -> None:
+    """Commands about profiles."""
+
+
+def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name in reversed(FIELDS):
+        command = click.option(f"--{name}", metavar="NAME", help=f"The {name} that it names.")(command)
+    return command
+
+
+@profile.command("create", help=_CREATE_HELP, short_help="Make a profile.")
+@click.argument("name", required=False)
+@_field_options
+@click.option("--force", is_flag=True, help="Replace the profile of this name.")
+def create(name: str | None, force: bool, **given: str | None) -> None:
+    """Write one more profile."""
+    place = settings.profiles_file()
+    name = profiles.check_name(name or _asked("Name of the profile", "the NAME"))
+    if name in profiles.read(place).by_name and not force:  # before anything is asked
+        raise UsageError(f"There is a profile {name!r} already. Choose another name, or replace it with --force.")
+    values = _complete(given)
+    kept = profiles.change(place, lambda before: before.added(name, values, force=force))
+    output.line(f"Profile {name} is kept in {place}" + (" and in use." if kept.current == name else "."))
+    if kept.current != name:
+        output.notice(f"To use it: kinetic profile use {name}")
+
+
+def _complete(given: dict[str, str | None]) -> dict[str, str]:
+    """What options say, then the environment, then the person at the terminal."""
+    known = settings.load(flags=given, profile={})
+    ours = ("flag", "environment KINETIC_")
+    values = {n: str(s.value) for n in FIELDS if (s := known.setting(n)).value and s.source.startswith(ours)}
+    if sys.stdin.isatty() and not any(given.values()):
+        for name in FIELDS:
+            values[name] = values.get(name) or click.prompt(
+                f"{name.capitalize()} (empty for none)", default="", show_default=False
+            )
+    values = {name: value.strip() for name, value in values.items() if value.strip()}
+    if not values:
+        raise UsageError("A profile says at least one of --project, --zone, --cluster and --namespace.")
+    return values
+
+
+def _asked(question: str, missing: str) -> str:
+    if not sys.stdin.isatty():
+        raise UsageError(f"{missing} is missing: kinetic profile create NAME --project … --zone … --cluster …")
+    return str(click.prompt(question))
+
+
+@profile.command("ls", help=_LS_HELP, short_help="List the profiles.")
+@json_option
+def ls(as_json: bool) -> None:
+    """Print one line for each profile."""
+    kept = profiles.read(settings.profiles_file())
+    used = _used(kept)
+    if as_json:
+        rows = [{"name": name, "in_use": name == used, **kept.by_name[name]} for name in sorted(kept.by_name)]
+        return output.json_document(rows)
+    if not kept.by_name:
+        return output.notice("There are no profiles yet. To make one: kinetic profile create NAME --project … --cluster …")
+    output.table(_COLUMNS, [_cells(kept, name, used) for name in sorted(kept.by_name)])
+    return _tell_override(kept.current)
+
+
+def _cells(kept: Profiles, name: str, used: str | None) -> tuple[str, ...]:
+    values = kept.by_name[name]
+    return ("*" if name == used else "", name, *(values.get(f, "-") for f in FIELDS))
+
+
+def _used(kept: Profiles) -> str | None:
+    chosen = settings.chosen_profile()
+    return kept.current if chosen is None else str(chosen.value)
+
+
+@profile.command("use", help=_USE_HELP, short_help="Use a profile from now on.")
+@click.argument("name", shell_complete=suggested("profiles"))
+def use(name: str) -> None:
+    """Make a profile the current one."""
+    profiles.change(settings.profiles_file(), lambda before: before.used(name))
+    output.line(f"Profile {name} is in use.")
+    _tell_override(name)
+
+
+def _tell_override(current: str | None) -> None:
+    chosen = settings.chosen_profile()
+    if chosen is not None and chosen.value != current:
+        by = "--profile" if chosen.source == "flag" else "KINETIC_PROFILE"
+        output.notice(f"{chosen.value} goes first here, because {by} says so; otherwise it is {current or 'none'}.")
+
+
+@profile.command("unset", help=_UNSET_HELP, short_help="Use no profile any more.")
+def unset() -> None:
+    """Make no profile the current one."""
+    place = settings.profiles_file()
+    if profiles.read(place).current is not None:
+        profiles.change(place, lambda before: before.used(None))
+    output.line("No profile is in use.")
+    _tell_override(None)
+
+
+@profile.command("show", help=_SHOW_HELP, short_help="Show what a profile says.")
+@json_option
+@click.argument("name", required=False, shell_complete=suggested("profiles"))
+def show(name: str | None, as_json: bool) -> None:
+    """Print one profile."""
+    place = settings.profiles_file()
+    kept = profiles.read(place)
+    used = _used(kept)
+    name = name or used
+    if name is None:
+        raise UsageError("No profile is in use. Name one: kinetic profile show NAME; `kinetic profile ls` lists them.")
+    values = kept.get(name)
+    if as_json:
+        return output.json_document({"name": name, "in_use": name == used, **values})
+    facts = [("Profile", f"{name}{' (in use)' if name == used else ''}")]
+    output.line(text.pairs([*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(place))]))
+    return None
+
+
+@profile.command("rm", help=_RM_HELP, short_help="Remove a profile.")
+@click.argument("name", shell_complete=suggested("profiles"))
+@yes_option
+def rm(name: str, yes: bool) -> None:
+    """Remove one profile."""
+    place: Path = settings.profiles_file()
+    profiles.read(place).get(name)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"The profile {name} would be removed. Add --yes to remove it without being asked.")
+        click.confirm(f"Remove the profile {name}?", abort=True, err=True)
+    was = profiles.read(place).current
+    profiles.change(place, lambda before: before.removed(name))
+    output.line(f"Profile {name} is removed." + (" No profile is in use now." if was == name else ""))

@@ -1,0 +1,82 @@
+"""What a shell offers when a word is completed: ids of jobs, names of accelerators and of profiles.
+
+In: the beginning of a word. Out: words, with what they mean where the shell shows it. Called by click while a shell completes,
+never by a command. Whatever goes wrong here offers nothing: our errors must not be printed into the line that is being written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+Words = list[Any]
+_MOST = 50
+_STILL_GOING = ("PENDING", "RUNNING")
+
+
+def _quiet(suggest: Callable[[str], Iterable[CompletionItem]]) -> Callable[[click.Context, click.Parameter, str], Words]:
+    @functools.wraps(suggest)
+    def quiet(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
+        try:
+            return list(suggest(incomplete))
+        except Exception:  # noqa: BLE001 - see the module's docstring
+            return []
+
+    return quiet
+
+
+@_quiet
+def jobs(incomplete: str) -> Iterable[CompletionItem]:
+    """Ids of jobs, newest first; without "job-" where the word begins without it."""
+    return _ids(incomplete, lambda state: True)
+
+
+@_quiet
+def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
+    """Ids of jobs that have not ended."""
+    return _ids(incomplete, _STILL_GOING.__contains__)
+
+
+def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionItem]:
+    from kinetic.cli.desk import configured
+
+    desk, begun = configured({}), incomplete.lower()
+    shown = 0
+    for ref in desk.refs():
+        bare = ref.job_id.removeprefix("job-")
+        word = ref.job_id if ref.job_id.startswith(begun) else bare
+        if word.startswith(begun) and wanted(state := desk.state(ref)):
+            yield CompletionItem(word, help=f"{state.lower()}: {ref.display_name} on {ref.accelerator}")
+            shown += 1
+        if shown == _MOST:
+            return
+
+
+@_quiet
+def accelerators(incomplete: str) -> Iterable[CompletionItem]:
+    """Names of accelerators."""
+    from kinetic.accelerators.catalog import catalog_rows
+
+    begun = incomplete.lower()
+    return [CompletionItem(row.name, help=_size(row.hosts, row.chips)) for row in catalog_rows() if row.name.startswith(begun)]
+
+
+def _size(hosts: int, chips: int) -> str:
+    from kinetic.cli.text import count
+
+    return f"{count(hosts, 'host')}, {count(chips, 'chip')}"
+
+
+@_quiet
+def profiles(incomplete: str) -> Iterable[CompletionItem]:
+    """Names of profiles."""
+    from kinetic.config import profiles as kept
+    from kinetic.config import settings
+
+    by_name = kept.read(settings.profiles_file()).by_name
+    named = sorted((name, values) for name, values in by_name.items() if name.startswith(incomplete))
+    return [CompletionItem(name, help=", ".join(dict(values).values())) for name, values in named]

@@ -1,0 +1,256 @@
+"""Profiles: a file that is whole or said to be damaged, however it was written, broken or raced for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kinetic
+from kinetic.config import profiles, settings
+from kinetic.config.profiles import Profiles
+from kinetic.errors import CorruptRecord, PreflightError, StoreError, StoreFull, UsageError
+
+DEV = {"project": "my-dev", "zone": "us-central2-b", "cluster": "dev"}
+BOTH = Profiles().added("dev", DEV).added("ops", {"cluster": "ops", "namespace": "alice"})
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
+words = st.text(st.characters(min_codepoint=33, exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+books = st.dictionaries(names, st.dictionaries(st.sampled_from(profiles.FIELDS), words), max_size=4)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "conf" / "kinetic" / "profiles.json"
+
+
+# -- deciding ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
+    assert BOTH.current == "dev"
+    assert BOTH.used("ops").current == "ops"
+    assert BOTH.used(None).current is None
+    assert BOTH.used(None).added("third", DEV).current is None
+    assert (BOTH.removed("dev").current, list(BOTH.removed("dev").by_name)) == (None, ["ops"])
+    assert BOTH.removed("ops").current == "dev"
+    assert BOTH.used("ops").added("ops", DEV, force=True) == Profiles({"dev": DEV, "ops": DEV}, "ops")
+
+
+@pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 64])
+def test_what_cannot_be_a_name(name: str) -> None:
+    with pytest.raises(UsageError, match="letters, digits"):
+        Profiles().added(name, DEV)
+
+
+@pytest.mark.parametrize(
+    "values", [{"zoen": "z"}, {"zone": ""}, {"zone": "a b"}, {"zone": "a\n"}, {"zone": "\x1b[0m"}, {"zone": 3}]
+)
+def test_what_a_profile_cannot_say(values: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="dev"):
+        Profiles().added("dev", values)
+
+
+def test_what_is_not_there_has_a_hint() -> None:
+    with pytest.raises(UsageError, match="already"):
+        BOTH.added("dev", DEV)
+    for act in (BOTH.get, BOTH.used, BOTH.removed):
+        with pytest.raises(UsageError, match="Did you mean 'dev'"):
+            act("dve")
+    with pytest.raises(UsageError, match="dev, ops"):
+        BOTH.get("zzz")
+    with pytest.raises(UsageError, match="kinetic profile create zzz"):
+        Profiles().get("zzz")
+
+
+# -- the file ------------------------------------------------------------------------------------------------------------------
+
+
+@given(books, st.data())
+def test_what_is_written_is_read(book: dict[str, dict[str, str]], data: st.DataObject) -> None:
+    current = data.draw(st.sampled_from([None, *book]))
+    assert profiles.parse(profiles.render(Profiles(book, current))) == Profiles(book, current)
+
+
+def test_damage_at_any_byte_is_found() -> None:
+    whole = profiles.render(BOTH)
+    for at in range(len(whole)):
+        for flip in (0x01, 0x04, 0x07, 0x20, 0x80, 0xFF):
+            broken = whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :]
+            with pytest.raises(CorruptRecord):
+                profiles.parse(broken)
+        for broken in (whole[:at], whole[:at] + whole[at + 1 :], whole[:at] + b" " + whole[at:], whole + whole[: at + 1]):
+            with pytest.raises(CorruptRecord):
+                profiles.parse(broken)
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_said_to_be_damaged(data: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        profiles.parse(b"\0" + data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "null",
+        '{"profiles": []}',
+        '{"profiles": {"a": 1}}',
+        '{"current": "x"}',
+        '{"current": []}',
+        '{"a": 1}',
+        '{"profiles": {"a": {"zoen": "z"}}}',
+        '{"profiles": {"a b": {}}}',
+        '{"checksum": "", "profiles": {}}',
+        "[" * 100_000,
+    ],
+)
+def test_what_cannot_work_is_said_to_be_damaged(text: str) -> None:
+    with pytest.raises(CorruptRecord):
+        profiles.parse(text.encode())
+
+
+def test_a_file_may_be_written_by_hand(place: Path) -> None:
+    place.parent.mkdir(parents=True)
+    place.write_text('{"profiles": {"dev": {"cluster": "c"}}, "current": "dev"}')
+    assert profiles.read(place) == Profiles({"dev": {"cluster": "c"}}, "dev")
+    place.write_bytes(profiles.render(BOTH).replace(b"us-central2-b", b"us-central1-b"))
+    with pytest.raises(CorruptRecord, match='take the line "checksum" out'):
+        profiles.read(place)
+    place.write_text("".join(line for line in place.read_text().splitlines(True) if "checksum" not in line))
+    assert profiles.read(place).get("dev")["zone"] == "us-central1-b"
+
+
+def test_a_damaged_file_is_never_overwritten(place: Path) -> None:
+    profiles.change(place, lambda before: BOTH)
+    broken = place.read_bytes()[:-7]
+    place.write_bytes(broken)
+    with pytest.raises(CorruptRecord, match=f"mv {place}"):
+        profiles.change(place, lambda before: before.added("x", DEV, force=True))
+    assert place.read_bytes() == broken
+    assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
+
+
+def test_the_file_is_the_owners_alone_and_a_link_stays_one(place: Path, tmp_path: Path) -> None:
+    profiles.change(place, lambda before: before.added("dev", DEV))
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    link = tmp_path / "link.json"
+    link.symlink_to(place)
+    profiles.change(link, lambda before: before.added("ops", {"cluster": "ops"}))
+    assert link.is_symlink()
+    assert set(profiles.read(place).by_name) == {"dev", "ops"}
+
+
+def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
+    place.parent.mkdir(parents=True)
+    (place.parent / "profiles.json.new").write_text("{")
+    profiles.change(place, lambda before: before.added("dev", DEV))
+    assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
+
+
+def test_of_many_writers_none_is_lost(place: Path) -> None:
+    def write(number: int) -> None:
+        profiles.change(place, lambda before: before.added(f"p{number}", DEV))
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(16)]
+    for writer in writers:
+        writer.start()
+    seen = 0
+    while any(w.is_alive() for w in writers):  # a reader in between sees whole files that only grow
+        now = len(profiles.read(place).by_name)
+        assert now >= seen
+        seen = now
+    assert set(profiles.read(place).by_name) == {f"p{n}" for n in range(16)}
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StoreFull), (errno.EACCES, StoreError), (errno.EROFS, StoreError)])
+def test_a_file_that_cannot_be_written_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StoreError]
+) -> None:
+    profiles.change(place, lambda before: before.added("dev", DEV))
+    before = place.read_bytes()
+
+    def refuse(_fd: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(kind, match=str(place)):
+        profiles.change(place, lambda before: before.added("ops", DEV))
+    assert place.read_bytes() == before
+    assert [p.name for p in place.parent.iterdir()] == ["profiles.json"]
+
+
+def test_a_place_that_is_no_file_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="KINETIC_PROFILES_FILE"):
+        profiles.read(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="KINETIC_PROFILES_FILE"):
+        profiles.change(tmp_path / "file" / "x.json", lambda before: BOTH)
+    assert profiles.read(tmp_path / "file" / "x.json") == Profiles()
+
+
+# -- as settings ---------------------------------------------------------------------------------------------------------------
+
+
+def kept_in(folder: Path, book: Profiles = BOTH) -> dict[str, str]:
+    profiles.change(folder / "profiles.json", lambda before: book)
+    return {"HOME": str(folder), "KINETIC_PROFILES_FILE": str(folder / "profiles.json")}
+
+
+def test_flag_before_environment_before_profile_before_other_tools_before_default(tmp_path: Path) -> None:
+    env = kept_in(tmp_path) | {"KINETIC_ZONE": "env-zone", "GOOGLE_CLOUD_PROJECT": "other"}
+    found = settings.load(env, flags={"cluster": "flag-cluster"})
+    assert found.setting("cluster") == settings.Setting("flag-cluster", "flag")
+    assert found.setting("zone") == settings.Setting("env-zone", "environment KINETIC_ZONE")
+    assert found.setting("project") == settings.Setting("my-dev", "profile dev")
+    assert found.setting("namespace") == settings.Setting(None, "default")
+    assert found.setting("profile") == settings.Setting("dev", "profiles file")
+    assert settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source == "environment GOOGLE_CLOUD_PROJECT"
+
+
+def test_which_profile_is_read(tmp_path: Path) -> None:
+    env = kept_in(tmp_path)
+    assert settings.load(env | {"KINETIC_PROFILE": "ops"}).namespace == "alice"
+    assert settings.load(env, flags={"profile": "ops"}).setting("profile") == settings.Setting("ops", "flag")
+    settings.choose_profile("ops")
+    try:
+        assert settings.load(env | {"KINETIC_PROFILE": "dev"}).cluster == "ops"
+    finally:
+        settings.choose_profile(None)
+    kept_in(tmp_path, BOTH.used(None))
+    assert settings.load(env).profile is None
+    with pytest.raises(UsageError, match="'opss'"):
+        settings.load(env | {"KINETIC_PROFILE": "opss"})
+    with pytest.raises(UsageError, match="kinetic profile create dev"):
+        settings.load({"HOME": str(tmp_path / "nobody"), "KINETIC_PROFILE": "dev"})
+
+
+def test_where_profiles_are_kept() -> None:
+    assert str(settings.profiles_file({"HOME": "/home/me"})) == "/home/me/.config/kinetic/profiles.json"
+    assert str(settings.profiles_file({"XDG_CONFIG_HOME": "/conf"})) == "/conf/kinetic/profiles.json"
+    assert str(settings.profiles_file({"HOME": "/home/me", "KINETIC_PROFILES_FILE": "~/p.json"})) == "/home/me/p.json"
+    with pytest.raises(UsageError, match="KINETIC_PROFILES_FILE"):
+        settings.profiles_file({})
+
+
+def test_a_damaged_file_stops_whoever_would_read_it(tmp_path: Path) -> None:
+    env = kept_in(tmp_path)
+    Path(env["KINETIC_PROFILES_FILE"]).write_bytes(b"{")
+    with pytest.raises(CorruptRecord, match="damaged"):
+        settings.load(env)
+    assert settings.load(env, profile={}).project is None
+
+
+def test_a_decorated_function_sees_the_profile() -> None:
+    profiles.change(settings.profiles_file(), lambda before: before.added("dev", DEV))
+    with pytest.raises(PreflightError, match="profile dev"):
+        kinetic.run(accelerator="cpu")(int).run_async()
