@@ -239,11 +239,19 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, lambda: self._reap(coordinator))
         self._reap(coordinator)
         await coordinator.wait_finished()
+        self._kill_silent(gang)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_gone.wait(), LEAVE_S + gang.spec.grace_s)
         for pid in self._agents:
             processes.kill(pid, signal.SIGKILL)
         await coordinator.stop()
+
+    def _kill_silent(self, gang: Gang) -> None:
+        """Nothing is to be expected of an agent that never joined or fell silent: do not wait for it to go."""
+        silent = {r.host for r in gang.reports if r.exit in (Exit.NEVER_JOINED, Exit.AGENT_LOST)}
+        for pid, host in self._agents.items():
+            if host in silent:
+                processes.kill(pid, signal.SIGKILL)
 
     def _reap(self, coordinator: Coordinator) -> None:
         while True:
