@@ -349,6 +349,7 @@ class Agent:
             rss_bytes=processes.rss_bytes(self._pid),
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,
+            last_line=self._log.last_line(),
         )
 
     def _conclude(self) -> None:

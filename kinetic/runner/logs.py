@@ -18,9 +18,14 @@ from kinetic.job.logformat import RECORD, STDERR, STDOUT, encode_record
 READ_BYTES = 1 << 20
 LINE_LIMIT_BYTES = 1 << 16
 """A line longer than this is kept in pieces."""
+LAST_LINE_BYTES = 200
+_LAST_WINDOW_BYTES = 2048
 GLOO_NOISE = re.compile(
-    rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+\n", re.MULTILINE
+    rb"^(?=.*peer ranks|\[Gloo\])"
+    rb"(?:\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |\d+)+\n",
+    re.MULTILINE,
 )
+"""One line per device; of several threads at once, so that the pieces of two lines may be mixed."""
 
 
 class HostLog:
@@ -28,7 +33,7 @@ class HostLog:
 
     def __init__(self, log: Path, index: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._log = os.open(log, flags, 0o600)
         self._index = os.open(index, flags, 0o600)
         self._clock_ns = clock_ns
@@ -40,6 +45,14 @@ class HostLog:
     def size_bytes(self) -> int:
         """Bytes of output kept so far."""
         return self._end
+
+    def last_line(self) -> str:
+        """Return the last line that is not blank, see `last_line`. It is looked up when asked: output costs nothing more."""
+        size = min(self._end, _LAST_WINDOW_BYTES)
+        try:
+            return last_line(os.pread(self._log, size, self._end - size))
+        except OSError:
+            return ""
 
     def write(self, stream: int, data: bytes) -> None:
         """Keep a chunk: first the bytes, then the record that points at their end."""
@@ -76,6 +89,14 @@ class HostLog:
                 os.close(fd)
 
 
+def last_line(data: bytes) -> str:
+    """Return the beginning of the last line that is not blank; of a line that was written over again, its last state."""
+    for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
+        if not line.isspace() and line:
+            return line.strip()[:LAST_LINE_BYTES].decode(errors="ignore")
+    return ""
+
+
 class Tee:
     """One stream of the worker on its way to the log, cut at line ends."""
 
@@ -107,7 +128,7 @@ class Tee:
                 self.flush()
             return
         lines = self._open_line + data[:cut] if self._open_line else data[:cut]
-        if self._noise is not None and b"[Gloo]" in lines:
+        if self._noise is not None and (b"[Gloo]" in lines or b"peer ranks" in lines):
             lines = self._noise.sub(b"", lines)
         if lines:
             self._log.write(self.stream, lines)

@@ -184,3 +184,33 @@ def test_only_gloos_own_line_is_noise_and_only_in_a_simulation(files):
     for fd in (read, write, err_read, err_write):
         os.close(fd)
     log.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"", ""),
+        (b"\n \n\t\n", ""),
+        (b"one\ntwo\n", "two"),
+        (b"one\n\n \n", "one"),
+        (b"whole\nhalf", "half"),
+        (b"\r 10%|#   |\r 20%|##  |", "20%|##  |"),
+        (b"done\r\n", "done"),
+        (b"\xff\xfe ok\n", " ok"),
+        ("ä".encode() * 200, "ä" * 100),
+        (b"x" + "ä".encode() * 200, "x" + "ä" * 99),
+    ],
+)
+def test_the_last_line_is_the_last_that_says_something(data, line):
+    assert logs.last_line(data) == line
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.binary(max_size=3000), max_size=6))
+def test_the_last_line_of_a_log_is_that_of_its_end(tmp_path_factory, pieces):
+    folder = tmp_path_factory.mktemp("log")
+    log = HostLog(folder / "log", folder / "log.idx", clock_ns=clock)
+    for piece in pieces:
+        log.write(STDOUT, piece)
+    assert log.last_line() == logs.last_line(b"".join(pieces)[-2048:])
+    log.close()
