@@ -89,6 +89,8 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
         message = channel.receive()
         if message is not None:
             code = _serve(channel, Start(**message["start"]))
+    except SystemExit as stopped:  # SIGTERM outside the function: nothing is left to unwind, and nothing to complain of.
+        code = stopped.code if isinstance(stopped.code, int) else code
     except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
         _print_own_failure()
     finally:
