@@ -75,15 +75,20 @@ def ours(accelerator: str) -> float:
     return job() - begun
 
 
-COLD_NOOP = """
-import time
+NOOP = """
+import statistics, time
 import kinetic
 def noop(): return 1
 job = kinetic.run(accelerator="cpu")(noop)
-begun = time.perf_counter()
-job()
-print(time.perf_counter() - begun)
+taken = []
+for _ in range({calls}):
+    begun = time.perf_counter()
+    job()
+    taken.append(time.perf_counter() - begun)
+print(statistics.median(taken[{skipped}:]))
 """
+COLD_NOOP = NOOP.format(calls=1, skipped=0)
+WARM_NOOP = NOOP.format(calls=RUNS + 2, skipped=2)
 COLD_PSUM = f"""
 import sys
 sys.path.insert(0, {str(measure.HERE)!r})
@@ -93,7 +98,7 @@ print(calls.ours("tpu-v6e-16"))
 
 
 def cold(source: str) -> float:
-    """What a fresh caller measured."""
+    """What a fresh caller, in a folder of its own, measured."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:
@@ -111,10 +116,6 @@ def with_submitit() -> None:
         executor.submit(int).result()
 
 
-def noop() -> None:
-    """Do nothing."""
-
-
 def median_of(figure, runs: int) -> float:
     return statistics.median(figure() for _ in range(runs))
 
@@ -124,9 +125,8 @@ def main() -> None:
         bare = measure.python("-c", "import cloudpickle")
         (floor,) = measure.medians(bare, runs=15)
         cold_s = median_of(lambda: cold(COLD_NOOP), RUNS)
-        job = kinetic.run(accelerator="cpu")(noop)
-        job()
-        warm_s, floor_again, submitit_s = measure.medians(job, bare, with_submitit, runs=RUNS)
+        warm_s = cold(WARM_NOOP)
+        floor_again, submitit_s = measure.medians(bare, with_submitit, runs=RUNS)
         measure.heading("no-op call on cpu (floor: a subprocess that imports cloudpickle; submitit's LocalExecutor)")
         measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
         measure.row("warm, the preloader is there", warm_s, floor_again, "<= 2x")
