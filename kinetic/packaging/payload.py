@@ -1,9 +1,9 @@
-"""Calls, values and exceptions as bytes: the only door to cloudpickle and tblib.
+"""Calls, values and exceptions as bytes: the only door to cloudpickle.
 
 In: live Python objects. Out: bytes that another process turns back into them. Called by planning, the worker and handles.
 
 Layout: one line of JSON (schema, kind, versions of the maker, variables of the environment, SHA-256 of the body), then the
-pickle. The line can be read without unpickling anything. Both packages are imported only when something is packed or unpacked.
+pickle. The line can be read without unpickling anything. It is imported only when something is packed or unpacked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
 
 from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
@@ -314,7 +314,7 @@ def unpack_exception(data: bytes) -> BaseException:
 
     header = _verified(data, "exception")
     nodes = pickle.loads(memoryview(data)[header.body_offset :])
-    return raised.rebuild(nodes, loads=_loads, make_traceback=_make_traceback)
+    return raised.rebuild(nodes, loads=_loads)
 
 
 def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
@@ -372,19 +372,6 @@ def _loads(data: bytes | memoryview) -> Any:
     from kinetic.packaging.homecoming import Homecoming
 
     return Homecoming(data, inside).load()
-
-
-def _make_traceback(frames: Sequence[tuple[str, str, int]]) -> TracebackType | None:
-    """Build a real traceback from (file, function, line), outermost first."""
-    from tblib import Traceback
-
-    nested: dict[str, Any] | None = None
-    for file, function, line in reversed(frames):
-        code = {"co_filename": file, "co_name": function}
-        frame = {"f_globals": {"__file__": file, "__name__": "?"}, "f_locals": {}, "f_code": code, "f_lineno": line}
-        nested = {"tb_frame": frame, "tb_lineno": line, "tb_next": nested}
-    made: TracebackType | None = Traceback.from_dict(nested).as_traceback() if nested else None
-    return made
 
 
 def _why(error: BaseException, made: Versions, here: Versions) -> str:

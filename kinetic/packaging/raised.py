@@ -9,7 +9,7 @@ trial journey is carried as class, arguments and attributes instead. A node is a
     type, text          what people would read
     body                pickle of the exception itself, or of its parts; None when the class cannot travel
     whole               whether `body` is the exception itself
-    frames              (file, function, line), outermost first
+    frames              as `frames` describes them, outermost first
     cause, context      index of the node, or None
     suppress            __suppress_context__
     members             indices of a group's members, or None
@@ -17,15 +17,15 @@ trial journey is carried as class, arguments and attributes instead. A node is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from kinetic.errors import PicklingError, UserCodeFailed
+from kinetic.packaging import frames
 
 Node = dict[str, Any]
-Frames = list[tuple[str, str, int]]
 Dumps = Callable[[object], bytes]
 Loads = Callable[[bytes], Any]
 
@@ -50,9 +50,7 @@ def describe(error: BaseException, *, dumps: Dumps, loads: Loads, source_map: tu
     return nodes
 
 
-def rebuild(
-    nodes: list[Node], *, loads: Loads, make_traceback: Callable[[Sequence[tuple[str, str, int]]], TracebackType | None]
-) -> BaseException:
+def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
     """Put the exception together again.
 
     Raises:
@@ -68,7 +66,7 @@ def rebuild(
         return made[number]
 
     for number, node in enumerate(nodes):
-        error = make(number).with_traceback(make_traceback(node["frames"]))
+        error = make(number).with_traceback(frames.traceback_of(node["frames"]))
         error.__cause__ = None if node["cause"] is None else make(node["cause"])
         error.__context__ = None if node["context"] is None else make(node["context"])
         error.__suppress_context__ = node["suppress"]
@@ -176,15 +174,14 @@ def _make(node: Node, members: list[BaseException] | None, loads: Loads, *, must
     return failed
 
 
-def _frames(traceback: TracebackType | None, source_map: tuple[str, str] | None) -> Frames:
-    frames: Frames = []
+def _frames(traceback: TracebackType | None, source_map: tuple[str, str] | None) -> list[frames.Frame]:
+    links: list[TracebackType] = []
     while traceback is not None:
-        code = traceback.tb_frame.f_code
-        frames.append((_mapped(code.co_filename, source_map), code.co_name, max(traceback.tb_lineno or 1, 1)))
+        links.append(traceback)
         traceback = traceback.tb_next
-    if len(frames) > _FIRST_FRAMES + _LAST_FRAMES:  # An endless recursion: its middle says nothing.
-        return frames[:_FIRST_FRAMES] + frames[-_LAST_FRAMES:]
-    return frames
+    if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # An endless recursion: its middle says nothing.
+        links = links[:_FIRST_FRAMES] + links[-_LAST_FRAMES:]
+    return [frames.described(link, _mapped(link.tb_frame.f_code.co_filename, source_map)) for link in links]
 
 
 def _mapped(file: str, source_map: tuple[str, str] | None) -> str:

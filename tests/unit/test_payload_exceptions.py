@@ -28,9 +28,8 @@ def caught(function, *args) -> BaseException:
 
 
 def formatted(error):
-    """What people see, without the carets that only live frames have."""
-    text = "".join(traceback.format_exception(error))
-    return [line for line in text.splitlines() if set(line) - set(" |^")]
+    """What people see."""
+    return "".join(traceback.format_exception(error)).splitlines()
 
 
 class NeedsTwo(Exception):

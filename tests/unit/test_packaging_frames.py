@@ -1,0 +1,66 @@
+"""Tracebacks that were taken apart and made again look the same, everywhere."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.packaging import frames
+
+POSITIONS = st.integers(0, 3000)
+
+
+def taken_apart(error):
+    links, at = [], error.__traceback__
+    while at is not None:
+        links.append(frames.described(at, at.tb_frame.f_code.co_filename))
+        at = at.tb_next
+    return links
+
+
+def several_lines(x):
+    return [
+        (1 + (2 / y))  # the mark goes below the division
+        for y in (x,)
+    ]
+
+
+def test_what_is_printed_is_the_same_to_the_last_mark():
+    with pytest.raises(ZeroDivisionError) as caught:
+        several_lines(0)
+    error = caught.value
+    before = "".join(traceback.format_exception(error))
+    again = "".join(traceback.format_exception(error.with_traceback(frames.traceback_of(taken_apart(error)))))
+    assert again == before
+    assert sys.version_info < (3, 11) or "~~^~~" in again
+
+
+@given(first=st.integers(1, 10**6), below=st.integers(-50, 10**5), end=POSITIONS, start=POSITIONS, stop=POSITIONS)
+def test_any_position_comes_back(first, below, end, start, stop):
+    line = max(first + below, 1)
+    frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
+    made = frames.traceback_of([frame])
+    assert made.tb_lineno == line
+    assert frames.described(made, "/no/such/file.py") == frame
+
+
+def test_frames_of_an_older_record_have_only_a_line():
+    made = frames.traceback_of([("/no/such/file.py", "train", 7)])
+    assert [(f.filename, f.name, f.lineno) for f in traceback.extract_tb(made)] == [("/no/such/file.py", "train", 7)]
+
+
+def test_no_frames_make_no_traceback():
+    assert frames.traceback_of([]) is None
+
+
+def test_source_that_is_no_file_is_shown(monkeypatch):
+    text = ["def train():\n", "    return missing\n"]
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (30, None, text, "<cell 1>"))
+    made = frames.traceback_of([("<cell 1>", "train", 2, 1, 2, 11, 18)])
+    shown = "".join(traceback.format_tb(made))
+    assert "    return missing\n           ^^^^^^^\n" in shown
