@@ -63,6 +63,10 @@ class Desk:
         """Return all jobs, newest first."""
         return stored.refs(self.store)
 
+    def ids(self) -> list[str]:
+        """Return the ids of all jobs."""
+        return stored.ids(self.store)
+
     def find(self, text: str) -> JobRef:
         """Return the job with this id, or the only one whose id begins so."""
         return stored.find(self.store, text)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kinetic.job.logformat import LogChunk
 
 _STATE_STYLES = {"RUNNING": "cyan", "PENDING": "yellow", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta"}
+_STATE_STYLES |= {"running": "cyan", "returned": "green", "preparing": "yellow", "waiting": "yellow", "silent": "red"}
 
 
 def line(words: str = "") -> None:
@@ -72,6 +73,87 @@ def table(
     from rich.console import Console
 
     Console(highlight=False, markup=False, emoji=False).print(_grid(columns, kept, right, {cut, wrap}, wrap))
+
+
+def width() -> int | None:
+    """Return the columns of the terminal; None for a pipe, which takes any width."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+class Screen:
+    """A table that is drawn over and over on a terminal of its own, until somebody presses q."""
+
+    def __enter__(self) -> Screen:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        self._keys = _Keys()
+        self._keys.open()
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+        self._keys.close()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines, now."""
+        return self._console.size.width, self._console.size.height
+
+    def show(
+        self, head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], foot: str, *, right: Sequence[str], cut: str
+    ) -> None:
+        """Draw a table between a line above and a line below."""
+        from rich.console import Group
+        from rich.text import Text
+
+        kept = [tuple(map(text.printable, row)) for row in rows]
+        above = Text(f"{head}\n", no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(above, _grid(columns, kept, right, {cut}, ""), Text(foot, style="dim")), refresh=True)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; return whether somebody pressed q meanwhile."""
+        return self._keys.quits_within(seconds)
+
+
+class _Keys:
+    """Keys of the terminal, one by one and unseen; nothing where there is no keyboard."""
+
+    def open(self) -> None:
+        """Take each key as it is pressed."""
+        self._before: list[Any] | None = None
+        if sys.stdin.isatty():
+            import termios
+            import tty
+
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)  # Ctrl-C goes on interrupting
+
+    def close(self) -> None:
+        """Give the keyboard back as it was."""
+        if self._before is not None:
+            import termios
+
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def quits_within(self, seconds: float) -> bool:
+        """Wait so long; return at once, and True, when q is pressed or the keyboard is gone."""
+        import os
+        import select
+        import time
+
+        until = time.monotonic() + seconds
+        watched = [sys.stdin] if self._before is not None else []
+        while select.select(watched, [], [], max(0.0, until - time.monotonic()))[0]:
+            key = os.read(sys.stdin.fileno(), 1)
+            if key in (b"q", b"Q", b"\x04", b""):
+                return True
+        return False
 
 
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], elastic: set[str], wrap: str) -> Table:

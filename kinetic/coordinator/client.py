@@ -210,9 +210,9 @@ class ControlClient:
         """Stop the gang."""
         self._caller.call(wire.CANCEL, pb.CancelRequest(detail=wire.clean(detail)))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, timeout_s: float = _CALL_S) -> dict[str, Any]:
         """Return the gang's state, see `Gang.snapshot`."""
-        snapshot: dict[str, Any] = json.loads(self._caller.call(wire.SNAPSHOT, pb.Empty()).snapshot)
+        snapshot: dict[str, Any] = json.loads(self._caller.call(wire.SNAPSHOT, pb.Empty(), timeout_s).snapshot)
         return snapshot
 
     def close(self) -> None:

@@ -23,6 +23,11 @@ def refs(store: Store) -> list[JobRef]:
     return sorted(_readable(store), key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
 
 
+def ids(store: Store) -> list[str]:
+    """Return the ids of all jobs, without reading their references."""
+    return [_id(key) for key in store.list(paths.REFS)]
+
+
 def find(store: Store, text: str) -> JobRef:
     """Return the job with this id, or the only one whose id begins so.
 
@@ -37,7 +42,7 @@ def find(store: Store, text: str) -> JobRef:
     try:
         return _read(store, paths.ref(wanted))
     except NotFound:
-        return _read(store, paths.ref(_only(wanted, [_id(key) for key in store.list(paths.REFS)])))
+        return _read(store, paths.ref(_only(wanted, ids(store))))
 
 
 def _only(wanted: str, known: Sequence[str]) -> str:

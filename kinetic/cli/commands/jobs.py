@@ -27,6 +27,7 @@ _HERE = "kinetic.cli.commands"
 _COMMANDS = {
     "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first."),
     "status": Lazy(f"{_HERE}.jobs:status", "Show where a job stands and how its hosts ended."),
+    "top": Lazy(f"{_HERE}.top:top", "Show what the hosts of running jobs are doing."),
     "logs": Lazy(f"{_HERE}.reading:logs", "Print what the hosts of a job printed."),
     "result": Lazy(f"{_HERE}.reading:result", "Wait for a job and print the value that it returned."),
     "wait": Lazy(f"{_HERE}.reading:wait", "Wait for a job and exit with 0 if it succeeded."),

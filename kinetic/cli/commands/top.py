@@ -1,0 +1,149 @@
+"""`kinetic jobs top`: what the hosts of running jobs are doing, now and as it changes.
+
+In: ids, an interval. Out: a table that is drawn anew until q or Ctrl-C, or one table, or one JSON document. Called by the jobs
+group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic.cli import activity, output, text
+from kinetic.cli.activity import HostLine, Rates
+from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.lazy import suggested
+from kinetic.cli.options import DURATION, json_option
+from kinetic.errors import KineticError
+from kinetic.job.ref import JobRef
+
+if TYPE_CHECKING:
+    from kinetic.coordinator.client import ControlClient
+
+_GOES_ON = ("PENDING", "RUNNING")
+_PATIENCE_S = 1.0
+_FRAME_LINES = 5
+_HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how long they have stood still.
+
+On a terminal the table is drawn anew until you press q. CPU is the share of one processor since the last look; the first time,
+since the function started. STILL is for how long a host has neither computed nor printed.
+
+\b
+Examples:
+  kinetic jobs top
+  kinetic jobs top --interval 5s job-1a2b
+  kinetic jobs top --once | sort -k6
+  kinetic jobs top --json
+"""
+
+
+@click.command("top", help=_HELP, short_help="Show what the hosts of running jobs are doing.")
+@click.option("--once", is_flag=True, help="Print one table and end.")
+@click.option("--interval", metavar="DURATION", type=DURATION, default="1s", show_default=True, help="Time between two looks.")
+@json_option
+@with_desk
+@click.argument("job_ids", metavar="[ID]...", nargs=-1, shell_complete=suggested("running_jobs"))
+def top(desk: Desk, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool) -> None:
+    """Show running jobs."""
+    chosen = {desk.find(job_id).job_id for job_id in job_ids}
+    with Watch(desk, chosen) as watch:
+        if as_json:
+            return output.json_document(activity.document(watch.look()))
+        if once or not sys.stdout.isatty():
+            return _print(watch.look())
+        with contextlib.suppress(KeyboardInterrupt):  # it is how people leave
+            _draw(watch, max(interval, 0.1))
+    return None
+
+
+def _print(found: list[HostLine]) -> None:
+    if not found:
+        return output.notice("No job is running.")
+    columns = activity.columns(output.width())
+    rows = [activity.cells(line, columns, whole=output.width() is None) for line in found]
+    return output.table(columns, rows, right=activity.RIGHT, cut=activity.CUT)
+
+
+def _draw(watch: Watch, interval_s: float) -> None:
+    with output.Screen() as screen:
+        while True:
+            found = watch.look()
+            width, height = screen.size
+            columns, room = activity.columns(width), max(height - _FRAME_LINES, 1)
+            rows = [activity.cells(line, columns, whole=False) for line in found[:room]]
+            more = f"{text.count(len(found) - room, 'line')} more: --once shows them all" if len(found) > room else ""
+            head = f"{activity.headline(found)}    q leaves" if found else "No job is running.    q leaves"
+            screen.show(head, columns, rows, more, right=activity.RIGHT, cut=activity.CUT)
+            if screen.wait(interval_s):
+                return
+
+
+class Watch:
+    """Looks at the jobs that have not ended, again and again; what has ended is not looked at twice."""
+
+    def __init__(self, desk: Desk, chosen: set[str]) -> None:
+        self._desk = desk
+        self._chosen = chosen
+        self._refs: dict[str, JobRef] = {}
+        self._ended: set[str] = set()
+        self._clients: dict[str, tuple[object, ControlClient]] = {}
+        self._rates = Rates()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _address, client in self._clients.values():
+            client.close()
+
+    def look(self) -> list[HostLine]:
+        """Return the hosts of all jobs that go on, newest job first."""
+        found: list[HostLine] = []
+        for ref in self._going_on():
+            state = self._desk.state(ref)
+            if state not in _GOES_ON:
+                self._ended.add(ref.job_id)
+                self._hang_up(ref.job_id)
+                continue
+            found += activity.lines(ref, state, self._snapshot(ref), self._rates, self._desk.now())
+        return found
+
+    def _going_on(self) -> Iterable[JobRef]:
+        ids = set(self._desk.ids()) - self._ended
+        for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
+            try:
+                self._refs[job_id] = self._desk.find(job_id)
+            except KineticError:  # removed since, or damaged: `jobs list` tells
+                self._ended.add(job_id)
+        going = [ref for job_id, ref in self._refs.items() if job_id in ids and job_id not in self._ended]
+        return sorted(going, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+
+    def _snapshot(self, ref: JobRef) -> dict[str, Any] | None:
+        from kinetic.backends.base import Controls
+
+        try:
+            backend = self._desk.backend_of(ref)
+            address = backend.control(ref) if isinstance(backend, Controls) else None
+            return None if address is None else self._client(ref.job_id, address).snapshot(_PATIENCE_S)
+        except (KineticError, ValueError):  # it ends just now, or its supervisor does not answer
+            return None
+
+    def _client(self, job_id: str, address: Any) -> ControlClient:
+        known = self._clients.get(job_id)
+        if known is not None and known[0] == address:
+            return known[1]
+        self._hang_up(job_id)  # another attempt has another address
+        from kinetic.coordinator.client import ControlClient
+
+        client = ControlClient(address.target, address.token, give_up_s=0.0)
+        self._clients[job_id] = (address, client)
+        return client
+
+    def _hang_up(self, job_id: str) -> None:
+        known = self._clients.pop(job_id, None)
+        if known is not None:
+            known[1].close()
