@@ -20,7 +20,7 @@ from kinetic.config import carried
 from kinetic.config import settings as configuration
 from kinetic.config.settings import Settings
 from kinetic.errors import UsageError
-from kinetic.job.plan import Blob, Limits, Plan, Versions
+from kinetic.job.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic.job.ref import new_job_id
 from kinetic.job.spec import JobSpec, Options
 from kinetic.version import __version__
@@ -117,6 +117,7 @@ class Frame:
             cwd_rel=project.cwd_rel,
             sys_path_rel=tuple(project.sys_path_rel),
             client_root="" if project.root is None else str(project.root),
+            cells=_cells(packed.data, shared),
             **changes,
         )
         return Planned(plan, packed.data, bundle, self.secrets, _warnings(plan, bundle, self.settings), shared)
@@ -286,6 +287,13 @@ def _module_of(func: Any) -> str:
         func = func.func
     module = getattr(func, "__module__", None) or type(func).__module__
     return module if isinstance(module, str) else "__main__"
+
+
+def _cells(*pickles: bytes) -> tuple[Cell, ...]:
+    from kinetic import notebook
+    from kinetic.packaging import cells
+
+    return cells.referenced(pickles, notebook.cell_title)
 
 
 def _pack(spec: JobSpec, captured: Mapping[str, str], project: Project) -> Packed:

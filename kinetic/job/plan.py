@@ -44,6 +44,38 @@ class Tree:
 
 
 @dataclass(frozen=True)
+class Dataset:
+    """Data that the caller declared.
+
+    Attributes:
+        source: where it lies on the caller's side: an absolute path or a URI.
+        is_dir: whether it is a folder; else it is a single file.
+        tree: its content in the store; None for data that is used where it lies, or that hosts fetch themselves.
+        mount: absolute path at which the function finds it; "" for an argument, which becomes whatever path it has on the host.
+    """
+
+    source: str
+    is_dir: bool
+    tree: Tree | None = None
+    mount: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Source that lies in no file: a notebook's cell.
+
+    Attributes:
+        file: the name that code made of it carries.
+        title: what people call it: "Cell In[3]".
+        source: its definitions; other lines are blank.
+    """
+
+    file: str
+    title: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Limits:
     """How long things may take. None means without limit; all in seconds.
 
@@ -84,9 +116,11 @@ class Plan:
         payload: the pickled function and arguments.
         function: the pickled function, where the payload holds only arguments: calls of a batch share it; else None.
         tree: the source tree, or None when nothing is shipped.
+        data: what was declared with `kinetic.Data`; the payload names arguments by their position here.
         entry_rel: directory of the function's file, relative to the tree; "" is the root.
         cwd_rel: working directory relative to the tree, or None when the caller was outside it.
         sys_path_rel: entries of the caller's sys.path that lie in the tree, relative to it, in order.
+        cells: source that lies in no file, of the code in the payload.
         client_root: absolute path of the tree on the caller's machine; used to map file names in tracebacks.
         env: variables set for the function (from `env=`), not secret.
         secrets: names of variables whose values travel apart from the plan.
@@ -111,10 +145,12 @@ class Plan:
     slices: int = 1
     function: Blob | None = None
     tree: Tree | None = None
+    data: tuple[Dataset, ...] = ()
     entry_rel: str = ""
     cwd_rel: str | None = None
     sys_path_rel: tuple[str, ...] = ()
     client_root: str = ""
+    cells: tuple[Cell, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     output_dir: str | None = None
@@ -133,7 +169,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
         data = asdict(self) | {"schema_version": SCHEMA_VERSION, "topology": self.topology.to_json()}
-        return data | {name: list(data[name]) for name in _TUPLES}
+        return data | {name: list(data[name]) for name in (*_TUPLES, "data", "cells")}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
@@ -155,12 +191,18 @@ class Plan:
 
 
 def _nested(data: dict[str, Any]) -> dict[str, Any]:
-    tree, function = data["tree"], data.get("function")
+    function = data.get("function")
     return {
         "topology": Topology.from_json(data["topology"]),
         "payload": Blob(**data["payload"]),
         "function": None if function is None else Blob(**function),
         "versions": Versions(**data["versions"]),
-        "tree": None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])}),
+        "tree": _tree(data["tree"]),
+        "data": tuple(Dataset(**each | {"tree": _tree(each["tree"])}) for each in data.get("data", ())),
         "limits": Limits(**data["limits"]),
+        "cells": tuple(Cell(**cell) for cell in data.get("cells", ())),
     } | {name: tuple(data.get(name, ())) for name in _TUPLES}
+
+
+def _tree(tree: dict[str, Any] | None) -> Tree | None:
+    return None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])})

@@ -303,6 +303,7 @@ class Agent:
             "name": plan.name,
             "tree": str(space.tree),
             "client_root": plan.client_root,
+            "cells": [vars(cell) for cell in plan.cells],
             "debugger": None if self._gate is None else self._gate.start_message(),
         }
 
@@ -327,6 +328,8 @@ class Agent:
         text = os.pread(self._stacks_fd, size - before, before).decode(errors="replace")
         if self._started and self._plan.client_root:  # Each host has a tree of its own; the caller's names are equal.
             text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
+        for cell in self._plan.cells:
+            text = text.replace(f'"{cell.file}"', f'"{cell.title}"')
         self._stacks_text = "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
         return self._stacks_text
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,6 +53,7 @@ class Start:
         name: of the function, for people.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
+        cells: source that lies in no file, so that tracebacks can show it.
         debugger: port and window of the job's debugger, or None when nobody debugs.
     """
 
@@ -68,6 +69,7 @@ class Start:
     name: str
     tree: str
     client_root: str
+    cells: list[dict[str, str]] = field(default_factory=list)
     debugger: dict[str, Any] | None = None
 
 
@@ -252,6 +254,10 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     sys.path_importer_cache.clear()
     sys.argv = [start.name]
     sys.modules["__main__"] = types.ModuleType("__main__")
+    if start.cells:
+        from kinetic.packaging import cells
+
+        cells.remember(start.cells)
     if "numpy.random" in sys.modules:  # Forked from one parent, all hosts would draw the same numbers.
         sys.modules["numpy.random"].seed()
     os.umask(0o022)
@@ -317,6 +323,10 @@ def _describe(error: BaseException, start: Start) -> Message:
 
 
 def _as_seen_by_caller(text: str, start: Start) -> str:
+    if start.cells:
+        from kinetic.packaging import cells
+
+        text = cells.titled(text, start.cells)
     return text.replace(start.tree, start.client_root) if start.client_root else text
 
 
