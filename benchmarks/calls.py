@@ -13,8 +13,6 @@ import time
 
 import measure
 
-import kinetic
-
 RUNS = 7
 FIRST_PSUM = """
 import time
@@ -37,12 +35,6 @@ jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), clus
     + FIRST_PSUM
     + "print('at', time.time(), flush=True)\n"
 )
-
-
-def first_psum():
-    scope: dict = {}
-    exec(FIRST_PSUM, scope)
-    return scope["time"].time()
 
 
 def by_hand(hosts: int) -> float:
@@ -68,11 +60,23 @@ def by_hand(hosts: int) -> float:
     return float(re.search(r"^at (\S+)$", said, re.MULTILINE)[1]) - begun
 
 
-def ours(accelerator: str) -> float:
-    """Seconds from the call to the end of the first collective on the leader."""
-    job = kinetic.run(accelerator=accelerator)(first_psum)
+OURS = """
+import statistics, sys, time
+import kinetic
+SOURCE = {source!r}
+def first_psum():
+    exec(SOURCE, {{}})
+    return time.time()
+job = kinetic.run(accelerator=sys.argv[1])(first_psum)
+taken = []
+for _ in range({calls}):
     begun = time.time()
-    return job() - begun
+    taken.append(job() - begun)
+print(statistics.median(taken[{skipped}:]))
+"""
+COLD_PSUM = OURS.format(source=FIRST_PSUM, calls=1, skipped=0)
+WARM_PSUM = OURS.format(source=FIRST_PSUM, calls=6, skipped=1)
+ONCE_WARM_PSUM = OURS.format(source=FIRST_PSUM, calls=2, skipped=1)
 
 
 NOOP = """
@@ -89,21 +93,15 @@ print(statistics.median(taken[{skipped}:]))
 """
 COLD_NOOP = NOOP.format(calls=1, skipped=0)
 WARM_NOOP = NOOP.format(calls=RUNS + 2, skipped=2)
-COLD_PSUM = f"""
-import sys
-sys.path.insert(0, {str(measure.HERE)!r})
-import calls
-print(calls.ours("tpu-v6e-16"))
-"""
 
 
-def cold(source: str) -> float:
-    """What a fresh caller, in a folder of its own, measured."""
+def measured(source: str, *arguments: str) -> float:
+    """What a fresh caller, in a folder of its own, measured: seconds from the call to the value, or to the first collective."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:
             file.write(source)
-        done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, script, *arguments], check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
@@ -124,8 +122,8 @@ def main() -> None:
     with measure.home():
         bare = measure.python("-c", "import cloudpickle")
         (floor,) = measure.medians(bare, runs=15)
-        cold_s = median_of(lambda: cold(COLD_NOOP), RUNS)
-        warm_s = cold(WARM_NOOP)
+        cold_s = median_of(lambda: measured(COLD_NOOP), RUNS)
+        warm_s = measured(WARM_NOOP)
         floor_again, submitit_s = measure.medians(bare, with_submitit, runs=RUNS)
         measure.heading("no-op call on cpu (floor: a subprocess that imports cloudpickle; submitit's LocalExecutor)")
         measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
@@ -134,16 +132,15 @@ def main() -> None:
         measure.row("warm, beside submitit", warm_s, submitit_s, "<= 0.3x")
 
         hand_s = median_of(lambda: by_hand(4), 3)
-        cold_s = median_of(lambda: cold(COLD_PSUM), 3)
-        ours("tpu-v6e-16")
-        warm_s = median_of(lambda: ours("tpu-v6e-16"), 5)
+        cold_s = median_of(lambda: measured(COLD_PSUM, "tpu-v6e-16"), 3)
+        warm_s = measured(WARM_PSUM, "tpu-v6e-16")
         measure.heading("4 hosts x 4 devices: call to the first collective (floor: a hand-written launcher)")
         measure.row("cold, a fresh caller", cold_s, hand_s, "<= 1.0x")
         measure.row("warm, the preloader is there", warm_s, hand_s, "<= 0.25x")
 
         measure.heading("more hosts, warm (floor: the hand-written launcher with as many)")
-        for accelerator, hosts, runs in (("tpu-v6e-64", 16, 3), ("tpu-v6e-256", 64, 1)):
-            figure = median_of(lambda a=accelerator: ours(a), runs)
+        for accelerator, hosts in (("tpu-v6e-64", 16), ("tpu-v6e-256", 64)):
+            figure = measured(ONCE_WARM_PSUM, accelerator)
             measure.row(f"{hosts} hosts x 4 devices, {figure / warm_s:.1f}x of 4 hosts", figure, by_hand(hosts))
 
 
