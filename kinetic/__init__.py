@@ -7,7 +7,11 @@ from kinetic.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from kinetic import collections as collections
     from kinetic import errors as errors
+    from kinetic.batch.handle import BatchHandle as BatchHandle
+    from kinetic.batch.handle import attach_batch as attach_batch
+    from kinetic.errors import BatchError as BatchError
     from kinetic.handle import JobHandle as JobHandle
     from kinetic.handle import attach as attach
     from kinetic.handle import list_jobs as list_jobs
@@ -15,15 +19,29 @@ if TYPE_CHECKING:
     from kinetic.remote import run as run
 
 _HOME_OF = {
+    "BatchError": "errors",
+    "BatchHandle": "batch.handle",
     "JobHandle": "handle",
     "RemoteCallable": "remote",
     "attach": "handle",
+    "attach_batch": "batch.handle",
     "list_jobs": "handle",
     "run": "remote",
 }
-_ROOMS = ("errors", "job_status")
+_ROOMS = ("collections", "errors", "job_status")
 
-__all__ = ["JobHandle", "RemoteCallable", "__version__", "attach", "errors", "list_jobs", "run"]
+__all__ = [
+    "BatchError",
+    "BatchHandle",
+    "JobHandle",
+    "RemoteCallable",
+    "__version__",
+    "attach",
+    "attach_batch",
+    "errors",
+    "list_jobs",
+    "run",
+]
 
 
 if not TYPE_CHECKING:  # A type checker shall report misspelt names.

@@ -329,7 +329,7 @@ class JobHandle(Generic[R_co]):
         timeout_s: float | None = None,
         on_status: OnStatus | None = None,
     ) -> Outcome:
-        deadline = None if timeout_s is None else self._clock() + _seconds(timeout_s)
+        deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
         look = StatusWatch(self.status, on_status, self._clock)
         for event in following.follow(self._place, self._store, self.ref, request):
             if isinstance(event, Finished):
@@ -440,7 +440,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _seconds(timeout_s: object) -> float:
+def seconds(timeout_s: object) -> float:
+    """Check how long somebody wants to wait."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
         raise UsageTypeError(f"timeout must be a number of seconds, or None to wait for ever; it is {timeout_s!r}.")
     return float(timeout_s)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic.accelerators.resolve import resolve
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from kinetic.backends.base import Backend
     from kinetic.backends.registry import Selection
+    from kinetic.batch.handle import BatchHandle
+    from kinetic.batch.inputs import Call
+    from kinetic.batch.launch import Tags
+    from kinetic.batch.sources import Packaged
     from kinetic.config.settings import Settings
     from kinetic.handle import JobHandle
     from kinetic.planning import Planned, PlanView
@@ -208,15 +212,64 @@ class RemoteCallable(Generic[P, R]):
         planned = place.planned(self._spec(args, kwargs), warm=True)
 
         # Imported while the backend warms up.
-        from kinetic import following, submission
+        from kinetic import submission
         from kinetic.handle import JobHandle
 
-        if place.selection.notice:
-            following.notice(place.selection.notice)
-        for warning in planned.warnings:
-            _log_once(warning)
+        place.tell(planned.warnings)
         ref = submission.submit(planned, place.backend, place.store)
         return JobHandle(ref, place.backend, place.store)
+
+    def run_async_map(
+        self,
+        inputs: Iterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: int | None = 64,
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Tags | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+    ) -> BatchHandle:
+        """Submit a job for each input, and return at once; the source tree and the function are packaged once for all of them.
+
+        Args:
+            inputs: one entry for each job.
+            input_mode: "single" passes an entry as the only argument, "args" a list or tuple as positional arguments, "kwargs" a
+                dict as keyword arguments; "auto" decides by the entry's type.
+            max_concurrent: jobs that run at the same time; None for all at once.
+            retries: how often an input whose job failed is submitted anew.
+            fail_fast: submit nothing more after the first failure.
+            cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.
+            name: what people see; the function's name by default.
+            tags: notes of yours, a dict or a list of strings.
+            project, cluster: which cluster, instead of the decorator's.
+
+        Raises:
+            UsageError: an input or an option cannot work, or the function cannot be pickled; nothing was submitted.
+            PreflightError: the backend cannot take such jobs now; nothing was submitted.
+        """
+        from kinetic.batch import launch
+        from kinetic.batch.inputs import calls
+
+        how = launch.rules(
+            max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast, cancel_running_on_fail=cancel_running_on_fail
+        )
+        title, notes, made = spec.text("name", name) or self.__qualname__, launch.tags(tags), calls(inputs, input_mode)
+        for index, call in enumerate(made):
+            self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
+        options = replace(
+            self._options,
+            project=spec.text("project", project) or self._options.project,
+            cluster=spec.text("cluster", cluster) or self._options.cluster,
+        )
+        place = _place_of(options)
+        func = functools.partial(self._func, *self._bound) if self._bound else self._func
+        source = place.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
+        place.tell(source.warnings)
+        return launch.launch(source, place.store, len(made), how, name=title, notes=notes)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return what a call would submit. Creates nothing."""
@@ -270,7 +323,7 @@ class RemoteCallable(Generic[P, R]):
         self._check_call(args, kwargs)
         return _place_of(self._options)
 
-    def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = "") -> None:
         try:
             signature = inspect.signature(self._func)
         except (ValueError, TypeError):  # Some builtins have none; the host will tell.
@@ -278,7 +331,7 @@ class RemoteCallable(Generic[P, R]):
         try:
             signature.bind(*self._bound, *args, **kwargs)
         except TypeError as error:
-            raise UsageTypeError(f"{self.__name__}{signature}: {error}. Nothing was submitted.") from None
+            raise UsageTypeError(f"{where}{self.__name__}{signature}: {error}. Nothing was submitted.") from None
 
 
 @dataclass(frozen=True)
@@ -293,8 +346,26 @@ class _Place:
     def planned(self, job: JobSpec, *, warm: bool = False) -> Planned:
         from kinetic import planning
 
-        early = getattr(self.backend, "warm_up", None) if warm and self.settings.preload != "off" else None
-        return planning.make(job, self.settings, backend=self.selection.requested, early=early)
+        return planning.make(job, self.settings, backend=self.selection.requested, early=self._warm_up() if warm else None)
+
+    def packaged(self, job: JobSpec, calls: Sequence[Call]) -> Packaged:
+        from kinetic import planning
+        from kinetic.batch.sources import Packaged
+
+        about = planning.frame(job, self.settings, backend=self.selection.requested, early=self._warm_up())
+        self.backend.preflight(about.draft)
+        return Packaged(calls, job.func, about, self.backend, self.store)
+
+    def tell(self, warnings: Sequence[str]) -> None:
+        from kinetic import following
+
+        if self.selection.notice:
+            following.notice(self.selection.notice)
+        for warning in warnings:
+            _log_once(warning)
+
+    def _warm_up(self) -> Any:
+        return getattr(self.backend, "warm_up", None) if self.settings.preload != "off" else None
 
 
 def _place_of(options: Options) -> _Place:

@@ -158,7 +158,7 @@ class Ledger:
 
     def found(self, index: int, ref: JobRef, tries: int) -> None:
         """An input that waits here was submitted by another process."""
-        (self._again if self.children[index].tries else self._waiting).remove(index)
+        self._unqueue(index)
         self._busy += 1
         self.children[index] = Child(State.LIVE, tries, ref)
 
@@ -167,7 +167,7 @@ class Ledger:
         self._busy -= 1
         self._submitting -= 1
         self.children[index] = replace(self.children[index], error=error)
-        self._end(index, State.REFUSED)
+        self._end(index, State.FAILED if self.children[index].ref else State.REFUSED)
         self._on_failure()
 
     def ended(self, index: int, *, ok: bool, again: bool = True) -> None:
@@ -187,6 +187,21 @@ class Ledger:
         self._busy -= 1
         self._end(index, State.GONE)
 
+    def unsubmitted(self) -> list[int]:
+        """Return the inputs that wait for their first job."""
+        return list(self._waiting)
+
+    def refuse_waiting(self, index: int, error: Exception) -> None:
+        """Another process could not submit an input that waits here."""
+        self._unqueue(index)
+        self.children[index] = replace(self.children[index], error=error)
+        self._end(index, State.REFUSED)
+
+    def miss_waiting(self, index: int) -> None:
+        """Another process submitted an input that waits here, but its job cannot be had."""
+        self._unqueue(index)
+        self._end(index, State.GONE)
+
     def stop(self, why: str) -> None:
         """Submit nothing more: what waits for its first job never gets one, what waits for another has failed."""
         self.stopped = self.stopped or why
@@ -198,6 +213,9 @@ class Ledger:
     def _on_failure(self) -> None:
         if self.rules.fail_fast:
             self.stop("an input failed")
+
+    def _unqueue(self, index: int) -> None:
+        (self._again if self.children[index].tries else self._waiting).remove(index)
 
     def _put(self, index: int, state: State) -> None:
         self.children[index] = replace(self.children[index], state=state)

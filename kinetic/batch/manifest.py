@@ -2,9 +2,9 @@
 
 In: a store, ids. Out: `Batch`, and what became of its inputs. Called by `crew` and `handle`.
 
-`batch.json` is written once, before the first job, with the id that every try of every input will have: a job that was submitted is
-one whose reference exists. Nothing is rewritten as jobs come and go. What cannot be known before (why an input was refused; the
-job of a function that submits by itself) is a small file of its own. While inputs are being submitted, a lock is held.
+`batch.json` is written once, before the first job, with the id that every try of every input will have: a job that was submitted
+is one whose reference exists. Nothing is rewritten as jobs come and go. What cannot be known before (why an input was refused;
+the job of a function that submits by itself) is a small file of its own. While inputs are being submitted, a lock is held.
 """
 
 from __future__ import annotations
@@ -79,15 +79,21 @@ class Progress:
         refused: why inputs could not be submitted.
         unreadable: ids of jobs whose reference is damaged, by input.
         ended: whether nothing more will be submitted.
+        skipped: inputs that were left out when the batch was stopped.
+        stopped: why it was.
     """
 
     jobs: Mapping[int, tuple[int, JobRef]]
     refused: Mapping[int, str]
     unreadable: Mapping[int, str]
     ended: bool
+    skipped: frozenset[int]
+    stopped: str = ""
 
 
-def new_batch(store: Store, total: int, *, known_ids: bool, now: float, retries: int = 0, name: str = "", tags: Any = None) -> Batch:
+def new_batch(
+    store: Store, total: int, *, known_ids: bool, now: float, retries: int = 0, name: str = "", tags: Any = None
+) -> Batch:
     """Decide on the ids of a batch and, where `known_ids`, of all its jobs: none that the store has already."""
     taken = {key.rpartition("/")[2].removesuffix(".json") for key in store.list(paths.REFS)} if known_ids else set()
     jobs = tuple(tuple(_fresh("job", taken) for _ in range(retries + 1)) for _ in range(total)) if known_ids else ()
@@ -140,9 +146,9 @@ class Manifest:
         told = {"type": type(error).__name__, "message": str(error)}
         self.store.put(paths.refused(self.batch.group_id, index), _json(told))
 
-    def note_end(self, why: str) -> None:
-        """Keep that nothing more will be submitted."""
-        self.store.put(paths.group_end(self.batch.group_id), _json({"stopped": why}))
+    def note_end(self, why: str, skipped: Sequence[int]) -> None:
+        """Keep that nothing more will be submitted, and which inputs were left out."""
+        self.store.put(paths.group_end(self.batch.group_id), _json({"stopped": why, "skipped": list(skipped)}))
 
     def ask_to_stop(self) -> None:
         """Have whoever submits stop."""
@@ -160,7 +166,7 @@ class Manifest:
 
     def progress(self, beyond: Mapping[int, int]) -> Progress:
         """Return what is new beyond the tries that are known already, by input."""
-        ended = self.store.has(paths.group_end(self.batch.group_id))  # Looked at first: what it ended with is there then.
+        end = self._end()  # Looked at first: what it ended with is there then.
         jobs: dict[int, tuple[int, JobRef]] = {}
         unreadable: dict[int, str] = {}
         for index, attempt, key in self._tries():
@@ -172,7 +178,19 @@ class Manifest:
                 continue
             except CorruptRecord:
                 unreadable[index] = key.rpartition("/")[2].removesuffix(".json")
-        return Progress(jobs, dict(self._refused(beyond)), unreadable, ended)
+        told = end or {}
+        refused = dict(self._refused(beyond))
+        return Progress(
+            jobs, refused, unreadable, end is not None, frozenset(told.get("skipped", ())), str(told.get("stopped", ""))
+        )
+
+    def _end(self) -> dict[str, Any] | None:
+        try:
+            return _read(self.store, paths.group_end(self.batch.group_id))
+        except NotFound:
+            return None
+        except CorruptRecord:
+            return {}
 
     def _tries(self) -> Iterator[tuple[int, int, str]]:
         """Inputs, tries and where the reference is, of all that were submitted; of the tries of an input, the last one first."""

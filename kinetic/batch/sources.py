@@ -49,6 +49,11 @@ class Packaged:
         self._store = store
         self._series = CallSeries(func, env_vars=about.captured, project_root=about.project.root)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know before this leaves the machine."""
+        return self._about.planned(self._series.function).warnings
+
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Pickle the arguments, and create the job."""
         planned = self.planned(group_id, index, job_id)
@@ -71,11 +76,12 @@ class Called:
     """Calls of any function that returns a job's handle."""
 
     known_ids = False
+    threads = 1
+    """Nobody promised that it may be called by several threads at once."""
 
-    def __init__(self, calls: Sequence[Call], func: Callable[..., Any], *, threads: int) -> None:
+    def __init__(self, calls: Sequence[Call], func: Callable[..., Any]) -> None:
         self._calls = calls
         self._func = func
-        self.threads = threads
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Call the function."""

@@ -1,0 +1,324 @@
+"""A batch as its caller sees it, from any process.
+
+In: a crew. Out: statuses, jobs as they end, results in the order of the inputs, or one error with all that went wrong. Called by
+users, remote and `collections`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from kinetic import following
+from kinetic.batch.crew import Crew
+from kinetic.batch.ledger import Child, Ledger, Rules, State
+from kinetic.batch.manifest import Manifest
+from kinetic.batch.news import News
+from kinetic.batch.tally import Tally, stream_for
+from kinetic.config import settings as configuration
+from kinetic.errors import BatchError, KineticError, NotFound, SubmitError, UsageError, WaitTimeout
+from kinetic.handle import JobHandle, seconds
+from kinetic.job.ref import JobRef
+from kinetic.job_status import JobStatus
+from kinetic.storage.base import Store
+from kinetic.storage.open import open_store
+
+_FOR_EVER_S = 3600.0
+_STOPPING_S = 180.0
+_SHOWN = 5
+
+
+class BatchHandle:
+    """One function over many inputs. All methods work from any process, and again after everything has ended.
+
+    Attributes:
+        group_id: "grp-" and 8 hex digits.
+        name: what people see.
+        tags: the caller's own notes.
+    """
+
+    def __init__(self, crew: Crew, *, news: News | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._crew = crew
+        self._news = news
+        self._clock = clock
+        batch = crew.manifest.batch
+        self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
+
+    def __repr__(self) -> str:
+        return f"<BatchHandle {self.group_id}: {self.name}, {len(self.jobs)} inputs>"
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._crew.manifest.store.uri, self.group_id)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> list[JobHandle[Any] | None]:
+        """The latest job of each input, in the order of the inputs; None for an input that has none."""
+        self._crew.catch_up()
+        return list(self._crew.handles)
+
+    def statuses(self) -> list[tuple[int, JobStatus]]:
+        """Return (index, status) of each input that has a job."""
+        children = self._children()
+        found = ((index, job, children[index]) for index, job in enumerate(self._crew.handles) if job is not None)
+        return [(index, _status(child, job)) for index, job, child in found]
+
+    def status_counts(self) -> dict[str, int]:
+        """Return how many jobs there are of each status."""
+        counts: dict[str, int] = {}
+        for _, status in self.statuses():
+            counts[str(status)] = counts.get(str(status), 0) + 1
+        return counts
+
+    def failures(self) -> list[JobHandle[Any]]:
+        """Return the jobs that have failed by now and are not tried again, in the order of the inputs."""
+        children, last = self._children(), self._crew.ledger.rules.retries + 1
+        pairs = [(child, job) for child, job in zip(children, self._crew.handles, strict=True) if job is not None]
+        final = [(c, j) for c, j in pairs if c.state is State.FAILED or (c.state is State.LIVE and c.tries >= last)]
+        return [job for child, job in final if _status(child, job) is JobStatus.FAILED]
+
+    @property
+    def submission_failures(self) -> dict[int, Exception]:
+        """Why inputs could not be submitted, by index."""
+        refused = {index: child.error for index, child in enumerate(self._children()) if child.state is State.REFUSED}
+        return {index: error for index, error in refused.items() if error is not None}
+
+    @property
+    def unavailable_children(self) -> dict[int, str]:
+        """Ids of jobs whose records cannot be had (any more), by index."""
+        gone = {i: child.ref.job_id for i, child in enumerate(self._children()) if child.state is State.GONE and child.ref}
+        return (self._news.unavailable if self._news is not None else {}) | gone
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None, *, progress: bool | None = None) -> None:
+        """Wait until every input has ended; raises nothing for inputs that failed.
+
+        Args:
+            timeout: seconds to wait at most.
+            progress: show how far the batch is, on stderr; None does so on a terminal.
+
+        Raises:
+            WaitTimeout: the time has passed; the batch goes on.
+        """
+        with self._interruptible():
+            for _ in self._ends(timeout, progress):
+                pass
+
+    def as_completed(self, poll_interval: float = 5, timeout: float | None = None) -> Iterator[JobHandle[Any]]:
+        """Yield the jobs as they end; of an input that is tried again, only the last job.
+
+        Args:
+            poll_interval: taken for the sake of older scripts; a job that has ended is yielded at once.
+            timeout: seconds to wait at most.
+
+        Raises:
+            WaitTimeout: the time has passed; the batch goes on.
+        """
+        seconds(poll_interval)
+        ends = self._ends(timeout, progress=False)
+        while True:
+            with self._interruptible():
+                index = next(ends, None)
+            if index is None:
+                return
+            job = self._crew.handles[index]
+            if job is not None and self._crew.ledger.children[index].state is not State.GONE:
+                yield job
+
+    def results(
+        self,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool | None = None,
+        return_exceptions: bool = False,
+        *,
+        progress: bool | None = None,
+    ) -> list[Any]:
+        """Wait for all inputs and return their values. Can be called again.
+
+        Args:
+            timeout: seconds to wait at most.
+            ordered: in the order of the inputs; else in the order in which they ended.
+            cleanup: None frees what backends hold and keeps the records; True also removes the records of jobs that succeeded;
+                False leaves everything. Records of jobs that failed, and of the batch itself, always stay.
+            return_exceptions: put what an input raised in its place.
+            progress: show how far the batch is, on stderr; None does so on a terminal.
+
+        Raises:
+            BatchError: inputs have no value, and `return_exceptions` is False.
+            WaitTimeout: the time has passed; the batch goes on.
+        """
+        found: dict[int, Any] = {}
+        failed: dict[int, BaseException] = {}
+        with self._interruptible():
+            for index in self._ends(timeout, progress):
+                error = self._problem(index, cleanup)
+                try:
+                    found[index] = error or cast("JobHandle[Any]", self._crew.handles[index]).result(cleanup=cleanup)
+                except KineticError as unreadable:  # The value was removed, or cannot be rebuilt here.
+                    found[index] = error = unreadable
+                if error is not None:
+                    failed[index] = error
+        if failed and not return_exceptions:
+            raise self._error(found, failed)
+        return [found[index] for index in (range(len(found)) if ordered else found)]
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Submit nothing more, and ask the jobs that run to stop. Cancelling a batch that has ended does nothing."""
+        self._crew.cancel("the batch was cancelled")
+
+    def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
+        """Remove the jobs of the batch: what their backends hold (`k8s`), and their records and that of the batch (`gcs`).
+
+        Raises:
+            UsageError: only the records of jobs that are running were to be removed.
+            WaitTimeout: the jobs did not stop within three minutes.
+        """
+        if k8s and (self._crew.submits or not self._crew.ledger.done):
+            self.cancel()
+            self.wait(_STOPPING_S, progress=False)
+        for job in self.jobs:
+            if job is not None:
+                with contextlib.suppress(NotFound):
+                    job.cleanup(k8s=k8s, gcs=gcs)
+        if gcs:
+            self._crew.manifest.remove()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _children(self) -> list[Child]:
+        self._crew.catch_up()
+        return self._crew.ledger.children
+
+    def _ends(self, timeout_s: float | None, progress: bool | None) -> Iterator[int]:
+        """Yield each input as it ends, those that have ended first."""
+        deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
+        crew, told = self._crew, 0
+        with Tally(self.group_id, crew.ledger, stream_for(progress), self._clock) as tally:
+            while True:
+                seen = crew.events
+                while told < len(crew.ledger.finished):
+                    index = crew.ledger.finished[told]
+                    told += 1
+                    tally.ended(index)
+                    yield index
+                if crew.ledger.done and not crew.submits:
+                    return
+                tally.waits()
+                left_s = _FOR_EVER_S if deadline is None else deadline - self._clock()
+                if left_s <= 0:
+                    raise WaitTimeout(f"{self._stand()} within {timeout_s:g} s. It goes on; {self._way_back()}")
+                crew.look(min(left_s, _FOR_EVER_S), seen)
+
+    def _problem(self, index: int, cleanup: bool | None) -> BaseException | None:
+        """Why an input that has ended has no value."""
+        child, job = self._crew.ledger.children[index], self._crew.handles[index]
+        if child.state is State.SUCCEEDED:
+            return None
+        if child.state is State.FAILED and job is not None:
+            error = job.error()
+            if cleanup is not False:
+                job.cleanup(k8s=True, gcs=False)
+            return error
+        if child.state is State.SKIPPED:
+            return SubmitError(f"Input {index} of {self.group_id} was not submitted: {self._crew.ledger.stopped}.")
+        job_id = self.unavailable_children.get(index) or "the job"
+        return child.error or NotFound(f"The records of {job_id} of input {index} of {self.group_id} were removed.")
+
+    def _error(self, found: dict[int, Any], failed: dict[int, BaseException]) -> BatchError:
+        lines = [f"  input {index}: {type(error).__name__}: {error}" for index, error in sorted(failed.items())[:_SHOWN]]
+        more = [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
+        message = "\n".join([f"{len(failed)} of {len(found)} inputs of {self.group_id} have no result:", *lines, *more])
+        jobs = {index: self._crew.handles[index] for index in sorted(failed)}
+        error = BatchError(
+            self.group_id,
+            [job for job in jobs.values() if job is not None],
+            [None if index in failed else found[index] for index in range(len(found))],
+            {index: cast("Exception", failed[index]) for index, job in jobs.items() if job is None},
+            message=message,
+        )
+        error.__cause__ = failed[min(failed)]
+        return error
+
+    def _stand(self) -> str:
+        done = len(self._crew.ledger.finished)
+        return f"{done} of {len(self._crew.handles)} inputs of {self.group_id} have ended"
+
+    def _way_back(self) -> str:
+        return (
+            f'come back to it with kinetic.attach_batch("{self.group_id}").results(), '
+            f'stop it with kinetic.attach_batch("{self.group_id}").cancel().'
+        )
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """On Ctrl-C, say what goes on and how to come back to it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            more = "; this process goes on submitting the rest, another Ctrl-C ends that" if self._crew.submits else ""
+            following.notice(f"\nkinetic: {self._stand()}, the others go on{more}; {self._way_back()}", once=False)
+            raise
+
+
+def attach_batch(
+    group_id: str,
+    project: str | None = None,
+    cluster: str | None = None,
+    poll_interval: float = 10,
+    poll_timeout: float = 1800,
+) -> BatchHandle:
+    """Find a batch again, from any process, also while another one still submits it.
+
+    Args:
+        group_id: its id.
+        project, cluster: where to look, instead of the configured place.
+        poll_interval: how often to look for newly submitted jobs at least.
+        poll_timeout: after how long without a new job a batch that is submitted on another machine counts as submitted.
+
+    Raises:
+        NotFound: there is no such batch.
+    """
+    if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
+        raise UsageError(f"{group_id!r} is no id of a batch. Ids look like grp-1a2b3c4d.")
+    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
+    return _attach(store, group_id, slowest_s=seconds(poll_interval), patience_s=seconds(poll_timeout))
+
+
+def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s: float = 1800.0) -> BatchHandle:
+    try:
+        manifest = Manifest.open(store, group_id)
+    except NotFound as error:
+        raise NotFound(f"There is no batch {group_id} in this store.") from error
+    rules = Rules(max_concurrent=None, retries=manifest.batch.retries)
+
+    def open_job(ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
+
+    news = News(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
+    crew = Crew(Ledger(manifest.batch.total, rules), manifest, news=news)
+    crew.catch_up()
+    return BatchHandle(crew, news=news)
+
+
+def _reopen(store_uri: str, group_id: str) -> BatchHandle:
+    return _attach(open_store(store_uri), group_id)
+
+
+def _status(child: Child, job: JobHandle[Any]) -> JobStatus:
+    known = {State.SUCCEEDED: JobStatus.SUCCEEDED, State.FAILED: JobStatus.FAILED, State.GONE: JobStatus.NOT_FOUND}
+    if child.state in known:
+        return known[child.state]
+    try:
+        return job.status()
+    except (NotFound, KineticError):
+        return JobStatus.NOT_FOUND

@@ -1,0 +1,68 @@
+"""Beginning a batch: written down first, then submitted.
+
+In: a source of jobs, options of `run_async_map`. Out: `BatchHandle`. Called by remote and `collections`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kinetic.batch.crew import Crew
+from kinetic.batch.handle import BatchHandle
+from kinetic.batch.ledger import Ledger, Rules
+from kinetic.batch.manifest import Manifest, new_batch
+from kinetic.batch.sources import Source
+from kinetic.errors import UsageError, UsageTypeError
+from kinetic.job import spec
+from kinetic.storage.base import Store
+
+Tags = Mapping[str, str] | Sequence[str]
+
+
+def rules(*, max_concurrent: int | None, retries: int, fail_fast: bool, cancel_running_on_fail: bool) -> Rules:
+    """Check how a batch is to be run.
+
+    Raises:
+        UsageError: a value cannot work.
+    """
+    return Rules(
+        max_concurrent=None if max_concurrent is None else spec.count("max_concurrent", max_concurrent, least=1),
+        retries=spec.count("retries", retries, least=0),
+        fail_fast=spec.switch("fail_fast", fail_fast),
+        cancel_running_on_fail=spec.switch("cancel_running_on_fail", cancel_running_on_fail),
+    )
+
+
+def tags(given: object) -> Any:
+    """Check the caller's notes: a dict or a list of strings.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(isinstance(text, str) for pair in given.items() for text in pair):
+        return dict(given)
+    if isinstance(given, list | tuple) and all(isinstance(text, str) for text in given):
+        return list(given)
+    raise UsageTypeError(f"tags must be a dict of strings or a list of strings; it is {given!r}.")
+
+
+def launch(source: Source, store: Store, total: int, how: Rules, *, name: str, notes: Any) -> BatchHandle:
+    """Begin a batch: all is submitted in the background, or before this returns when nothing holds it up.
+
+    Raises:
+        StoreError: the store is full or cannot be written; nothing was submitted.
+    """
+    if total * (how.retries + 1) > _MOST_IDS:
+        raise UsageError(f"{total:,} inputs with {how.retries} retries are too many for one batch: make several.")
+    batch = new_batch(store, total, known_ids=source.known_ids, now=time.time(), retries=how.retries, name=name, tags=notes)
+    crew = Crew(Ledger(total, how), Manifest.begin(store, batch), source)
+    crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
+    return BatchHandle(crew)
+
+
+_MOST_IDS = 5_000_000
+"""They are all written down before the first job."""

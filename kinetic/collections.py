@@ -1,0 +1,79 @@
+"""One function over many inputs, under the name by which scripts import it.
+
+In: a function that submits jobs, inputs. Out: `BatchHandle`. Called by users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kinetic.batch import launch
+from kinetic.batch.handle import BatchHandle
+from kinetic.batch.inputs import calls
+from kinetic.batch.sources import Called
+from kinetic.config import settings as configuration
+from kinetic.errors import UsageTypeError
+from kinetic.job import spec
+from kinetic.remote import RemoteCallable
+from kinetic.storage.open import open_store
+
+if TYPE_CHECKING:
+    from kinetic.batch.launch import Tags
+
+
+def map(
+    submit_fn: Callable[..., Any],
+    inputs: Iterable[Any],
+    *,
+    input_mode: str = "auto",
+    max_concurrent: int | None = 64,
+    retries: int = 0,
+    fail_fast: bool = False,
+    cancel_running_on_fail: bool = False,
+    name: str | None = None,
+    tags: Tags | None = None,
+    project: str | None = None,
+    cluster: str | None = None,
+) -> BatchHandle:
+    """Submit a job for each input; see `RemoteCallable.run_async_map` for the options.
+
+    Args:
+        submit_fn: a decorated function or its `run_async`, which are packaged once for all inputs; or any function that submits a
+            job and returns its handle.
+        inputs: one entry for each job.
+
+    Raises:
+        UsageError: an input or an option cannot work; nothing was submitted.
+    """
+    remote = _remote(submit_fn)
+    if remote is not None:
+        return remote.run_async_map(
+            inputs,
+            input_mode=input_mode,
+            max_concurrent=max_concurrent,
+            retries=retries,
+            fail_fast=fail_fast,
+            cancel_running_on_fail=cancel_running_on_fail,
+            name=name,
+            tags=tags,
+            project=project,
+            cluster=cluster,
+        )
+    if not callable(submit_fn):
+        raise UsageTypeError(f"map takes a function that submits jobs; {submit_fn!r} cannot be called.")
+    how = launch.rules(
+        max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast, cancel_running_on_fail=cancel_running_on_fail
+    )
+    made = calls(inputs, input_mode)
+    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
+    title = spec.text("name", name) or spec.name_of(submit_fn)
+    return launch.launch(Called(made, submit_fn), store, len(made), how, name=title, notes=launch.tags(tags))
+
+
+def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
+    """The decorated function behind `submit_fn`, if it is one, or the `run_async` of one."""
+    if isinstance(submit_fn, RemoteCallable):
+        return submit_fn
+    owner = getattr(submit_fn, "__self__", None)
+    return owner if isinstance(owner, RemoteCallable) and getattr(submit_fn, "__name__", "") == "run_async" else None
