@@ -77,10 +77,14 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
 
     Args:
         accelerator: the slice, for example "cpu", "gpu-l4", "tpu-v6e-16"; `kinetic accelerators` lists them.
-        container_image, base_image_repo: what hosts of a cluster run.
-        zone, project, cluster, namespace: which cluster; without one the slice is simulated on this machine.
+        container_image: what hosts of a cluster run.
+        base_image_repo: where to take that from instead.
+        zone: the cluster's zone.
+        project: the cluster's project.
         capture_env_vars: variables of this environment to set for the function: names, or prefixes that end in "*".
+        cluster: the cluster; without one the slice is simulated on this machine.
         backend: "gke", "pathways", "local" or "ray"; the accelerator decides by default.
+        namespace: the namespace in the cluster.
         volumes: data at fixed paths (not in this version).
         spot: use preemptible machines.
         output_dir: where the function leaves files; `KINETIC_OUTPUT_DIR` in its environment.
@@ -245,7 +249,8 @@ class RemoteCallable(Generic[P, R]):
             cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.
             name: what people see; the function's name by default.
             tags: notes of yours, a dict or a list of strings.
-            project, cluster: which cluster, instead of the decorator's.
+            project: the cluster's project, instead of the decorator's.
+            cluster: the cluster, instead of the decorator's.
 
         Raises:
             UsageError: an input or an option cannot work, or the function cannot be pickled; nothing was submitted.

@@ -281,7 +281,8 @@ def attach_batch(
 
     Args:
         group_id: its id.
-        project, cluster: where to look, instead of the configured place.
+        project: where to look, instead of the configured project.
+        cluster: where to look, instead of the configured cluster.
         poll_interval: how often to look for newly submitted jobs at least.
         poll_timeout: after how long without a new job a batch that is submitted on another machine counts as submitted.
 
