@@ -19,6 +19,7 @@ In: ids and indices. Out: keys with "/" between parts. Called by everything that
     groups/<group_id>/stop.json           nothing more is to be submitted
     groups/<group_id>/end.json            nothing more will be submitted
     outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
+    data/<digest>/                        declared data, unpacked once for all jobs of this machine (see packaging.replica)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 JOBS = "jobs"
 REFS = "refs"
 BLOBS = "blobs/sha256"
+DATA = "data"
 GROUPS = "groups"
 
 
@@ -122,6 +124,11 @@ def group_stop(group_id: str) -> str:
 def group_end(group_id: str) -> str:
     """There when nothing more will be submitted."""
     return f"{group(group_id)}/end.json"
+
+
+def data(digest: str) -> str:
+    """Declared data with this digest, unpacked."""
+    return f"{DATA}/{digest}"
 
 
 def outputs(job_id: str) -> str:

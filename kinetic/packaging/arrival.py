@@ -1,6 +1,6 @@
 """A source tree from the store into a folder, verified while it is written.
 
-In: a store, the tree's digest, an empty folder. Out: the files. Called on each host, through `bundle`.
+In: a store, the tree's digest, an empty folder. Out: the files. Called on each host, by its workspace and by `replica`.
 
 Nothing is taken on trust: the manifest must have the digest that the plan names, every content the digest that the manifest
 names, and nothing is written outside the folder. A damaged content is removed from the store, so that the next submission
@@ -37,7 +37,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> None:
         CorruptRecord: what is stored is not what was sent.
         StoreError: the folder is not empty or cannot be written; StoreFull when its disk is full.
     """
-    entries = _entries(store, tree)
+    entries = listed(store, tree)
     try:
         dest.mkdir(parents=True, exist_ok=True, mode=0o700)
         if any(dest.iterdir()):
@@ -48,14 +48,19 @@ def unpack(store: Store, tree: Tree, dest: Path) -> None:
         raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
 
 
-def _entries(store: Store, tree: Tree) -> list[manifest.Entry]:
+def listed(store: Store, tree: Tree) -> list[manifest.Entry]:
+    """Return what the tree holds.
+
+    Raises:
+        CorruptRecord: its manifest is missing, or not the one that the plan names.
+    """
     key = paths.blob(tree.manifest.digest)
     try:
         data = store.get(key)
     except NotFound as error:
         raise CorruptRecord("The manifest of the source tree is missing from the store: submit the job again.") from error
     if hashlib.sha256(data).hexdigest() != tree.manifest.digest:
-        _forget(store, key)
+        forget(store, key)
         raise CorruptRecord(f"The manifest of the source tree is not what was sent. {_AGAIN}")
     entries = manifest.decode(data)
     sizes = [entry.size_bytes for entry in entries if isinstance(entry, manifest.File)]
@@ -72,7 +77,7 @@ def _write(store: Store, tree: Tree, entries: list[manifest.Entry], dest: str) -
         os.mkdir(os.path.join(dest, folder.path), 0o700)
     files = [entry for entry in entries if isinstance(entry, manifest.File)]
     worth = not isinstance(store, LocalStore) or worth_it(tree.files, tree.size_bytes)
-    in_threads(lambda file: _write_file(store, tree, file, dest), files, worth=worth)
+    in_threads(lambda file: write_file(store, tree, file, dest), files, worth=worth)
     for entry in entries:
         if isinstance(entry, manifest.Link):
             os.symlink(entry.target, os.path.join(dest, entry.path))
@@ -80,7 +85,12 @@ def _write(store: Store, tree: Tree, entries: list[manifest.Entry], dest: str) -
         os.chmod(os.path.join(dest, folder.path), folder.mode | 0o700)
 
 
-def _write_file(store: Store, tree: Tree, file: manifest.File, dest: str) -> None:
+def write_file(store: Store, tree: Tree, file: manifest.File, dest: str) -> None:
+    """Write one file of the tree below `dest` and verify it.
+
+    Raises:
+        CorruptRecord: what is stored is not what was sent.
+    """
     path = os.path.join(dest, file.path)
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -92,7 +102,7 @@ def _write_file(store: Store, tree: Tree, file: manifest.File, dest: str) -> Non
             while view:
                 view = view[target.write(view) :]
         if (digest.hexdigest(), size) != (file.digest, file.size_bytes):
-            _forget(store, paths.blob(file.digest), paths.blob(tree.manifest.digest))
+            forget(store, paths.blob(file.digest), paths.blob(tree.manifest.digest))
             raise CorruptRecord(f"The stored content of {file.path!r} is not what was sent. {_AGAIN}")
         os.fchmod(descriptor, file.mode & 0o777)
 
@@ -107,11 +117,12 @@ def _chunks(store: Store, tree: Tree, file: manifest.File) -> Iterator[bytes]:
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk
     except (NotFound, FileNotFoundError) as error:
-        _forget(store, paths.blob(tree.manifest.digest))
+        forget(store, paths.blob(tree.manifest.digest))
         raise CorruptRecord(f"The stored content of {file.path!r} is missing. Submit the job again.") from error
 
 
-def _forget(store: Store, *keys: str) -> None:
+def forget(store: Store, *keys: str) -> None:
+    """Remove damaged content, so that the next submission sends it again."""
     for key in keys:
         with suppress(StoreError):  # A host that may only read has done its part by saying so.
             store.delete(key)

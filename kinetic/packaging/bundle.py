@@ -1,7 +1,7 @@
 """The project's source tree on its way to the hosts, by content: what is there already is not sent again.
 
 In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the host the same folder. Called by planning (`build`),
-submission (`upload`) and the host's workspace (`unpack`).
+`data` (`build_data`), submission (`upload`) and the host's workspace (`unpack`).
 """
 
 # ruff: noqa: PTH118
@@ -28,8 +28,10 @@ from kinetic.storage.local import LocalStore
 _LARGEST = 5
 _NAMED = 10
 _WHOLE_BYTES = 64 << 20
+_Told = Callable[[walk.Scan], tuple[str, ...]]
+"""What people should know of a walk."""
 
-__all__ = ["Bundle", "Sent", "build", "unpack", "upload"]
+__all__ = ["Bundle", "Sent", "build", "build_data", "unpack", "upload"]
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,47 @@ def build(
         raise UsageError(f"The project's folder {root} does not exist.")
     left_out = {os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees")}
     note = snapshot.place(cache_dir, top, left_out, default_excludes)
+    return _packed(top, note, clock_ns, lambda: walk.scan(top, exclude=left_out, default_excludes=default_excludes), _of_sources)
+
+
+def build_data(
+    path: Path, *, exclude: Iterable[Path] = (), cache_dir: Path, clock_ns: Callable[[], int] = time.time_ns
+) -> Bundle:
+    """Pack declared data: a whole folder, or a file as a tree of one file. Nothing is left out but `exclude`.
+
+    Raises:
+        UsageError: there is nothing at the path, or a part of it cannot be read or does not stand still.
+    """
+    if os.path.isdir(path):
+        top = os.path.realpath(path)
+        left_out = {os.path.realpath(each) for each in (*exclude, cache_dir / "trees")}
+        note = snapshot.place(cache_dir, f"data:{top}", left_out, False)
+        return _packed(
+            top, note, clock_ns, lambda: walk.scan(top, exclude=left_out, default_excludes=False, everything=True), _of_data
+        )
+    top = os.path.realpath(path.parent)
+    note = snapshot.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
+    return _packed(top, note, clock_ns, lambda: _one_file(path), _of_data)
+
+
+def _one_file(path: Path) -> walk.Scan:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise UsageError(f"The data {path} cannot be read: {error.strerror}.") from error
+    stamp = walk.stamp_of(info)
+    found = walk.FoundFile(os.path.realpath(path), info.st_mode & 0o777, info.st_size, stamp)
+    return walk.Scan(files={path.name: found}, watched={found.path: stamp})
+
+
+def _packed(root: str, note: Path, clock_ns: Callable[[], int], scan: Callable[[], walk.Scan], told: _Told) -> Bundle:
+    """Pack, unless nothing has changed since that was done last."""
     old = snapshot.load(note)
     if old is None or not snapshot.unchanged(old):
         began_ns = clock_ns()
-        scan = walk.scan(top, exclude=left_out, default_excludes=default_excludes)
-        old = _pack(top, scan, old)
+        old = _pack(root, scan(), old, told)
         snapshot.save(note, old, began_ns=began_ns)
-    return Bundle(old.manifest, old.tree, Path(top), old.warnings, old.largest)
+    return Bundle(old.manifest, old.tree, Path(root), old.warnings, old.largest)
 
 
 def upload(bundle: Bundle, store: Store) -> Sent:
@@ -116,7 +152,7 @@ def upload(bundle: Bundle, store: Store) -> Sent:
     return Sent(len(sent), sum(sent))
 
 
-def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None) -> snapshot.Snapshot:
+def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None, told: _Told) -> snapshot.Snapshot:
     entries: list[manifest.Entry] = [manifest.Folder(path, mode) for path, mode in scan.folders.items()]
     entries += [manifest.Link(path, target) for path, target in scan.links.items()]
     files: list[manifest.File] = []
@@ -135,14 +171,27 @@ def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None) -> snapshot
     return snapshot.Snapshot(
         manifest=data,
         tree=Tree(blob, len(files), sum(file.size_bytes for file in files)),
-        warnings=_warnings(scan),
+        warnings=told(scan),
         largest=tuple(largest),
         followed={path: found.path for path, found in scan.files.items() if found.path != os.path.join(root, path)},
         watched=watched,
     )
 
 
-def _warnings(scan: walk.Scan) -> tuple[str, ...]:
+def _of_data(scan: walk.Scan) -> tuple[str, ...]:
+    """Declared data arrives whole or not at all."""
+    if scan.unreadable:
+        raise UsageError(f"This part of the data cannot be read: {_named(scan.unreadable)}. Make it readable, or take it out.")
+    texts = (
+        (scan.secrets, "These files of the data look like secrets and are sent: {}."),
+        (scan.broken, "Links in the data that lead nowhere are left out: {}."),
+        (scan.loops, "Links in the data to a folder that they lie in are left out: {}."),
+        (scan.special, "What is neither file nor folder is left out of the data: {}."),
+    )
+    return tuple(text.format(_named(found)) for found, text in texts if found)
+
+
+def _of_sources(scan: walk.Scan) -> tuple[str, ...]:
     texts = (
         (scan.secrets, "These files look like secrets and are sent: {}. Leave out in .kineticignore what is not needed."),
         (scan.broken, "Links that lead nowhere are left out: {}."),

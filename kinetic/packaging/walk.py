@@ -96,20 +96,23 @@ def stamp_at(path: str) -> Stamp:
         return ()
 
 
-def scan(root: str, *, exclude: Collection[str], default_excludes: bool) -> Scan:
+def scan(root: str, *, exclude: Collection[str], default_excludes: bool, everything: bool = False) -> Scan:
     """Walk the tree below the root, which must be a real path; `exclude` holds real paths.
+
+    With `everything`, as for declared data, no ignore file, no default and no limit leaves anything out.
 
     Raises:
         UsageError: the tree is too large to be meant.
     """
-    return _Walk(root, frozenset(exclude), default_excludes).run()
+    return _Walk(root, frozenset(exclude), default_excludes and not everything, everything).run()
 
 
 class _Walk:
-    def __init__(self, root: str, exclude: frozenset[str], default_excludes: bool) -> None:
+    def __init__(self, root: str, exclude: frozenset[str], default_excludes: bool, everything: bool) -> None:
         self._root = root
         self._inside = root.rstrip("/") + "/"
         self._exclude = exclude
+        self._everything = everything
         self._default_excludes = default_excludes
         self._names = ignore.ALWAYS | ignore.DEFAULTS if default_excludes else ignore.ALWAYS
         self._found = Scan()
@@ -117,10 +120,10 @@ class _Walk:
         self._todo: list[_Visit] = []
         self._links: list[tuple[str, str, bool, _Visit]] = []
         self._factor = _PROJECT_FACTOR if any(os.path.lexists(self._inside + m) for m in (*MARKERS, ".kineticignore")) else 1
-        self._own = self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
+        self._own = ignore.Rules(()) if everything else self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
 
     def run(self) -> Scan:
-        self._todo.append(_Visit(self._root, "", self._levels_above(), ()))
+        self._todo.append(_Visit(self._root, "", () if self._everything else self._levels_above(), ()))
         while self._todo or self._links:
             while self._todo:
                 self._look_into(self._todo.pop())
@@ -144,7 +147,7 @@ class _Walk:
             del self._found.folders[visit.rel]  # A virtual environment under another name.
             return
         levels = visit.levels
-        if ".gitignore" in names and (rules := self._read(f"{visit.path}/.gitignore", ignore.git_rules)):
+        if ".gitignore" in names and not self._everything and (rules := self._read(f"{visit.path}/.gitignore", ignore.git_rules)):
             levels = (*levels, ignore.Level(rules, cut=len(visit.rel) + 1 if visit.rel else 0))
         inside = _Visit(visit.path, visit.rel, levels, (*visit.way, (info.st_dev, info.st_ino)))
         for entry in entries:
@@ -152,7 +155,7 @@ class _Walk:
 
     def _meet(self, entry: os.DirEntry[str], rel: str, visit: _Visit) -> None:
         name = entry.name
-        if name in ignore.ALWAYS or entry.path in self._exclude:
+        if entry.path in self._exclude or (name in ignore.ALWAYS and not self._everything):
             return
         is_link = entry.is_symlink()
         try:
@@ -169,6 +172,8 @@ class _Walk:
             self._take_file(entry.path, rel)
 
     def _left_out(self, rel: str, name: str, is_folder: bool, is_link: bool, levels: tuple[ignore.Level, ...]) -> bool:
+        if self._everything:
+            return False
         verdict = self._own.decide(rel, name, is_folder=is_folder)
         if verdict is None:  # For git, a link to a folder is a file.
             verdict = ignore.ignored_by_git(levels, rel, name, is_folder=is_folder and not is_link)
@@ -221,6 +226,8 @@ class _Walk:
         self._count(info.st_size)
 
     def _count(self, size_bytes: int) -> None:
+        if self._everything:
+            return
         self._size_bytes += size_bytes
         if len(self._found.files) > MOST_FILES * self._factor or self._size_bytes > MOST_BYTES * self._factor:
             raise UsageError(

@@ -1,0 +1,147 @@
+"""Declared data that travels with a call: found among its arguments and volumes, packed, replaced by references.
+
+In: arguments, volumes, the user's cache folder. Out: `Cargo`: arguments to pickle, what the plan says of the data, what to send.
+Called by remote (`volumes`), planning (`load`) and submission (`send`).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic.errors import UsageError, UsageTypeError
+from kinetic.job.plan import Dataset
+from kinetic.packaging import nested
+from kinetic.packaging.bundle import Bundle, upload
+from kinetic.packaging.data import Data
+from kinetic.packaging.delivery import Reference
+from kinetic.storage.base import Store
+
+_RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """A call, and the data that it needs.
+
+    Attributes:
+        args, kwargs: of the call, with references where data was.
+        data: what the plan says, volumes first.
+        bundles: what has to be sent, with the `Data` it comes from.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[Dataset, ...] = ()
+    bundles: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know before the data leaves the machine."""
+        return tuple(f"{data!r}: {warning}" for data, bundle in self.bundles for warning in bundle.warnings)
+
+
+def volumes(value: object) -> dict[str, Data]:
+    """Check `volumes`: a dict of absolute path to `Data`, none inside another.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise UsageTypeError(f'volumes must be a dict such as {{"/data": kinetic.Data("./data")}}; it is {value!r}.')
+    checked: dict[str, Data] = {}
+    for place, data in value.items():
+        path = _mount_path(place)
+        if not isinstance(data, Data):
+            raise UsageTypeError(f"volumes[{place!r}] must be kinetic.Data; it is {data!r}. Write kinetic.Data({data!r}).")
+        for other in checked:
+            if path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/"):
+                raise UsageError(f"volumes: {path!r} and {other!r} lie in one another. Give each data a path of its own.")
+        checked[path] = data
+    return checked
+
+
+def _mount_path(place: object) -> str:
+    if not isinstance(place, str) or not place.startswith("/") or "\0" in place:
+        raise UsageError(f"volumes: {place!r} is not an absolute path.")
+    path = "/" + posixpath.normpath(place).lstrip("/")
+    if path == "/" or any(path == taken or path.startswith(f"{taken}/") for taken in _RESERVED):
+        raise UsageError(f"volumes: data cannot be at {place!r}: the system needs that path. Choose another one, such as /data.")
+    return path
+
+
+def local_paths(args: Sequence[Any], kwargs: Mapping[str, Any], mounted: Mapping[str, Data]) -> list[Path]:
+    """Return where the local data of a call lies: the source tree leaves it out."""
+    found = nested.find((tuple(args), dict(kwargs)), Data).things
+    return [Path(data.path) for data in (*mounted.values(), *found) if data.is_local]
+
+
+def load(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mounted: Mapping[str, Data],
+    *,
+    cache_dir: Path,
+    exclude: Sequence[Path] = (),
+) -> Cargo:
+    """Pack the data of a call. Reads the local disk; content that was packed before and has not changed is not read again.
+
+    Args:
+        args, kwargs: of the call.
+        mounted: its volumes.
+        cache_dir: the user's cache folder.
+        exclude: folders that are never data: kinetic's own.
+
+    Raises:
+        UsageError: data is where no path could take its place, or cannot be read.
+    """
+    call = (tuple(args), dict(kwargs))
+    found = nested.find(call, Data)
+    declared: list[tuple[Data, str]] = [(data, path) for path, data in mounted.items()]
+    declared += [(data, "") for data in found.things]
+    packed = [_bundle(data, cache_dir, exclude) for data, _ in declared]
+    number = {id(data): index for index, (data, path) in enumerate(declared) if not path}
+    new_args, new_kwargs = nested.replaced(call, found, lambda data: Reference(number[id(data)]), Data)
+    return Cargo(
+        args=new_args,
+        kwargs=new_kwargs,
+        data=tuple(_dataset(data, path, bundle) for (data, path), bundle in zip(declared, packed, strict=True)),
+        bundles=tuple((data, bundle) for (data, _), bundle in zip(declared, packed, strict=True) if bundle is not None),
+    )
+
+
+def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | None:
+    return None if data.fuse or not data.is_local else data.packed(cache_dir=cache_dir, exclude=tuple(exclude))
+
+
+def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
+    return Dataset(data.path, data.is_dir, None if bundle is None else bundle.tree, mount)
+
+
+def here(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call that runs in this process: with the local path in place of each `Data`."""
+    call = (tuple(args), dict(kwargs))
+    found = nested.find(call, Data)
+    changed: tuple[tuple[Any, ...], dict[str, Any]] = nested.replaced(call, found, lambda data: data.__fspath__(), Data)
+    return changed
+
+
+def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> int:
+    """Bring the data into the store; return how many bytes that took. What is there is not sent again.
+
+    Raises:
+        UsageError: it has changed since it was packed.
+        StoreError: the store does not take it.
+    """
+    size_bytes = 0
+    for data, bundle in bundles:
+        try:
+            size_bytes += upload(bundle, store).size_bytes
+        except UsageError as error:
+            raise UsageError(
+                f"{data!r} has changed since it was first used, and what it was is not in the store: make a new Data. ({error})"
+            ) from error
+    return size_bytes
