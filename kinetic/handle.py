@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from kinetic import following
+from kinetic import following, notebook
 from kinetic.backends import registry
 from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic.config import settings as configuration
@@ -33,6 +33,7 @@ from kinetic.storage.open import open_store
 
 if TYPE_CHECKING:
     from kinetic.debug import PortForward
+    from kinetic.drawing import Picture
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
@@ -92,6 +93,11 @@ class JobHandle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}: {self.display_name} on {self.accelerator} ({self.backend})>"
+
+    def _repr_html_(self) -> str:
+        from kinetic import drawing
+
+        return drawing.html(self._picture())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.ref == self.ref
@@ -257,6 +263,7 @@ class JobHandle(Generic[R_co]):
             WaitTimeout: the time has passed; the job goes on.
             JobFailed: the job failed, and not through an exception of the function that can be rebuilt here.
         """
+        __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
         if self._collected is not None:
             return cast("R_co", self._collected[0])
         request = LogRequest(hosts=(0,) if stream_logs else ())
@@ -329,20 +336,35 @@ class JobHandle(Generic[R_co]):
         timeout_s: float | None = None,
         on_status: OnStatus | None = None,
     ) -> Outcome:
+        show = notebook.progress(self._picture, self._clock)
         deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
         look = StatusWatch(self.status, on_status, self._clock)
         for event in following.follow(self._place, self._store, self.ref, request):
             if isinstance(event, Finished):
                 look(event.outcome)
+                show(event.outcome)
                 return event.outcome
             if isinstance(event, LogChunk) and printer is not None:
                 printer.write(event)
             look()
+            show()
             if deadline is not None and self._clock() >= deadline and self._stored() is None:
                 raise WaitTimeout(f"{self.job_id} has not ended within {timeout_s:g} s. It goes on; {self._way_back()}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
+    def _picture(self, outcome: Outcome | None = None) -> Picture:
+        """What there is to see of the job now. Never fails: it is drawn while something else goes on."""
+        from kinetic import drawing
+
+        state, events = "unknown", list[dict[str, Any]]()
+        with contextlib.suppress(KineticError, OSError):
+            outcome = outcome or self._stored()
+            state = str(self.status() if outcome is None else outcome.verdict).lower()
+            events = self.events() if outcome is None else []
+        return drawing.of_job(self.ref, state, events, outcome, time.time())
+
     def _value(self, outcome: Outcome, *, seen: bool) -> Any:
+        __tracebackhide__ = True
         if not outcome.ok:
             raise exception_of(self._evidence(outcome, seen=seen))
         from kinetic.packaging import payload

@@ -7,7 +7,19 @@ IPython is imported unless this process has imported it already.
 from __future__ import annotations
 
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kinetic.drawing import Picture
+    from kinetic.job.outcome import Outcome
+
+SHOWN_AFTER_S = 0.5
+"""What is over sooner needs no display."""
+QUICK_S, CALM_S = 1.0, 5.0
+"""Between two looks, in the first minute and later."""
+_CALM_AFTER_S = 60.0
 
 
 def kernel_shell() -> Any:
@@ -29,3 +41,70 @@ def cell_title(file: str) -> str:
     named = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
     title = named(file) if named is not None else None
     return " ".join(title) if title else ""
+
+
+class Show(Protocol):
+    """Is called while something is waited for, and once at the end with how it ended."""
+
+    def __call__(self, outcome: Outcome | None = None) -> None:
+        """Show what there is to see."""
+        ...
+
+
+def progress(look: Callable[[Outcome | None], Picture], clock: Callable[[], float]) -> Show:
+    """Return what to call while waiting: in a notebook's cell it draws what `look` sees, elsewhere it does nothing."""
+    shell = kernel_shell()
+    if shell is None or threading.current_thread() is not threading.main_thread():
+        return _nothing
+    return Progress(look, clock, _Display().show)
+
+
+def _nothing(outcome: Outcome | None = None) -> None:
+    pass
+
+
+class Progress:
+    """A picture in the running cell, drawn anew now and then, only if it has changed."""
+
+    def __init__(
+        self,
+        look: Callable[[Outcome | None], Picture],
+        clock: Callable[[], float],
+        show: Callable[[dict[str, str]], object],
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._show = show
+        self._begun = clock()
+        self._due = self._begun + SHOWN_AFTER_S
+        self._last: dict[str, str] = {}
+
+    def __call__(self, outcome: Outcome | None = None) -> None:
+        """Draw, if it is time to; how it ended is drawn if anything was."""
+        now = self._clock()
+        if (outcome is None and now < self._due) or (outcome is not None and not self._last):
+            return
+        self._due = now + (QUICK_S if now - self._begun < _CALM_AFTER_S else CALM_S)
+        from kinetic import drawing
+
+        picture = self._look(outcome)
+        drawn = {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}
+        if drawn != self._last:
+            self._last = drawn
+            self._show(drawn)
+
+
+class _Display:
+    """One place in the output of the running cell."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, drawn: dict[str, str]) -> None:
+        """Put it there, in place of what was there."""
+        from IPython.core.display_functions import display
+
+        if self._handle is None:
+            self._handle = display(drawn, raw=True, display_id=True)
+        else:
+            self._handle.update(drawn, raw=True)

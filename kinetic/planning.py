@@ -157,6 +157,22 @@ class PlanView:
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
+        plan = self.plan
+        lines = [f"Plan of {plan.name} on {plan.topology.name} (nothing was created)"]
+        lines += [f"  {name:<10} {value}" for name, value in self._rows()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from kinetic import drawing
+
+        plan = self.plan
+        facts = (plan.topology.name, "nothing was created")
+        picture = drawing.Picture(
+            f"Plan of {plan.name}", facts, "", plan.topology, (drawing.PLANNED,) * plan.hosts, tuple(self._rows())
+        )
+        return drawing.html(picture)
+
+    def _rows(self) -> list[tuple[str, str]]:
         plan, topology = self.plan, self.plan.topology
         stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
         rows = {
@@ -168,9 +184,7 @@ class PlanView:
             "secrets": ", ".join(plan.secrets),
             "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
         }
-        lines = [f"Plan of {plan.name} on {topology.name} (nothing was created)"]
-        lines += [f"  {name:<10} {value}" for name, value in rows.items() if value]
-        return "\n".join(lines + [f"  warning    {warning}" for warning in self.warnings])
+        return [(name, value) for name, value in rows.items() if value] + [("warning", text) for text in self.warnings]
 
     def _source(self) -> str:
         tree = self.plan.tree

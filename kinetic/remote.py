@@ -186,6 +186,7 @@ class RemoteCallable(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the slice: print the leader's output as it comes, return its value or raise what the function raised."""
+        __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
         from kinetic.config import settings
 
         if settings.on_host():
@@ -196,6 +197,7 @@ class RemoteCallable(Generic[P, R]):
 
     def _call_debugged(self, args: Any, kwargs: Any) -> R:
         """Submit, bring the debugger to this machine, and wait: the function starts once somebody has attached."""
+        __tracebackhide__ = True
         import contextlib
         import sys
 
