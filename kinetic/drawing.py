@@ -115,7 +115,7 @@ def summary(hosts: Sequence[str]) -> str:
 def host_states(events: Iterable[Mapping[str, Any]], hosts: int, outcome: Outcome | None = None) -> tuple[str, ...]:
     """Return the state of each host, from what has happened so far, or from the verdict."""
     if outcome is not None and outcome.reports:
-        told = {report.host: _ended(report.exit, report.host in outcome.blamed) for report in outcome.reports}
+        told = {report.host: _ended(report.exit) for report in outcome.reports}
         return tuple(told.get(host, PENDING) for host in range(hosts))
     states, attempt = [PENDING] * hosts, None
     for event in events:
@@ -145,14 +145,13 @@ def _happen(states: list[str], event: Mapping[str, Any]) -> None:
         states[host] = FAILED
     elif kind == "report" and states[host] != FAILED:
         exit_name = str(event.get("detail", "")).partition(":")[0]
-        states[host] = _ended(exit_name, blamed=False)
+        states[host] = _ended(exit_name)
 
 
-def _ended(exit_name: str, blamed: bool) -> str:
+def _ended(exit_name: str) -> str:
     if exit_name == Exit.RETURNED:
         return RETURNED
-    told = exit_name in (Exit.STOPPED, Exit.CANCELLED, Exit.TIMEOUT)
-    return STOPPED if told and not (blamed and exit_name == Exit.STOPPED) else FAILED
+    return STOPPED if exit_name in (Exit.STOPPED, Exit.CANCELLED, Exit.TIMEOUT) else FAILED
 
 
 def _slices(picture: Picture) -> str:

@@ -1,0 +1,180 @@
+"""Drawings of jobs: well formed, escaped, bounded, readable without styles, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laptop_fakes import NOW, plan, ref
+
+from kinetic import drawing
+from kinetic.accelerators.resolve import resolve
+from kinetic.job.outcome import Exit, HostReport, judge
+from kinetic.planning import PlanView
+
+VOID = {"br", "img", "hr", "input", "meta", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and keeps what is written."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.open, self.words, self.tags, self.attributes = [], [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in VOID
+        self.open.append(tag)
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def picture(accelerator="tpu-v6e-16", slices=1, states=None, **more):
+    topology = resolve(accelerator)
+    hosts = states or ("running",) * (slices * topology.hosts)
+    return drawing.Picture("train", ("job-00000001", accelerator), "running", topology, tuple(hosts), **more)
+
+
+def event(kind, host=None, detail="", attempt=1):
+    return {"kind": kind, "host": host, "detail": detail, "attempt": attempt}
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_host_is_written_out_and_has_its_chips():
+    page = Page(drawing.html(picture(states=["running", "returned", "failed", "pending"])))
+    for host in ("0 running", "1 returned", "2 failed", "3 pending"):
+        assert host in page.text
+    assert "tpu-v6e-16 · 4x4 · 4 hosts: 1 running, 1 returned, 1 failed, 1 pending" in page.text
+    squares = [value for name, value in page.attributes if name == "style" and "inline-block" in value]
+    assert len(squares) == 16
+
+
+def test_slices_are_drawn_apart():
+    page = Page(drawing.html(picture("tpu-v6e-8", slices=3)))
+    assert [s for s in ("slice 0", "slice 1", "slice 2", "slice 3") if s in page.text] == ["slice 0", "slice 1", "slice 2"]
+    assert "5 running" in page.text, "hosts are numbered over all slices"
+
+
+@given(title=st.text(max_size=40), fact=st.text(max_size=20), row=st.text(max_size=30))
+def test_names_cannot_break_out(title, fact, row):
+    shown = dataclasses.replace(picture(), title=title, facts=(fact,), rows=((row, title),))
+    page = Page(drawing.html(shown))
+    assert set(page.tags) <= {"div", "b", "span", "table", "tr", "th", "td"}
+    assert " ".join(title.split()) in page.text or "\\r" in title or not title.isprintable()
+
+
+def test_a_script_stays_text():
+    shown = dataclasses.replace(picture(), title='<script>alert("x")</script>', facts=('"onmouseover="x',))
+    html = drawing.html(shown)
+    assert "<script" not in html
+    assert '<script>alert("x")</script>' in Page(html).text
+    assert not [name for name, _ in Page(html).attributes if name.startswith("on")]
+
+
+def test_nothing_comes_from_elsewhere_and_text_keeps_the_colour_of_its_surroundings():
+    html = drawing.html(picture(states=["running", "failed", "stopped", "joined"], rows=(("reason", "host 1 died"),)))
+    assert not re.search(r"https?:|url\(|<style|<script|<link|<img|@import|src=|href=", html)
+    coloured = re.findall(r'<span style="color:[^"]*">([^<]*)</span>', html)
+    assert set(coloured) <= {"●"}, "only the dot is coloured, never words"
+    assert not re.search(r"background:(white|black|#fff|#000)", html)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "slices", "hosts"), [("tpu-v6e-256", 1, 64), ("tpu-v6e-256", 8, 512), ("tpu-v6e-256", 40, 2560)]
+)
+def test_large_gangs_stay_small(accelerator, slices, hosts):
+    html = drawing.html(picture(accelerator, slices))
+    assert len(html) < 250_000
+    page = Page(html)
+    assert ("and 1,536 more hosts" in page.text) == (hosts == 2560)
+    if hosts > 64:
+        assert ("title", "host 511: running") in page.attributes
+
+
+def test_an_accelerator_of_a_later_version_has_hosts_without_chips():
+    unknown = drawing.of_job(dataclasses.replace(ref(), accelerator="tpu-v99-16"), "running", [], None, NOW)
+    page = Page(drawing.html(unknown))
+    assert "3 pending" in page.text
+    assert "inline-block" not in drawing.html(unknown)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(-1, "0 s"), (0.9, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (3600, "1 h 0 min"), (7500, "2 h 5 min")]
+)
+def test_durations(seconds, words):
+    assert drawing.duration(seconds) == words
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def test_states_follow_events():
+    events = [event("joined", 0), event("joined", 2)]
+    assert drawing.host_states(events, 3) == ("joined", "pending", "joined")
+    events += [event("joined", 1), event("ready")]
+    assert drawing.host_states(events, 3) == ("running",) * 3
+    events += [
+        event("report", 1, "returned"),
+        event("failure", 2, "ValueError"),
+        event("report", 2, "raised: x"),
+        event("report", 0, "stopped: x"),
+    ]
+    assert drawing.host_states(events, 3) == ("stopped", "returned", "failed")
+    assert drawing.host_states([*events, event("retry"), event("joined", 0, attempt=2)], 3) == ("joined", "pending", "pending")
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["kind", "host", "detail", "attempt"]), st.none() | st.integers(-3, 9) | st.text(max_size=9)
+        )
+    )
+)
+def test_damaged_events_are_passed_over(events):
+    assert len(drawing.host_states(events, 4)) == 4
+
+
+def test_the_verdict_says_how_each_host_ended():
+    reports = [
+        HostReport(0, Exit.RETURNED),
+        HostReport(1, Exit.SIGNAL),
+        HostReport(2, Exit.STOPPED),
+        HostReport(3, Exit.CANCELLED),
+    ]
+    outcome = judge(4, reports, blamed=(1,), now=NOW + 5)
+    assert drawing.host_states([], 4, outcome) == ("returned", "failed", "stopped", "stopped")
+    shown = drawing.of_job(ref(), "failed", [], outcome, NOW + 1000)
+    assert "5 s" in shown.facts, "an ended job shows how long it took"
+    assert "host 1" in Page(drawing.html(shown)).text
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_drawn_with_what_it_says_as_text():
+    view = PlanView(plan(), ({"kind": "JobSet"},), "pathways", ("big <tree>",))
+    page = Page(view._repr_html_())
+    assert "Plan of train" in page.text
+    assert "3 planned" in page.text
+    assert "big <tree>" in page.text
+    for line in repr(view).splitlines()[1:]:
+        assert " ".join(line.split()) in page.text

@@ -1,0 +1,71 @@
+"""The display in a notebook's cell: late, calm, last."""
+
+from __future__ import annotations
+
+import sys
+
+from kinetic import drawing, notebook
+from kinetic.job.outcome import Outcome, Verdict
+
+
+class Cell:
+    """A cell that waits: a clock, and what is displayed."""
+
+    def __init__(self):
+        self.now, self.looks, self.shown, self.title = 100.0, 0, [], "train"
+        self.progress = notebook.Progress(self.look, lambda: self.now, self.shown.append)
+
+    def look(self, outcome):
+        self.looks += 1
+        state = "running" if outcome is None else str(outcome.verdict)
+        return drawing.Picture(self.title, (), state, None, ("running",))
+
+    def wait(self, seconds, step=0.1):
+        for _ in range(round(seconds / step)):
+            self.now += step
+            self.progress()
+
+
+def test_what_is_over_soon_shows_nothing():
+    cell = Cell()
+    cell.wait(0.4)
+    cell.progress(Outcome(Verdict.SUCCEEDED))
+    assert (cell.shown, cell.looks) == ([], 0)
+
+
+def test_only_changes_are_shown_and_the_end():
+    cell = Cell()
+    cell.wait(10)
+    assert len(cell.shown) == 1
+    assert "train" in cell.shown[0]["text/html"]
+    assert cell.shown[0]["text/plain"] == "train · running · 1 host: running"
+    cell.title = "train again"
+    cell.wait(1.1)
+    assert len(cell.shown) == 2
+    cell.progress(Outcome(Verdict.FAILED))
+    assert "failed" in cell.shown[-1]["text/plain"]
+    assert len(cell.shown) == 3
+
+
+def test_long_waits_are_looked_at_rarely():
+    cell = Cell()
+    cell.wait(60)
+    assert 55 <= cell.looks <= 61
+    before = cell.looks
+    cell.wait(600)
+    assert cell.looks - before <= 121
+
+
+def test_outside_a_kernel_nothing_happens(monkeypatch):
+    def fail(*_):
+        raise AssertionError("looked")
+
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    show = notebook.progress(fail, fail)
+    show()
+    show(Outcome(Verdict.SUCCEEDED))
+    assert notebook.kernel_shell() is None
+
+
+def test_files_that_are_no_cells_have_no_title():
+    assert notebook.cell_title(__file__) == ""
