@@ -32,19 +32,28 @@ class Preloader:
     def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         self._errors: IO[bytes] = tempfile.TemporaryFile()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kinetic.runner.preload", str(theirs.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd="/",
-                env={**environ, **_SILENT, **(_ONE_THREAD if modules else {}), "PYTHONPATH": _python_path(environ)},
-            )
+        try:
+            self._process = self._start(theirs, modules, environ)
+        except OSError as error:
+            ours.close()
+            self._errors.close()
+            raise SubmitError(f"Python could not be started: {error.strerror}: {error.filename or sys.executable}.") from error
+        finally:
+            theirs.close()
         self._socket = ours
         self.owner = os.getpid()
+
+    def _start(self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kinetic.runner.preload", str(theirs.fileno()), *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            cwd="/",
+            env={**environ, **_SILENT, **(_ONE_THREAD if modules else {}), "PYTHONPATH": _python_path(environ)},
+        )
 
     def launch(self, request: dict[str, Any]) -> int:
         """Fork a supervisor; return its process id once it holds the job's lock.
@@ -77,6 +86,18 @@ class Preloader:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
         return ":\n" + "\n".join(lines) if lines else "."
+
+    def try_out(self, limit_s: float) -> str:
+        """Ask for nothing: once it has imported all, it ends by itself. Return what went wrong, or ""."""
+        self._socket.close()
+        try:
+            code = self._process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        words = self._last_words()
+        if code == 0:
+            return ""
+        return f"it ended with code {code}{words}" if code is not None else f"it was not ready after {limit_s:g} s{words}"
 
     def close(self) -> None:
         """End the process; supervisors that it forked go on."""
@@ -116,6 +137,14 @@ def warm_up(modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
     """Start the preloader for these modules now, so that it imports while the caller packs its call."""
     with _lock:
         _preloader(modules, environ)
+
+
+def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:
+    """Start a preloader for these modules, let it import them, and end it; return what went wrong, or ""."""
+    try:
+        return Preloader(modules, environ).try_out(limit_s)
+    except SubmitError as error:
+        return str(error)
 
 
 def _preloader(modules: tuple[str, ...], environ: Mapping[str, str]) -> Preloader:

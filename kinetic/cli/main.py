@@ -27,6 +27,7 @@ _COMMANDS = {
     "accelerators": Lazy("kinetic.cli.commands.accelerators:accelerators", "List the accelerators that can be asked for."),
     "profile": Lazy("kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."),
     "config": Lazy("kinetic.cli.commands.config:config", "Show every setting and where its value comes from."),
+    "doctor": Lazy("kinetic.cli.commands.doctor:doctor", "Check this machine, and tidy up what jobs left behind."),
     "completion": Lazy("kinetic.cli.commands.completion:completion", "Print what makes a shell complete `kinetic` commands."),
 }
 

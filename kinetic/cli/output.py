@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from kinetic.job.logformat import LogChunk
 
 _STATE_STYLES = {"RUNNING": "cyan", "PENDING": "yellow", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta"}
-_STATE_STYLES |= {"running": "cyan", "returned": "green", "preparing": "yellow", "waiting": "yellow", "silent": "red"}
+_STATE_STYLES |= {
+    "running": "cyan",
+    "returned": "green",
+    "preparing": "yellow",
+    "waiting": "yellow",
+    "silent": "red",
+    "ok": "green",
+    "warn": "yellow",
+    "problem": "red",
+}
 
 
 def line(words: str = "") -> None:

@@ -1,0 +1,310 @@
+"""The doctor: findings from facts, and facts and repairs on stores that were left in a mess."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kinetic.backends import launcher
+from kinetic.cli.main import call
+from kinetic.config import settings
+from kinetic.doctor import checks, examination, facts, leftovers
+from kinetic.doctor.checks import Folder, Machine, Preloader
+from kinetic.doctor.findings import Finding, Level
+from kinetic.doctor.leftovers import Job, Process, Scrap, Traces
+from kinetic.doctor.repair import repair
+from kinetic.job import paths
+from kinetic.job.outcome import Exit, HostReport
+from kinetic.job.ref import JobRef
+from kinetic.storage.local import LocalStore
+
+GIB = 1 << 30
+MACHINE = Machine("linux", (3, 11, 7), {"kinetic-sdk": "0.1.0", "jax": "0.7.1", "keras": "3.11"}, 16 * GIB, True)
+SLICES = {"tpu-v6e-8": 2, "tpu-v6e-16": 4, "tpu-v6e-256": 64, "tpu-v5p-12288": 3072}
+
+
+def levels(*found: Finding) -> list[str]:
+    return [str(f.level) for f in found]
+
+
+# -- findings from facts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_in_order() -> None:
+    assert set(levels(*checks.versions(MACHINE), checks.memory(MACHINE, SLICES), checks.namespaces(MACHINE))) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (replace(MACHINE, python=(3, 10, 4)), ["problem", "ok", "ok"]),
+        (replace(MACHINE, system="darwin"), ["ok", "warn", "ok", "ok"]),
+        (replace(MACHINE, versions={}), ["ok", "warn", "ok"]),
+        (replace(MACHINE, versions={"jax": "0.5.3"}), ["ok", "warn", "ok"]),
+        (replace(MACHINE, versions={"jax": "0.10.dev1"}), ["ok", "ok", "ok"]),
+        (replace(MACHINE, versions={"jax": "1.0"}), ["ok", "ok", "ok"]),
+    ],
+)
+def test_versions(machine: Machine, expected: list[str]) -> None:
+    assert levels(*checks.versions(machine)) == expected
+
+
+@pytest.mark.parametrize(
+    ("available", "level", "words"),
+    [
+        (None, "ok", "cannot be told"),
+        (0, "problem", "too little"),
+        (GIB // 2, "warn", "up to 3 hosts only"),
+        (300 << 20, "warn", "up to 1 host only"),
+        (16 * GIB, "ok", "tpu-v6e-256 (64 hosts)"),
+        (1024 * GIB, "ok", "tpu-v5p-12288"),
+    ],
+)
+def test_memory_says_which_slices_fit(available: int | None, level: str, words: str) -> None:
+    found = checks.memory(replace(MACHINE, available_bytes=available), SLICES)
+    assert found.level == level
+    assert words in found.detail
+
+
+def test_namespaces() -> None:
+    assert checks.namespaces(replace(MACHINE, namespaces=None)).level == "ok"
+    assert checks.namespaces(replace(MACHINE, namespaces=False)).level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        (Folder("/s", free_bytes=9 * GIB), ["ok", "ok"]),
+        (Folder("/s", exists=False, mode=0), ["ok"]),
+        (Folder("/s", is_folder=False), ["problem"]),
+        (Folder("/s", is_mine=False), ["problem"]),
+        (Folder("/s", writable=False), ["problem"]),
+        (Folder("/s", exists=False, writable=False), ["problem"]),
+        (Folder("/s", mode=0o755), ["ok", "warn"]),
+        (Folder("/s", free_bytes=GIB // 2), ["ok", "warn"]),
+        (Folder("/s", free_bytes=1 << 20), ["ok", "problem"]),
+    ],
+)
+def test_the_store(folder: Folder, expected: list[str]) -> None:
+    found = checks.store(folder)
+    assert levels(*found) == expected
+    assert all(f.remedy for f in found if f.level is not Level.OK)
+
+
+def test_the_preloader() -> None:
+    assert checks.preloader(None).level == "ok"
+    assert "with JAX" in checks.preloader(Preloader(("numpy", "jax"), "", 0.5)).detail
+    assert checks.preloader(Preloader((), "it ended with code 1:\nImportError", 0.5)).level == "problem"
+
+
+# -- leftovers -----------------------------------------------------------------------------------------------------------------
+
+DONE = Job("job-1", 0.0, has_verdict=True, goes_on=False, left=("/s/work",))
+RUNS = Job("job-2", 0.0, has_verdict=False, goes_on=True)
+LOST = Job("job-3", 0.0, has_verdict=False, goes_on=False, left=("/s/3/work", "/s/3/socket"))
+
+
+def test_what_runs_is_left_alone() -> None:
+    traces = Traces((RUNS,), (Process(7, "agent 0", "job-2", 900.0),))
+    assert (leftovers.orphans(traces), leftovers.strays(traces), leftovers.removable(traces)) == ((), (), ())
+    assert levels(*leftovers.check(traces)) == ["ok"]
+
+
+def test_what_was_killed_is_found() -> None:
+    traces = Traces((DONE, RUNS, LOST), damaged=(("/s/refs/x.json", "garbage"),))
+    assert leftovers.orphans(traces) == ("job-3",)
+    assert [path for _, path in leftovers.removable(traces)] == ["/s/work", "/s/3/work", "/s/3/socket"]
+    found = leftovers.check(traces)
+    assert [(f.check, str(f.level), f.fixable) for f in found] == [
+        ("records", "warn", False),
+        ("orphans", "warn", True),
+        ("leftovers", "warn", True),
+    ]
+
+
+def test_a_job_with_a_living_process_keeps_its_files() -> None:
+    traces = Traces((LOST,), (Process(7, "agent 0", "job-3", 900.0), Process(8, "agent 1", "job-3", 1.0)))
+    assert leftovers.removable(traces) == ()
+    assert [p.pid for p in leftovers.strays(traces)] == [7]
+    stray = next(f for f in leftovers.check(traces) if f.check == "processes")
+    assert (stray.level, stray.remedy) == (Level.PROBLEM, "kill -9 7")
+
+
+def test_processes_of_other_stores_are_not_ours() -> None:
+    assert leftovers.strays(Traces((LOST,), (Process(7, "agent 0", "job-9", 900.0),))) == ()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_write", "goes"), [(59, False, False), (61, False, True), (61, True, False), (3601, True, True)]
+)
+def test_what_is_young_stays(age_s: float, is_write: bool, goes: bool) -> None:
+    assert bool(leftovers.removable(Traces(scraps=(Scrap("/t/x", age_s, is_write),)))) is goes
+
+
+# -- facts and repairs -----------------------------------------------------------------------------------------------------------
+
+NOW = 2_000_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return LocalStore(tmp_path / "store")
+
+
+def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 3600.0) -> JobRef:
+    ref = JobRef(job_id, "local", "gke", "cpu", "f", "f", NOW - age_s, store.uri)
+    store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
+    local = store.path(f"{paths.job(job_id)}/local")
+    (local / "work" / "host-0").mkdir(parents=True)
+    for name in ("lock", "reserve", "supervisor.json") if left else ():
+        (local / name).touch()
+    for path in (local / "work", *local.iterdir()):
+        os.utime(path, (NOW - age_s, NOW - age_s))
+    return ref
+
+
+def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> None:
+    job(store, "job-00000001")
+    store.put(paths.report("job-00000001", 0), json.dumps(HostReport(0, Exit.RAISED, detail="no").to_json()).encode())
+    store.put(paths.ref("job-00000002"), b"garbage")
+    (Path(store.uri) / ".tmp" / "1-a").touch()
+    os.utime(Path(store.uri) / ".tmp" / "1-a", (NOW - 9000, NOW - 9000))
+    traces = facts.traces(store, NOW)
+    assert leftovers.orphans(traces) == ("job-00000001",)
+    assert {Path(p).name for _, p in leftovers.removable(traces)} == {"work", "reserve", "supervisor.json", "1-a"}
+    assert [Path(path).name for path, _ in traces.damaged] == ["job-00000002.json"]
+    done = repair(store, traces, lambda: NOW)
+    assert "job-00000001 is judged: failed." in done
+    assert len(done) == 5
+    after = facts.traces(store, NOW)
+    assert (leftovers.orphans(after), leftovers.removable(after)) == ((), ())
+    assert store.has(paths.outcome("job-00000001"))
+    assert repair(store, after, lambda: NOW) == []
+
+
+def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
+    job(store, "job-00000001", age_s=5.0)
+    lock = store.path("jobs/job-00000002/local/lock")
+    job(store, "job-00000002")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # a lock of this process would not count against this process
+        import fcntl
+
+        descriptor = os.open(lock, os.O_RDWR)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        os.write(writer, b"x")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert os.read(reader, 1) == b"x"
+        traces = facts.traces(store, NOW)
+        assert [j.job_id for j in traces.jobs if j.goes_on] == ["job-00000001", "job-00000002"]
+        assert leftovers.removable(traces) == ()
+        lost = replace(traces, jobs=tuple(replace(j, goes_on=False, left=(str(lock.parent / "work"),)) for j in traces.jobs[1:]))
+        assert repair(store, lost, lambda: NOW) == []  # it came to life between the look and the repair
+        assert (lock.parent / "work").is_dir()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_folders_of_sockets_are_known_by_whether_somebody_listens(store: LocalStore, tmp_path: Path) -> None:
+    for name in ("kinetic-dead", "kinetic-live", "kinetic-other", "kinetic-empty"):
+        (tmp_path / "tmp" / name).mkdir()
+    (tmp_path / "tmp" / "kinetic-other" / "file").touch()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "tmp/kinetic-dead/socket"))
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(str(tmp_path / "tmp/kinetic-live/socket"))
+        live.listen()
+        found = {Path(s.path).name for s in facts.traces(store, NOW).scraps}
+    assert found == {"kinetic-dead", "kinetic-empty"}
+
+
+def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
+    assert facts.folder(tmp_path / "a" / "b") == Folder(
+        str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=facts.folder(tmp_path / "a" / "b").free_bytes
+    )
+    (tmp_path / "file").touch()
+    assert not facts.folder(tmp_path / "file" / "x").writable
+    assert not facts.folder(tmp_path / "file").is_folder
+
+
+def test_the_preloader_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launcher.try_out((), settings.worker_environ()) == ""
+    assert "ended with code 1" in launcher.try_out((), settings.worker_environ() | {"PYTHONHOME": "/no/such/folder"})
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    assert "No such file" in launcher.try_out((), settings.worker_environ())
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the start of a preloader, and on a machine in order."""
+    monkeypatch.setenv("KINETIC_PRELOAD", "off")
+    monkeypatch.setattr(facts, "machine", lambda: MACHINE)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    assert call(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("ok ") == len(out.splitlines()) - 1
+    assert call(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is True
+    assert {f["check"] for f in document["findings"]} >= {
+        "python",
+        "jax",
+        "memory",
+        "store",
+        "settings",
+        "preloader",
+    }
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_wrong_with_settings_is_a_finding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = settings.profiles_file()
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"{")
+    assert call(["doctor", "--json"]) == 1
+    found = {f["check"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["profiles"]["level"], found["store"]["level"]) == ("problem", "ok")
+    place.unlink()
+    monkeypatch.setenv("KINETIC_GRACE_S", "soon")
+    assert call(["doctor"]) == 1
+    assert "KINETIC_GRACE_S" in capsys.readouterr().out
+    monkeypatch.delenv("KINETIC_GRACE_S")
+    monkeypatch.setenv("KINETIC_PROFILE", "absent")
+    assert not examination.examine().ok
+
+
+@pytest.mark.usefixtures("quick")
+def test_fix_says_what_it_did(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    store = LocalStore(home)
+    ref = job(store, "job-00000001")
+    old = time.time() - 3600
+    store.put(paths.ref(ref.job_id), json.dumps(replace(ref, created_at=old).to_json()).encode())
+    for path in store.path("jobs/job-00000001/local").iterdir():
+        os.utime(path, (old, old))
+    assert call(["doctor"]) == 0
+    assert "--fix" in capsys.readouterr().err
+    assert call(["doctor", "--fix"]) == 0
+    out = capsys.readouterr().out
+    assert "job-00000001 is judged: failed." in out
+    assert "work is removed." in out
+    assert "None: 1 job in the store" in out
