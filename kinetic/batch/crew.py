@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +37,7 @@ class Crew:
         source: Source | None = None,
         news: News | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        endings: Endings | None = None,
     ) -> None:
         self.ledger = ledger
         self.manifest = manifest
@@ -48,8 +46,7 @@ class Crew:
         """Grows whenever something has happened."""
         self._source = source
         self._news = news
-        self._clock = clock
-        self._endings = Endings(clock=clock)
+        self._endings = endings or Endings()
         self._changed = threading.Condition(threading.RLock())
         self._watcher: threading.Thread | None = None
         self._broken: BaseException | None = None

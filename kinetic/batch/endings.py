@@ -53,8 +53,11 @@ class _Watched:
 class Endings:
     """The running jobs of one batch. Jobs may be added by one thread while another one waits."""
 
-    def __init__(self, slowest_s: float = 5.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, slowest_s: float = 5.0, *, first_look_s: float = FIRST_LOOK_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._slowest_s = slowest_s
+        self._first_look_s = first_look_s
         self._clock = clock
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
@@ -65,7 +68,7 @@ class Endings:
     def add(self, index: int, handle: JobHandle[Any]) -> None:
         """Watch a job."""
         with self._lock:
-            self._watched[index] = _Watched(handle, self._clock() + FIRST_LOOK_S)
+            self._watched[index] = _Watched(handle, self._clock() + self._first_look_s)
         self.ring()
 
     def ring(self) -> None:

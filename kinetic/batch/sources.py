@@ -62,8 +62,11 @@ class Packaged:
     def planned(self, group_id: str, index: int, job_id: str) -> Planned:
         """Plan one call: with arguments, an id and a folder for files of its own."""
         call, folder = self._calls[index], self._about.draft.output_dir
+        cargo = self._about.loaded(call.args, call.kwargs)
+        args, kwargs = (call.args, call.kwargs) if cargo is None else (cargo.args, cargo.kwargs)
         return self._about.planned(
-            self._series.pack(call.args, call.kwargs),
+            self._series.pack(args, kwargs),
+            cargo=cargo,
             function=self._series.function,
             job_id=job_id,
             created_at=time.time(),

@@ -101,7 +101,8 @@ class InlineBackend(FakeBackend):
 
     def _run(self, ref: JobRef) -> None:
         plan = Plan.from_json(json.loads(self.store.get(paths.plan(ref.job_id))))
-        func, args, kwargs = payload.unpack(self.store.get(paths.blob(plan.payload.digest)))
+        function = b"" if plan.function is None else self.store.get(paths.blob(plan.function.digest))
+        func, args, kwargs = payload.unpack(self.store.get(paths.blob(plan.payload.digest)), function)
         try:
             value = func(*args, **kwargs)
             value = asyncio.run(value) if inspect.iscoroutine(value) else value

@@ -1,0 +1,191 @@
+"""Batches on real processes: nothing is lost, whoever is killed; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 100.0
+
+
+@kinetic.run(accelerator="cpu")
+def square(x):
+    return x * x
+
+
+@kinetic.run(accelerator="cpu")
+def fail_on_odd(x):
+    if x % 2:
+        raise ValueError(f"{x} is odd")
+    return x
+
+
+@kinetic.run(accelerator="cpu")
+def wait_for(path, number):
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return number
+
+
+def script(tmp_path, body, *arguments, **more):
+    """Start a script that uses this checkout."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(body))
+    command = [sys.executable, str(file), *map(str, arguments)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def wait_until(look, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+    return found
+
+
+def test_values_of_many_inputs():
+    batch = square.run_async_map(range(40), max_concurrent=8)
+    ended = [job.group_index for job in batch.as_completed(timeout=PATIENCE_S)]
+    assert sorted(ended) == list(range(40))
+    assert batch.results(timeout=PATIENCE_S) == [x * x for x in range(40)]
+    again = kinetic.attach_batch(batch.group_id)
+    assert again.results(timeout=PATIENCE_S) == [x * x for x in range(40)]
+    assert again.status_counts() == {"SUCCEEDED": 40}
+
+
+def test_exceptions_of_some_inputs():
+    batch = fail_on_odd.run_async_map(range(4), retries=1)
+    with pytest.raises(errors.BatchError, match=r"2 of 4 inputs") as caught:
+        batch.results(timeout=PATIENCE_S)
+    assert caught.value.partial_results == [0, None, 2, None]
+    assert [job.group_index for job in caught.value.failures] == [1, 3]
+    assert isinstance(caught.value.failures[0].error(), ValueError)
+    assert [job.job_id for job in caught.value.failures] == [batch._crew.manifest.batch.jobs[i][1] for i in (1, 3)]
+    assert len([job for job in kinetic.list_jobs() if job.group_id == batch.group_id]) == 6, "each try is a job of its own"
+
+
+def test_one_failure_can_end_all(tmp_path):
+    @kinetic.run(accelerator="cpu")
+    def last_fails(x):
+        if x == 2:
+            raise ValueError("the last one")
+        time.sleep(1000)
+
+    batch = last_fails.run_async_map(range(9), max_concurrent=3, fail_fast=True, cancel_running_on_fail=True)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [errors.JobCancelled, errors.JobCancelled, ValueError, *[errors.SubmitError] * 6]
+
+
+def test_each_input_of_a_slice_has_its_own_gang_and_folder(tmp_path):
+    @kinetic.run(accelerator="tpu-v6e-8", output_dir=str(tmp_path))
+    def leave(x):
+        import jax
+
+        Path(os.environ["KINETIC_OUTPUT_DIR"], "found").write_text(str(x))
+        return jax.process_count()
+
+    assert leave.run_async_map([1, 2], max_concurrent=1).results(timeout=PATIENCE_S) == [2, 2]
+    assert [(tmp_path / str(i) / "found").read_text() for i in range(2)] == ["1", "2"]
+
+
+def test_a_script_that_only_submits_submits_everything(tmp_path):
+    body = """
+        import kinetic
+
+        @kinetic.run(accelerator="cpu")
+        def double(x):
+            return 2 * x
+
+        print(double.run_async_map(range(12), max_concurrent=2).group_id)
+    """
+    with script(tmp_path, body) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    batch = kinetic.attach_batch(out.strip())
+    assert batch.results(timeout=PATIENCE_S) == [2 * x for x in range(12)]
+
+
+SUBMITTER = """
+    import sys, os, time
+    import kinetic
+
+    @kinetic.run(accelerator="cpu")
+    def wait_for(path, number):
+        while not os.path.exists(path):
+            time.sleep(0.02)
+        return number
+
+    batch = wait_for.run_async_map([(sys.argv[1], n) for n in range(8)], max_concurrent=3, retries=1)
+    print(batch.group_id, flush=True)
+    batch.results()
+"""
+
+
+def test_the_submitting_process_is_killed(tmp_path):
+    gate = tmp_path / "gate"
+    with script(tmp_path, SUBMITTER, gate) as process:
+        group_id = process.stdout.readline().strip()
+        batch = kinetic.attach_batch(group_id)
+        wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
+        process.send_signal(signal.SIGKILL)
+    gate.touch()
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert found[:3] == [0, 1, 2]
+    assert [type(e) for e in found[3:]] == [errors.SubmitError] * 5
+    assert "ended before" in str(found[-1])
+    assert kinetic.attach_batch(group_id).results(timeout=PATIENCE_S, return_exceptions=True)[:3] == [0, 1, 2]
+
+
+def test_another_process_attaches_and_cancels(tmp_path):
+    with script(tmp_path, SUBMITTER, tmp_path / "never") as process:
+        batch = kinetic.attach_batch(process.stdout.readline().strip())
+        wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
+        batch.cancel()
+        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
+    assert process.returncode == 1
+    assert "BatchError: 8 of 8 inputs" in err
+
+
+def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
+    gate = tmp_path / "gate"
+    with script(tmp_path, SUBMITTER, gate, start_new_session=True) as process:
+        group_id = process.stdout.readline().strip()
+        batch = kinetic.attach_batch(group_id)
+        wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
+        process.send_signal(signal.SIGINT)
+        told = ""
+        while "KeyboardInterrupt" not in told:
+            told += process.stderr.readline()
+        assert re.search(rf'0 of 8 inputs of {group_id} have ended.*attach_batch\("{group_id}"\)\.cancel\(\)', told)
+        assert process.poll() is None, "it goes on submitting"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+    gate.touch()
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert found[:3] == [0, 1, 2]
+    assert [type(e) for e in found[3:]] == [errors.SubmitError] * 5
+
+
+def test_a_killed_job_is_tried_again(tmp_path):
+    gate = tmp_path / "gate"
+    batch = wait_for.run_async_map([(str(gate), n) for n in range(2)], retries=1)
+    job = wait_until(lambda: batch.jobs[1], "there is a second job")
+    os.kill(wait_until(job.processes, "it runs")["supervisor"], signal.SIGKILL)
+    wait_until(lambda: batch.jobs[1] != job, "there is a new job")
+    gate.touch()
+    assert batch.results(timeout=PATIENCE_S) == [0, 1]

@@ -1,0 +1,102 @@
+"""Jobs of a batch that end as a script says, without processes.
+
+In: for each input, how each of its tries ends. Out: a `Source`, jobs that end when they are submitted or when they are cancelled.
+Used by the tests of batches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import laptop_fakes
+from laptop_fakes import FakeBackend, put_outcome, put_ref, put_success, raised
+
+from kinetic.backends.base import Phase
+from kinetic.errors import InsufficientMemory
+from kinetic.handle import JobHandle
+from kinetic.job.outcome import Exit, HostReport
+
+
+class Scripted(FakeBackend):
+    """`script[index][try]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others run), "hang" (until cancelled).
+
+    What is not in the script is "ok".
+    """
+
+    known_ids = True
+    threads = 1
+
+    def __init__(self, store, script=(), *, threads=1, known_ids=True):
+        super().__init__(store)
+        self.script = script
+        self.threads, self.known_ids = threads, known_ids
+        self.tries = Counter()
+        self.order = []
+        self.hanging = {}
+        self.bells = {}
+        self.most_at_once = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self._lock = threading.Lock()
+
+    def submit(self, group_id, index, job_id):
+        self.gate.wait(30)
+        with self._lock:
+            act = self._act(index)
+            if act == "refuse":
+                raise ValueError(f"input {index} is not wanted")
+            if act == "crowded":
+                if self.hanging:
+                    raise InsufficientMemory("full", hosts=1)
+                act = "ok"
+            self.order.append(index)
+            self.tries[index] += 1
+            number = self.tries[index]
+            job = laptop_fakes.ref(job_id or f"job-{index}-{number}", hosts=1)
+            job = put_ref(self.store, replace(job, group_id=group_id, group_kind="map", group_index=index))
+            self._end(act, job, index, number)
+        return JobHandle(job, self, self.store)
+
+    def _act(self, index):
+        tries = self.script[index] if index < len(self.script) else ()
+        return tries[self.tries[index]] if self.tries[index] < len(tries) else "ok"
+
+    def _end(self, act, job, index, number):
+        if act == "ok":
+            put_success(self.store, job, (index, number))
+        elif act == "raise":
+            put_outcome(self.store, job, raised(self.store, job, 0, ValueError(f"input {index}, try {number}")))
+        elif act == "lost":
+            put_outcome(self.store, job, HostReport(0, Exit.SIGNAL, detail="killed"))
+        else:
+            self.phases[job.job_id] = Phase.RUNNING
+            self.hanging[index] = job
+            self.bells[job.job_id] = os.pipe()
+            self.most_at_once = max(self.most_at_once, len(self.hanging))
+
+    def release(self, index):
+        """Let a job that hangs succeed."""
+        with self._lock:
+            job = self.hanging.pop(index)
+            put_success(self.store, job, (index, self.tries[index]))
+            self._ring(job)
+
+    def cancel(self, ref):
+        super().cancel(ref)
+        with self._lock:
+            if self.hanging.pop(ref.group_index, None) is not None:
+                put_outcome(self.store, ref, HostReport(0, Exit.CANCELLED))
+                self._ring(ref)
+
+    def ending_fd(self, ref):
+        """Readable when the job has ended: nobody holds the other end any more."""
+        with self._lock:
+            bell = self.bells.get(ref.job_id)
+            return None if bell is None else os.dup(bell[0])
+
+    def _ring(self, ref):
+        for fd in self.bells.pop(ref.job_id):
+            os.close(fd)

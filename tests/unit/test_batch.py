@@ -1,0 +1,514 @@
+"""Batches on jobs that end as a script says: every input ends in one way, in its place, and any process can take the batch up."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import pickle
+
+import pytest
+from batch_fakes import Scripted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic import errors
+from kinetic.backends import registry
+from kinetic.batch import handle as handles
+from kinetic.batch import launch, tally
+from kinetic.batch.crew import Crew
+from kinetic.batch.endings import Endings
+from kinetic.batch.handle import BatchHandle
+from kinetic.batch.ledger import Ledger, Rules
+from kinetic.batch.manifest import Manifest, new_batch
+from kinetic.job import paths
+from kinetic.job_status import JobStatus
+from kinetic.storage.local import LocalStore
+
+PATIENCE_S = 30.0
+
+
+def begin(source, total, rules=None, **more):
+    """As `launch.launch` does, but without waiting before a job is looked at for the first time."""
+    rules = rules or Rules()
+    batch = new_batch(source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more)
+    crew = Crew(Ledger(total, rules), Manifest.begin(source.store, batch), source, endings=Endings(first_look_s=0.0))
+    crew.start(here=False)
+    return BatchHandle(crew)
+
+
+@contextlib.contextmanager
+def attached(batch, source):
+    """The batch as another process sees it."""
+    with registry.substituted("local", lambda store: source):
+        yield handles._attach(source.store, batch.group_id)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_values_come_in_the_order_of_the_inputs(store):
+    batch = begin(Scripted(store), 5)
+    assert batch.results(timeout=PATIENCE_S) == [(i, 1) for i in range(5)]
+    assert batch.results() == [(i, 1) for i in range(5)], "can be had again"
+    assert batch.status_counts() == {"SUCCEEDED": 5}
+    assert [job.group_index for job in batch.jobs] == [0, 1, 2, 3, 4]
+    assert {(job.group_id, job.group_kind) for job in batch.jobs} == {(batch.group_id, "map")}
+
+
+def test_values_in_the_order_in_which_jobs_end(store):
+    source = Scripted(store, [["hang"], ["ok"]])
+    batch = begin(source, 2)
+    ends = batch.as_completed(timeout=PATIENCE_S)
+    assert next(ends).group_index == 1
+    source.release(0)
+    assert [job.group_index for job in ends] == [0]
+    assert batch.results(ordered=False) == [(1, 1), (0, 1)]
+
+
+def test_nothing_to_do(store):
+    batch = begin(Scripted(store), 0)
+    assert batch.results(timeout=PATIENCE_S) == []
+    assert list(batch.as_completed()) == []
+    assert (batch.statuses(), batch.jobs, batch.failures()) == ([], [], [])
+
+
+def test_failures_are_told_together_with_what_there_is(store):
+    batch = begin(Scripted(store, [["ok"], ["raise"], ["refuse"], ["lost"]]), 5)
+    with pytest.raises(errors.BatchError, match=r"3 of 5 inputs") as caught:
+        batch.results(timeout=PATIENCE_S)
+    error = caught.value
+    assert error.group_id == batch.group_id
+    assert [job.group_index for job in error.failures] == [1, 3]
+    assert error.partial_results == [(0, 1), None, None, None, (4, 1)]
+    assert {index: type(why) for index, why in error.submission_failures.items()} == {2: ValueError}
+    assert isinstance(error.__cause__, ValueError)
+    assert "input 1: ValueError: input 1, try 1" in str(error)
+    assert [job.group_index for job in batch.failures()] == [1, 3]
+    assert [str(why) for why in batch.submission_failures.values()] == ["input 2 is not wanted"]
+    assert dict(batch.statuses())[1] is JobStatus.FAILED
+    assert batch.jobs[2] is None
+
+
+def test_exceptions_in_place_of_values(store):
+    batch = begin(Scripted(store, [["raise"], ["lost"], ["refuse"]]), 4)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(each) for each in found] == [ValueError, errors.HostLost, ValueError, tuple]
+
+
+def test_a_batch_error_can_be_pickled(store):
+    error = errors.BatchError("grp-1", [], [1, None], {1: ValueError("no")}, message="told")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.partial_results, str(again.submission_failures[1])) == ("told", [1, None], "no")
+
+
+def test_patience_ends_but_the_batch_goes_on(store):
+    source = Scripted(store, [["ok"], ["hang"]])
+    batch = begin(source, 2)
+    for wait in (batch.wait, batch.results, lambda timeout: list(batch.as_completed(timeout=timeout))):
+        with pytest.raises(TimeoutError, match=r"kinetic\.attach_batch\(\"grp-"):
+            wait(timeout=0.05)
+    source.release(1)
+    assert batch.results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
+
+
+# -- how it is run -----------------------------------------------------------------------------------------------------
+
+
+def test_no_more_jobs_at_a_time_than_allowed(store):
+    source = Scripted(store, [["hang"]] * 6, threads=3)
+    batch = begin(source, 6, Rules(max_concurrent=2))
+    ended = 0
+    while ended < 6:
+        with contextlib.suppress(TimeoutError):
+            batch.wait(timeout=0.02)
+        for index in list(source.hanging):
+            source.release(index)
+            ended += 1
+    assert batch.results(timeout=PATIENCE_S) == [(i, 1) for i in range(6)]
+    assert source.most_at_once <= 2
+
+
+def test_a_failed_input_is_tried_again_with_a_new_job(store):
+    source = Scripted(store, [["raise", "lost", "ok"], ["raise", "raise", "raise", "ok"]])
+    batch = begin(source, 3, Rules(retries=2))
+    with pytest.raises(errors.BatchError) as caught:
+        batch.results(timeout=PATIENCE_S)
+    assert caught.value.partial_results == [(0, 3), None, (2, 1)]
+    assert "input 1, try 3" in str(caught.value)
+    assert dict(source.tries) == {0: 3, 1: 3, 2: 1}
+    assert [job.job_id for job in batch.jobs] == [batch._crew.manifest.batch.jobs[i][n] for i, n in ((0, 2), (1, 2), (2, 0))]
+    assert len(list(batch.as_completed())) == 3, "only the last job of each input is yielded"
+
+
+def test_nothing_more_is_submitted_after_a_failure(store):
+    source = Scripted(store, [["hang"], ["raise"]])
+    batch = begin(source, 50, Rules(max_concurrent=2, fail_fast=True))
+    with pytest.raises(TimeoutError):
+        batch.wait(timeout=0.2)
+    assert source.order == [0, 1]
+    source.release(0)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert found[0] == (0, 1), "what ran went on"
+    assert [type(e) for e in found[1:]] == [ValueError] + [errors.SubmitError] * 48
+    assert "an input failed" in str(found[-1])
+
+
+def test_a_failure_cancels_what_runs_when_asked_to(store):
+    source = Scripted(store, [["hang"], ["hang"], ["raise"]])
+    batch = begin(source, 10, Rules(max_concurrent=3, retries=1, fail_fast=True, cancel_running_on_fail=True))
+    source.script[2].append("raise")
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found[:4]] == [errors.JobCancelled, errors.JobCancelled, ValueError, errors.SubmitError]
+    assert dict(source.tries) == {0: 1, 1: 1, 2: 2}, "a cancelled job is not tried again"
+
+
+def test_cancelling_stops_submission_and_jobs(store):
+    source = Scripted(store, [["ok"], ["hang"], ["hang"]])
+    batch = begin(source, 9, Rules(max_concurrent=2, retries=5))
+    next(batch.as_completed(timeout=PATIENCE_S))
+    while 2 not in source.hanging:
+        with contextlib.suppress(TimeoutError):
+            batch.wait(timeout=0.01)
+    batch.cancel()
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [tuple, *[errors.JobCancelled] * 2, *[errors.SubmitError] * 6]
+    batch.cancel()
+    assert "cancelled" in str(found[-1])
+
+
+def test_a_job_too_many_for_the_machine_waits_for_another_to_end(store):
+    source = Scripted(store, [["hang"], ["crowded"], ["ok"]])
+    batch = begin(source, 3)
+    with pytest.raises(TimeoutError):
+        batch.wait(timeout=0.1)
+    assert source.order == [0]
+    source.release(0)
+    assert batch.results(timeout=PATIENCE_S) == [(i, 1) for i in range(3)]
+
+
+def test_a_function_that_submits_by_itself(store):
+    source = Scripted(store, [["raise", "ok"]], known_ids=False)
+    batch = begin(source, 2, Rules(retries=1))
+    assert batch.results(timeout=PATIENCE_S) == [(0, 2), (1, 1)]
+    with attached(batch, source) as other:
+        assert [job.job_id for job in other.jobs] == ["job-0-2", "job-1-1"]
+        assert other.results(timeout=PATIENCE_S) == [(0, 2), (1, 1)]
+
+
+ACTS = st.sampled_from(["ok", "ok", "raise", "lost", "refuse"])
+SCRIPTS = st.lists(st.lists(ACTS, max_size=3), max_size=8)
+RULES = st.builds(
+    Rules,
+    max_concurrent=st.none() | st.integers(1, 3),
+    retries=st.integers(0, 2),
+    fail_fast=st.booleans(),
+    cancel_running_on_fail=st.booleans(),
+)
+
+
+@given(SCRIPTS, RULES, st.integers(1, 3), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_input_ends_in_exactly_one_way(playground, script, rules, threads, known_ids):
+    store = LocalStore(playground / f"batch-{next(NUMBERS)}")
+    source = Scripted(store, script, threads=threads, known_ids=known_ids)
+    batch = begin(source, len(script), rules)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    for index, value in enumerate(found):
+        acts = [*script[index], "ok", "ok", "ok"]
+        last = min(rules.retries, *(n for n, act in enumerate(acts) if act in ("ok", "refuse")))
+        if isinstance(value, errors.SubmitError):
+            assert rules.fail_fast, "an input is left out only after a failure"
+            assert index not in batch.submission_failures
+        elif isinstance(value, tuple):
+            assert value == (index, acts.index("ok") + 1)
+            assert acts.index("ok") <= rules.retries
+        elif not rules.fail_fast:
+            assert acts[last] != "ok"
+            assert (index in batch.submission_failures) == (acts[0] == "refuse")
+    counted = len(batch.submission_failures) + len(batch.failures()) + sum(isinstance(v, tuple) for v in found)
+    left_out = sum(type(v) is errors.SubmitError for v in found)
+    assert counted + left_out == len(script)
+    with attached(batch, source) as other:
+        seen = other.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [v for v in seen if isinstance(v, tuple)] == [v for v in found if isinstance(v, tuple)]
+    assert [isinstance(v, tuple) for v in seen] == [isinstance(v, tuple) for v in found]
+
+
+NUMBERS = itertools.count()
+
+
+# -- from another process ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
+    source = Scripted(store)
+    batch = begin(source, 40)
+    batch.results(timeout=PATIENCE_S)
+    assert sorted(store.list(paths.group(batch.group_id))) == [
+        paths.batch(batch.group_id),
+        paths.group_end(batch.group_id),
+        f"{paths.group(batch.group_id)}/lock",
+    ]
+
+
+def test_a_batch_is_found_while_it_is_still_submitted(store):
+    source = Scripted(store, [["ok"], ["hang"]])
+    batch = begin(source, 3, Rules(max_concurrent=1), name="sweep", tags={"for": "paper"})
+    next(batch.as_completed(timeout=PATIENCE_S))
+    with attached(batch, source) as other:
+        assert (other.name, other.tags, len(other)) == ("sweep", {"for": "paper"}, 3)
+        while 1 not in source.hanging:
+            with contextlib.suppress(TimeoutError):
+                other.wait(timeout=0.01)
+        source.release(1)
+        assert other.results(timeout=PATIENCE_S) == [(i, 1) for i in range(3)]
+
+
+def test_a_retry_by_another_process_is_waited_for(store):
+    source = Scripted(store, [["raise", "hang"]])
+    batch = begin(source, 1, Rules(retries=1))
+    with attached(batch, source) as other:
+        while 0 not in source.hanging:
+            with contextlib.suppress(TimeoutError):
+                other.wait(timeout=0.01)
+        source.release(0)
+        assert other.results(timeout=PATIENCE_S) == [(0, 2)]
+
+
+def test_another_process_can_cancel(store):
+    source = Scripted(store, [["hang"]])
+    batch = begin(source, 5, Rules(max_concurrent=1))
+    while 0 not in source.hanging:
+        with contextlib.suppress(TimeoutError):
+            batch.wait(timeout=0.01)
+    with attached(batch, source) as other:
+        other.cancel()
+        found = other.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [errors.JobCancelled] + [errors.SubmitError] * 4
+    assert "cancelled" in str(found[-1])
+    batch.wait(timeout=PATIENCE_S)
+
+
+def dead(store, total, submitted, *, retries=0):
+    """A batch whose process was killed: there is no end, and nobody holds the lock."""
+    source = Scripted(store)
+    batch = new_batch(store, total, known_ids=True, now=0.0, retries=retries)
+    manifest = Manifest.begin(store, batch)
+    for index in range(submitted):
+        source.submit(batch.group_id, index, batch.jobs[index][0])
+    return source, manifest
+
+
+def test_a_batch_whose_process_was_killed(store):
+    source, manifest = dead(store, 4, 2)
+    with registry.substituted("local", lambda store: source):
+        batch = handles._attach(store, manifest.batch.group_id)
+        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+        assert found[:2] == [(0, 1), (1, 1)]
+        assert ["ended before" in str(e) for e in found[2:]] == [True, True]
+        assert set(batch.submission_failures) == {2, 3}
+        assert batch.status_counts() == {"SUCCEEDED": 2}
+
+
+def test_jobs_whose_records_were_removed(store):
+    source = Scripted(store)
+    batch = begin(source, 3)
+    batch.results(timeout=PATIENCE_S)
+    gone = batch.jobs[1]
+    gone.cleanup()
+    store.put(paths.ref(batch.jobs[2].job_id), b"garbage")
+    with attached(batch, source) as other:
+        assert other.unavailable_children == {1: gone.job_id, 2: batch.jobs[2].job_id}
+        assert [type(e) for e in other.results(timeout=PATIENCE_S, return_exceptions=True)] == [
+            tuple,
+            errors.NotFound,
+            errors.NotFound,
+        ]
+        assert [job is None for job in other.jobs] == [False, True, True]
+
+
+def test_records_removed_while_a_job_runs(store):
+    source = Scripted(store, [["hang"]])
+    batch = begin(source, 1)
+    while 0 not in source.hanging:
+        with contextlib.suppress(TimeoutError):
+            batch.wait(timeout=0.01)
+    job = source.hanging[0]
+    source.phases.clear()
+    store.delete(paths.ref(job.job_id))
+    source._ring(job)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert isinstance(found[0], errors.NotFound)
+    assert batch.unavailable_children == {0: job.job_id}
+
+
+def test_cleaning_up_takes_the_batch_away(store):
+    source = Scripted(store, [["ok"], ["hang"]])
+    batch = begin(source, 9, Rules(max_concurrent=2))
+    while 1 not in source.hanging:
+        with contextlib.suppress(TimeoutError):
+            batch.wait(timeout=0.01)
+    batch.cleanup()
+    assert list(store.list(paths.JOBS)) == []
+    assert list(store.list(paths.REFS)) == []
+    assert list(store.list(paths.GROUPS)) == []
+    with pytest.raises(errors.NotFound, match="no batch"):
+        handles._attach(store, batch.group_id)
+
+
+def test_collecting_can_remove_what_succeeded(store):
+    source = Scripted(store, [["ok"], ["raise"]])
+    batch = begin(source, 2)
+    found = batch.results(timeout=PATIENCE_S, cleanup=True, return_exceptions=True)
+    assert batch.results(return_exceptions=True)[0] == found[0] == (0, 1)
+    assert len(list(store.list(paths.REFS))) == 1
+    with attached(batch, source) as other:
+        assert [index for index, _ in other.statuses()] == [1]
+
+
+def test_a_handle_can_be_pickled(store):
+    source = Scripted(store)
+    batch = begin(source, 2)
+    batch.wait(timeout=PATIENCE_S)
+    with registry.substituted("local", lambda store: source):
+        assert pickle.loads(pickle.dumps(batch)).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("garbage", [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 1, "group_id": "x"}'])
+def test_a_damaged_record_is_told(store, garbage):
+    store.put(paths.batch("grp-00000000"), garbage)
+    with pytest.raises(errors.CorruptRecord):
+        handles._attach(store, "grp-00000000")
+
+
+def test_garbage_beside_the_records_is_passed_over(store):
+    source, manifest = dead(store, 2, 1)
+    group = paths.group(manifest.batch.group_id)
+    for name in ("refused/x.json", "jobs/1.json", "jobs/one-two.json", "README"):
+        store.put(f"{group}/{name}", b"garbage")
+    store.put(f"{group}/end.json", b"garbage")
+    with registry.substituted("local", lambda store: source):
+        found = handles._attach(store, manifest.batch.group_id).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert found[0] == (0, 1)
+    assert isinstance(found[1], errors.NotFound)
+
+
+@pytest.mark.parametrize("group_id", ["", "job-12345678", "grp-../../x", 3, None])
+def test_what_is_no_id_of_a_batch(group_id):
+    with pytest.raises(errors.UsageError, match="no id of a batch"):
+        handles.attach_batch(group_id)
+
+
+def test_ids_are_not_those_of_other_jobs(store):
+    batch = new_batch(store, 100, known_ids=True, now=0.0, retries=2)
+    ids = list(itertools.chain(*batch.jobs))
+    assert len(set(ids)) == 300
+    assert Manifest.begin(store, batch).batch == Manifest.open(store, batch.group_id).batch
+
+
+# -- what people see -------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_sees_a_bar_and_a_pipe_nothing(store, monkeypatch):
+    for stream, progress, shown in ((Terminal(), None, True), (io.StringIO(), None, False), (Terminal(), False, False)):
+        monkeypatch.setattr("sys.stderr", stream)
+        batch = begin(Scripted(LocalStore(store.path(f"s{next(NUMBERS)}")), [["raise"]]), 3)
+        batch.wait(timeout=PATIENCE_S, progress=progress)
+        text = stream.getvalue()
+        assert bool(text) is shown
+        if shown:
+            assert text.endswith(f"\rkinetic: [{'#' * tally.BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n")
+
+
+def test_a_pipe_gets_a_line_for_each_end_when_asked_to(store, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    batch = begin(Scripted(store, [["raise"]]), 3, Rules(max_concurrent=1))
+    batch.wait(timeout=PATIENCE_S, progress=True)
+    assert len(stream.getvalue().splitlines()) == 3
+    assert "input 0 failed" in stream.getvalue()
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
+    stream = Terminal()
+    stream.write = lambda text: (_ for _ in ()).throw(BrokenPipeError())
+    monkeypatch.setattr("sys.stderr", stream)
+    assert begin(Scripted(store), 2).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
+
+
+def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
+    source = Scripted(store, [["hang"], ["hang"]])
+    batch = begin(source, 2, Rules(max_concurrent=1))
+    look = batch._crew.look
+    monkeypatch.setattr(batch._crew, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        batch.results()
+    told = capsys.readouterr().err
+    assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
+    assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
+    assert "another Ctrl-C" in told
+    monkeypatch.setattr(batch._crew, "look", look)
+    batch.cancel()
+    batch.wait(timeout=PATIENCE_S)
+
+
+def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
+    source = Scripted(store, [["hang"]])
+    monkeypatch.setattr(Endings, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug")))
+    batch = begin(source, 1)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        batch.wait(timeout=PATIENCE_S)
+    batch._crew.stop("done")
+
+
+# -- options -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_concurrent": 0}, "max_concurrent must be 1 or more"),
+        ({"max_concurrent": 1.5}, "max_concurrent must be a whole number"),
+        ({"retries": -1}, "retries must be 0 or more"),
+        ({"fail_fast": 1}, "fail_fast must be True or False"),
+    ],
+)
+def test_options_that_cannot_work(options, words):
+    given = {"max_concurrent": 64, "retries": 0, "fail_fast": False, "cancel_running_on_fail": False} | options
+    with pytest.raises(errors.UsageError, match=words):
+        launch.rules(**given)
+
+
+def test_tags_are_a_dict_or_a_list_of_strings():
+    assert (launch.tags(None), launch.tags({"a": "b"}), launch.tags(("a", "b"))) == ({}, {"a": "b"}, ["a", "b"])
+    for wrong in ("abc", {"a": 1}, [1], 3):
+        with pytest.raises(errors.UsageTypeError, match="tags must be"):
+            launch.tags(wrong)
+
+
+def test_more_ids_than_can_be_written_down_are_refused(store):
+    with pytest.raises(errors.UsageError, match="several"):
+        launch.launch(Scripted(store), store, 3_000_000, Rules(retries=1), name="", notes={})
+    assert list(store.list("groups")) == []
+
+
+def test_launching_without_a_limit_submits_before_it_returns(store):
+    source = Scripted(store, [["hang"]] * 3)
+    batch = launch.launch(source, store, 3, Rules(max_concurrent=None), name="", notes={})
+    assert source.order == [0, 1, 2]
+    assert json.loads(store.get(paths.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
+    batch.cancel()
+    batch.wait(timeout=PATIENCE_S)

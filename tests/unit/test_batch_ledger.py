@@ -1,0 +1,156 @@
+"""The ledger of a batch, under random events: every input ends once, in one state, and no rule is broken on the way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laptop_fakes import ref
+
+from kinetic.batch.inputs import Call, calls
+from kinetic.batch.ledger import Ledger, Rules, State
+from kinetic.errors import UsageError, UsageTypeError
+
+RULES = st.builds(
+    Rules,
+    max_concurrent=st.none() | st.integers(1, 4),
+    retries=st.integers(0, 2),
+    fail_fast=st.booleans(),
+    cancel_running_on_fail=st.booleans(),
+)
+
+
+def step(ledger, data, tries):
+    """Let one thing happen that can; return whether there was one."""
+    submitting = [i for i, child in enumerate(ledger.children) if child.state is State.SUBMITTING]
+    live = list(ledger.live())
+    acts = ["take"] if ledger.waiting and ledger.free else []
+    acts += ["submitted", "refused", "give_back"] if submitting else []
+    acts += ["succeed", "fail", "cancelled", "gone"] if live else []
+    if not acts:
+        return False
+    act = data.draw(st.sampled_from([*acts, "stop"] if len(acts) > 1 else acts))
+    if act == "take":
+        index = ledger.take()
+        assert ledger.children[index].state is State.SUBMITTING
+    elif act == "stop":
+        ledger.stop("asked to")
+    elif act == "submitted":
+        index = data.draw(st.sampled_from(submitting))
+        tries[index] = tries.get(index, 0) + 1
+        ledger.submitted(index, ref(f"job-{index}-{tries[index]}"))
+    elif act == "refused":
+        ledger.refused(data.draw(st.sampled_from(submitting)), ValueError("no"))
+    elif act == "give_back":
+        ledger.give_back(data.draw(st.sampled_from(submitting)))
+    elif act == "gone":
+        ledger.gone(data.draw(st.sampled_from(live)))
+    else:
+        ledger.ended(data.draw(st.sampled_from(live)), ok=act == "succeed", again=act != "cancelled")
+    return True
+
+
+@given(st.integers(0, 8), RULES, st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_input_ends_once_whatever_happens(total, rules, data):
+    ledger, tries = Ledger(total, rules), {}
+    for _ in range(200):
+        was_stopped, before = ledger.stopped, dict(tries)
+        if not step(ledger, data, tries):
+            break
+        busy = sum(child.state in (State.SUBMITTING, State.LIVE) for child in ledger.children)
+        assert rules.max_concurrent is None or busy <= rules.max_concurrent
+        assert not was_stopped or not ledger.waiting, "nothing waits once the batch was stopped"
+        assert all(n <= rules.retries + 1 for n in tries.values())
+        assert ledger.done == all(child.state.final for child in ledger.children)
+        assert len(set(ledger.finished)) == len(ledger.finished)
+        assert sum(tries.values()) - sum(before.values()) in (0, 1)
+    else:
+        ledger.stop("enough")
+        return
+    assert ledger.done
+    assert not ledger.submits
+    assert sorted(ledger.finished) == list(range(total))
+    for index, child in enumerate(ledger.children):
+        assert (child.ref is None) == (index not in tries)
+        assert (child.state is State.REFUSED) <= (child.error is not None)
+        assert child.tries == tries.get(index, 0)
+    if rules.fail_fast and any(child.state in (State.FAILED, State.REFUSED) for child in ledger.children):
+        assert ledger.stopped
+    if not ledger.stopped:
+        assert all(child.state is not State.SKIPPED for child in ledger.children)
+
+
+def test_inputs_are_taken_in_order_and_retries_before_new_ones():
+    ledger = Ledger(4, Rules(max_concurrent=2, retries=1))
+    assert [ledger.take(), ledger.take(), ledger.take()] == [0, 1, None]
+    for index in (0, 1):
+        ledger.submitted(index, ref())
+    ledger.ended(1, ok=False)
+    assert ledger.take() == 1
+    ledger.submitted(1, ref())
+    ledger.ended(1, ok=False)
+    assert ledger.children[1].state is State.FAILED
+    assert ledger.take() == 2
+
+
+def test_a_failure_stops_the_rest_only_when_asked_to():
+    careful = Ledger(3, Rules(max_concurrent=1, fail_fast=True))
+    careful.take()
+    careful.submitted(0, ref())
+    careful.ended(0, ok=False)
+    assert [child.state for child in careful.children] == [State.FAILED, State.SKIPPED, State.SKIPPED]
+    assert careful.stopped
+    patient = Ledger(3, Rules(max_concurrent=1))
+    patient.take()
+    patient.refused(0, ValueError())
+    assert patient.take() == 1
+
+
+def test_a_retry_that_cannot_be_submitted_leaves_a_failed_job():
+    ledger = Ledger(1, Rules(retries=1))
+    ledger.take()
+    ledger.submitted(0, ref())
+    ledger.ended(0, ok=False)
+    ledger.take()
+    ledger.refused(0, OSError("full"))
+    assert ledger.children[0].state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("item", "mode", "call"),
+    [
+        ({"lr": 1}, "auto", Call(kwargs={"lr": 1})),
+        ({"not-a-name": 1}, "auto", Call(({"not-a-name": 1},))),
+        ({"class": 1}, "auto", Call(({"class": 1},))),
+        ({1: 2}, "auto", Call(({1: 2},))),
+        ({}, "auto", Call()),
+        ([1, 2], "auto", Call((1, 2))),
+        ((1, 2), "auto", Call((1, 2))),
+        ("ab", "auto", Call(("ab",))),
+        (None, "auto", Call((None,))),
+        ([1, 2], "single", Call(([1, 2],))),
+        ({"lr": 1}, "single", Call(({"lr": 1},))),
+        ([1, 2], "args", Call((1, 2))),
+        ({"class": 1}, "kwargs", Call(kwargs={"class": 1})),
+    ],
+)
+def test_input_modes(item, mode, call):
+    assert calls([item], mode) == [call]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "mode", "error", "words"),
+    [
+        ([1], "args", UsageTypeError, r"inputs\[0\] must be a list or tuple"),
+        ([{}, 1], "kwargs", UsageTypeError, r"inputs\[1\] must be a dict"),
+        ([{1: 2}], "kwargs", UsageTypeError, "cannot be the name"),
+        ("abc", "auto", UsageTypeError, "inputs must be a list"),
+        ({"a": 1}, "auto", UsageTypeError, "inputs must be a list"),
+        (3, "auto", UsageTypeError, "inputs must be a list"),
+        ([1], "splat", UsageError, "splat"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_at_once(inputs, mode, error, words):
+    with pytest.raises(error, match=words):
+        calls(inputs, mode)
