@@ -4,6 +4,7 @@
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
 #   make test     all tests                                      (make test ARGS="-k gang -x")
 #   make check    lint, format, types, import contracts
+#   make docs     this project's site, in site/; what is wrong in it is an error
 #   make bench    what things cost, next to a floor measured in the same run
 #   make proto    regenerate the coordinator's gRPC code
 #   make clean    remove everything that make made
@@ -11,7 +12,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench proto clean
+.PHONY: help demo test check docs bench proto clean
 
 VENV := .venv
 COMMA := ,
@@ -25,12 +26,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 LOCKED := $(shell command -v flock >/dev/null 2>&1 && echo flock $(VENV)/.lock)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-# $(call install,what for,requirements): install, unless a make beside this one did so while we waited for the lock. What the
-# tests need includes what the demo needs.
+# $(call install,what for,requirements,stamp): install, unless a make beside this one did so while we waited for the lock, or the
+# stamp of a target that needs all this and more is there.
 define install
 @$(LOCKED) sh -euc '\
 	if [ $@ -nt pyproject.toml ]; then exit 0; fi; \
-	if [ $(VENV)/.stamp-test -nt pyproject.toml ]; then touch $@; exit 0; fi; \
+	if [ $(or $(3),$@) -nt pyproject.toml ]; then touch $@; exit 0; fi; \
 	echo "setting up $(VENV) for $(1) (once; takes minutes where packages must be downloaded)"; \
 	$(PIP) install $(2); touch $@'
 endef
@@ -47,10 +48,13 @@ $(VENV)/.stamp-venv:
 	@$(LOCKED) sh -euc 'if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then "$(PYTHON)" -m venv $(VENV); fi; touch $@'
 
 $(VENV)/.stamp-demo: pyproject.toml | $(VENV)/.stamp-venv
-	$(call install,the demo,--editable ".[jax]" scikit-learn)
+	$(call install,the demo,--editable ".[jax]" scikit-learn,$(VENV)/.stamp-test)
 
 $(VENV)/.stamp-test: pyproject.toml | $(VENV)/.stamp-venv
 	$(call install,tests and checks,--editable ".[jax$(COMMA)dev]")
+
+$(VENV)/.stamp-docs: pyproject.toml | $(VENV)/.stamp-venv
+	$(call install,the documentation,--editable ".[docs]")
 
 demo: $(VENV)/.stamp-demo
 	@$(BIN)/python examples/keras_data_parallel.py
@@ -63,6 +67,11 @@ check: $(VENV)/.stamp-test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# Not with --quiet: it hides warnings from --strict as well. The variable silences an announcement of the theme.
+docs: $(VENV)/.stamp-docs
+	@log=$$(NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict 2>&1) || { echo "$$log" >&2; exit 1; }
+	@echo "site/index.html is the documentation"
 
 # benchmarks/run.py, where there is one, runs the others and knows how to compare them.
 bench: $(VENV)/.stamp-test
@@ -80,5 +89,5 @@ proto: $(PROTOC)/.stamp
 	$(PROTOC)/bin/python -W ignore -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kinetic/coordinator/coordinator.proto
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find kinetic tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

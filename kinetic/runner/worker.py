@@ -309,6 +309,7 @@ def _describe(error: BaseException, start: Start) -> Message:
 
     from kinetic.packaging import payload
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Nothing is left to unwind; what there is to tell shall be told whole.
     _drop_own_frames(error)
     told: Message = {
         "type_name": _qualified_name(type(error)),

@@ -77,6 +77,19 @@ def test_detached() -> None:
     assert f"{job_id[1]} is SUCCEEDED, its value is 3; it printed:\ncounted to 1\ncounted to 2\ncounted to 3\n" in out
 
 
+def test_checkpoint() -> None:
+    done = run("checkpoint.py")
+    steps = [(n, f"step {n} of 6: the weights sum to {16 * n}") for n in range(1, 7)]
+    assert done.stdout.splitlines() == [
+        *[line for n, line in steps if n <= 3],
+        "host 1 was lost",
+        "found a checkpoint of step 3",
+        *[line for n, line in steps if n > 3],
+        "went on after step 3, the weights sum to 96",
+    ]
+    assert "Traceback" not in done.stderr, "the leader was only stopped: it has nothing to complain of"
+
+
 def test_the_readmes_first_lines(tmp_path: Path) -> None:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block

@@ -1,0 +1,66 @@
+"""Lose a host in the middle of a training, and go on where the last checkpoint left off.
+
+    python examples/checkpoint.py
+
+Two hosts train together and save after every step with Orbax: each host writes its part of the arrays below KINETIC_OUTPUT_DIR.
+After step 3 of the first call a host is killed, as when a machine is taken away. The second call is the same call; it finds the
+checkpoint and does only what is left.
+
+`output_dir` is what makes it find the checkpoint: by default every job has a folder of its own.
+"""
+
+import sys
+import tempfile
+
+import kinetic
+
+STEPS = 6
+FOLDER = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="kinetic-checkpoints-")
+
+
+@kinetic.run(accelerator="tpu-v6e-8", output_dir=FOLDER)
+def train(steps, lost_after=None):
+    import os
+    import signal
+    from pathlib import Path
+
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    # Sixteen weights, spread over the 8 devices of both hosts. Every step adds one to each.
+    over_all = NamedSharding(jax.make_mesh((jax.device_count(),), ("chips",)), P("chips"))
+    weights = jax.make_array_from_callback((16,), over_all, lambda part: np.zeros(16, np.float32)[part])
+    state = {"weights": weights, "step": 0}
+    update = jax.jit(lambda x: x + 1)
+    add_up = jax.jit(jax.numpy.sum)
+
+    folder = Path(os.environ["KINETIC_OUTPUT_DIR"], "steps")
+    with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=2)) as checkpoints:
+        begun_after = checkpoints.latest_step() or 0
+        if begun_after:
+            state = checkpoints.restore(begun_after, args=ocp.args.StandardRestore(state))
+            print(f"found a checkpoint of step {begun_after}", flush=True)
+        while state["step"] < steps:
+            state = {"weights": update(state["weights"]), "step": state["step"] + 1}
+            checkpoints.save(state["step"], args=ocp.args.StandardSave(state))
+            checkpoints.wait_until_finished()  # so that this example always stops at the same place; else it goes on meanwhile
+            print(f"step {state['step']} of {steps}: the weights sum to {float(add_up(state['weights'])):g}", flush=True)
+            if state["step"] == lost_after and jax.process_index() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return {"begun_after": begun_after, "sum": float(add_up(state["weights"]))}
+
+
+def main():
+    try:
+        train(STEPS, lost_after=3)
+    except kinetic.errors.HostLost as error:
+        print(f"host {error.host} was lost")
+    answer = train(STEPS)
+    print(f"went on after step {answer['begun_after']}, the weights sum to {answer['sum']:g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""The documentation does what it says: its code runs, its sessions print what they show, its lists are complete.
+
+A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is that file instead. Then its
+```console blocks run: a line that begins with "$ " is a command, and what follows must appear in what it prints, in order; "…"
+stands for anything. Ids of jobs are what they turn out to be; times, ages and sizes are not compared. Before a block may stand
+
+    <!-- not run: reason -->        the block is only shown
+    <!-- fails -->                  its last command, or the script, ends with another code than 0
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+
+FENCE = re.compile(
+    r"(?:<!-- (?P<mark>not run|fails)(?:: (?P<why>[^>]+))? -->\n+)?"
+    r"```(?P<kind>python|console)(?P<info>[^\n]*)\n(?P<text>.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
+JOB = re.compile(r"\bjob-[0-9a-f]{8}\b")
+LOOSE = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [+-]\d{4})?|\b\d+(?:[.,]\d+)* ?(?:s|ms|min|m|h|d|[KMG]?i?B|bytes)\b|/\S*/(?=\S)"
+)
+"""What differs from run to run: dates, durations and sizes, and the folders of paths."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    title: str
+    text: str
+    line: int
+    mark: str = ""
+    why: str = ""
+
+
+def blocks(page: str) -> list[Block]:
+    found = []
+    for match in FENCE.finditer(page):
+        title = re.search(r'title="([^"]+)"', match["info"])
+        line = page.count("\n", 0, match.start("text")) + 1
+        found.append(
+            Block(match["kind"], title[1] if title else "", match["text"], line, match["mark"] or "", match["why"] or "")
+        )
+    return found
+
+
+def script(of: list[Block]) -> str:
+    """The blocks as one program in which every line has the number that it has on the page."""
+    lines: list[str] = []
+    for block in of:
+        lines += [""] * (block.line - 1 - len(lines))
+        lines += block.text.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a session, with the output that the page shows."""
+    shown: list[str] = []
+    command = ""
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, shown
+            command, shown = line[2:], []
+        elif line.startswith("> ") and command and not shown:
+            command += f"\n{line[2:]}"
+        else:
+            shown.append(line)
+    if command:
+        yield command, shown
+
+
+def pattern(line: str) -> tuple[re.Pattern[str], list[str]]:
+    """What a shown line stands for, and the ids in it."""
+    ids = JOB.findall(line)
+    out = []
+    for part in re.split(r"(…|\bjob-[0-9a-f]{8}\b)", line.strip()):
+        if part == "…":
+            out.append(".*")
+        elif JOB.fullmatch(part):
+            out.append(r"(job-[0-9a-f]{8})")
+        else:
+            out.append(_loosely(part))
+    return re.compile(r"\s*" + "".join(out) + r"\s*"), ids
+
+
+def _loosely(text: str) -> str:
+    pieces, at = [], 0
+    for match in LOOSE.finditer(text):
+        pieces += [_words(text[at : match.start()]), rf"(?:{LOOSE.pattern})"]
+        at = match.end()
+    return "".join([*pieces, _words(text[at:])])
+
+
+def _words(text: str) -> str:
+    return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
+
+
+def compare(shown: list[str], printed: str, ids: dict[str, str]) -> str:
+    """Return "" when every shown line appears in what was printed, in order; else what is missing. Learns the ids."""
+    rest = printed.splitlines()
+    for line in filter(str.strip, shown):
+        wanted, names = pattern(line)
+        while rest:
+            match = wanted.fullmatch(rest.pop(0))
+            if match and all(ids.get(name, real) == real for name, real in zip(names, match.groups(), strict=True)):
+                ids |= dict(zip(names, match.groups(), strict=True))
+                break
+        else:
+            return f"not printed: {line}"
+    return ""
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Run all of a page in a folder, as somebody would who follows it."""
+    (folder / "pyproject.toml").touch()  # the folder is a project: nothing above it is looked at
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    found = [block for block in blocks(page.read_text()) if block.mark != "not run"]
+    for block in found:
+        if block.kind == "python" and block.title:
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.title).write_text(block.text)
+    code = [block for block in found if block.kind == "python" and not block.title]
+    if code:
+        program = folder / f"{page.stem.replace('-', '_')}.py"
+        program.write_text(script(code))
+        done = _run([sys.executable, str(program)], folder, environ)
+        fails = any(block.mark for block in code)
+        assert (done.returncode != 0) == fails, f"the code of {page.name} ended with {done.returncode}\n{done.stdout}"
+    ids: dict[str, str] = {}
+    for block in found:
+        if block.kind == "console":
+            run_session(block, f"{page.name}:{block.line}", folder, environ, ids)
+
+
+def run_session(block: Block, where: str, folder: Path, environ: dict[str, str], ids: dict[str, str]) -> None:
+    session = list(commands(block))
+    for number, (command, shown) in enumerate(session):
+        known = JOB.sub(lambda match: ids.get(match[0], match[0]), command)
+        done = _run(["sh", "-c", known], folder, environ)
+        missing = compare(shown, done.stdout, ids)
+        assert not missing, f"{where}: $ {known}\n{missing}\n--- printed ({done.returncode}):\n{done.stdout}"
+        fails = block.mark == "fails" and number == len(session) - 1
+        assert (done.returncode != 0) == fails, f"{where}: $ {known}\nended with {done.returncode}:\n{done.stdout}"
+
+
+def _run(command: list[str], folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=240,
+    )
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text())], ids=_name)
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+# -- what is not run, and what must be complete ---------------------------------------------------------------------------
+
+
+def test_what_is_not_run_says_why() -> None:
+    silent = [f"{_name(page)}:{b.line}" for page in PAGES for b in blocks(page.read_text()) if b.mark == "not run" and not b.why]
+    assert silent == []
+
+
+def test_little_is_not_run() -> None:
+    found = [b for page in PAGES for b in blocks(page.read_text())]
+    assert len([b for b in found if b.mark == "not run"]) * 4 <= len(found)
+
+
+def test_every_link_between_files_of_the_project_leads_somewhere() -> None:
+    broken = []
+    for page in [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            if not (page.parent / target).exists():
+                broken.append(f"{_name(page)}: {target}")
+    assert broken == []
+
+
+def test_every_page_can_be_reached() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    assert [p for page in DOCS.rglob("*.md") if (p := page.relative_to(DOCS).as_posix()) not in nav] == []
+
+
+def test_every_setting_has_its_row() -> None:
+    from kinetic.config import settings
+
+    page = (DOCS / "reference/settings.md").read_text()
+    variables = {row.variable for row in settings._ROWS.values()}
+    read_on_hosts = set(re.findall(r'"(KINETIC_\w+)"', (ROOT / "kinetic/runner/identity.py").read_text()))
+    set_for_functions = set(re.findall(r'"((?:KINETIC_|JAX_|KERAS_)\w+)":', _source("runner/agent.py", "runner/jaxworld.py")))
+    assert variables, "settings must be read from somewhere"
+    assert [name for name in sorted(variables | read_on_hosts | set_for_functions) if f"`{name}`" not in page] == []
+
+
+def _source(*names: str) -> str:
+    return "\n".join((ROOT / "kinetic" / name).read_text() for name in names)
+
+
+def _error_classes() -> list[str]:
+    return [node.name for node in ast.parse(_source("errors.py")).body if isinstance(node, ast.ClassDef)]
+
+
+@pytest.mark.parametrize("page", ["how-to/troubleshooting.md", "reference/errors.md"])
+def test_every_error_is_explained(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert [name for name in _error_classes() if name not in text] == []
+
+
+def test_every_place_in_the_store_is_listed() -> None:
+    page = (DOCS / "reference/store-layout.md").read_text()
+    listed = re.findall(
+        r"^    (\S+)  +\S", ast.get_docstring(ast.parse(_source("job/paths.py")), clean=False) or "", re.MULTILINE
+    )
+    assert len(listed) > 5
+    assert [place for place in listed if Path(place.rstrip("/")).name not in page] == []
+
+
+def test_every_exit_code_is_listed() -> None:
+    from kinetic.cli import exit_codes
+
+    page = (DOCS / "reference/cli.md").read_text()
+    assert [code for code, _ in exit_codes.TABLE if f"| {code} |" not in page] == []
+
+
+# -- the tests of the tests -----------------------------------------------------------------------------------------------
+
+PAGE = """
+```python
+x = 1
+```
+
+<!-- not run: it needs a cluster -->
+```python
+x = 2
+```
+
+```python title="a.py"
+x = 3
+```
+
+<!-- fails -->
+```console
+$ echo job-00000000 1.5 s
+job-11111111 20 s
+$ false
+```
+"""
+
+
+def test_blocks_are_found_with_their_marks() -> None:
+    found = blocks(PAGE)
+    assert [(b.kind, b.title, b.mark, b.why) for b in found] == [
+        ("python", "", "", ""),
+        ("python", "", "not run", "it needs a cluster"),
+        ("python", "a.py", "", ""),
+        ("console", "", "fails", ""),
+    ]
+    assert script(found[:1]).splitlines()[2] == "x = 1"
+    assert list(commands(found[3])) == [("echo job-00000000 1.5 s", ["job-11111111 20 s"]), ("false", [])]
+
+
+def test_a_session_is_compared_loosely_but_compared() -> None:
+    ids: dict[str, str] = {}
+    assert compare(["started job-11111111", "took 1.5 s …"], "hello\nstarted job-abcdefab\ntook 20 ms for  all\n", ids) == ""
+    assert ids == {"job-11111111": "job-abcdefab"}
+    assert compare(["job-11111111 ended"], "job-00000000 ended", ids) != "", "another job is another job"
+    assert compare(["one", "two"], "two\none\n", {}) == "not printed: two"
+    assert compare(["epoch 1"], "epoch 2", {}) == "not printed: epoch 1"
+
+
+def test_what_a_page_shows_wrongly_fails(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ echo one\ntwo\n```\n")
+    with pytest.raises(AssertionError, match="not printed: two"):
+        run_page(page, tmp_path)
+
+
+def test_a_page_that_would_fetch_something_is_refused(tmp_path: Path) -> None:
+    sys.path.insert(0, str(DOCS / "hooks"))
+    try:
+        from offline import fetched
+    finally:
+        del sys.path[0]
+    page = tmp_path / "page.html"
+    page.write_text('<a href="https://example.org">x</a><link rel="canonical" href="https://example.org"><img src="a.png">')
+    assert fetched(page) == []
+    page.write_text(
+        '<script src="//a.org/x.js"></script><style>@import "https://b.org/y.css";</style><link rel="stylesheet" href="http://c">'
+    )
+    assert fetched(page) == ["//a.org/x.js", "https://b.org/y.css", "http://c"]
