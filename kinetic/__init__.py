@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from kinetic.handle import JobHandle as JobHandle
     from kinetic.handle import attach as attach
     from kinetic.handle import list_jobs as list_jobs
+    from kinetic.packaging.data import Data as Data
     from kinetic.remote import RemoteCallable as RemoteCallable
     from kinetic.remote import run as run
 
 _HOME_OF = {
     "BatchError": "errors",
     "BatchHandle": "batch.handle",
+    "Data": "packaging.data",
     "JobHandle": "handle",
     "RemoteCallable": "remote",
     "attach": "handle",
@@ -33,6 +35,7 @@ _ROOMS = ("collections", "errors", "job_status")
 __all__ = [
     "BatchError",
     "BatchHandle",
+    "Data",
     "JobHandle",
     "RemoteCallable",
     "__version__",

@@ -108,6 +108,11 @@ class JobHandle(Generic[R_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return JobHandle.from_dict, (self.to_dict(),)
 
+    @property
+    def output_dir(self) -> str:
+        """Where the function leaves files: `KINETIC_OUTPUT_DIR` in its environment."""
+        return self.ref.output_dir or f"{self.ref.store_uri.rstrip('/')}/{paths.outputs(self.ref.job_id)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the reference as a JSON object."""
         return self.ref.to_json()

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,15 @@ from kinetic.version import __version__
 if TYPE_CHECKING:
     from kinetic.backends.base import Document
     from kinetic.packaging.bundle import Bundle
+    from kinetic.packaging.cargo import Cargo
+    from kinetic.packaging.data import Data
     from kinetic.packaging.payload import Packed
     from kinetic.packaging.project import Project
 
 _MB = 1_000_000
 _LARGEST_SHOWN = 5
+_DATA = "kinetic.packaging.data"
+"""While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -47,6 +51,7 @@ class Planned:
         secrets: values of the plan's secrets; they are in no document.
         warnings: what the caller should know before this leaves the machine.
         function: the pickled function, where the plan names one.
+        data: what the plan's data holds, as far as it is sent, each with the `Data` it comes from.
     """
 
     plan: Plan
@@ -55,6 +60,7 @@ class Planned:
     secrets: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
     function: bytes = field(default=b"", repr=False)
+    data: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
 
 
 def make(
@@ -80,7 +86,9 @@ def make(
         UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree cannot be shipped.
     """
     about = frame(spec, settings, backend=backend, job_id=job_id, now=now, early=early)
-    return about.planned(_pack(spec, about.captured, about.project))
+    cargo = about.loaded(spec.args, spec.kwargs)
+    call = spec if cargo is None else dataclasses.replace(spec, args=cargo.args, kwargs=cargo.kwargs)
+    return about.planned(_pack(call, about.captured, about.project), cargo=cargo)
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,7 @@ class Frame:
         bundle: its source tree, or None when nothing is shipped.
         captured: variables that travel in the payload.
         secrets: values of the plan's secrets.
+        volumes: data at fixed paths.
     """
 
     draft: Plan
@@ -102,9 +111,23 @@ class Frame:
     bundle: Bundle | None = field(repr=False)
     captured: Mapping[str, str] = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
+    volumes: Mapping[str, Data] = field(default_factory=dict, repr=False)
 
-    def planned(self, packed: Packed, *, function: Packed | None = None, **changes: Any) -> Planned:
-        """Complete the plan with a pickled call, with its function where that is apart, and with what else this call has."""
+    def loaded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cargo | None:
+        """Pack the data that a call needs, and replace it in the arguments; None when no data was ever declared.
+
+        Raises:
+            UsageError: it is where no path could take its place, or cannot be read.
+        """
+        if _DATA not in sys.modules:
+            return None
+        from kinetic.packaging import cargo
+
+        cache_dir = self.settings.cache_dir
+        return cargo.load(args, kwargs, self.volumes, cache_dir=cache_dir, exclude=(self.settings.home, cache_dir))
+
+    def planned(self, packed: Packed, *, function: Packed | None = None, cargo: Cargo | None = None, **changes: Any) -> Planned:
+        """Complete the plan with a pickled call, its function where that is apart, its data, and what else this call has."""
         project, bundle = self.project, self.bundle
         shared = b"" if function is None else function.data
         plan = dataclasses.replace(
@@ -118,9 +141,11 @@ class Frame:
             sys_path_rel=tuple(project.sys_path_rel),
             client_root="" if project.root is None else str(project.root),
             cells=_cells(packed.data, shared),
+            data=() if cargo is None else cargo.data,
             **changes,
         )
-        return Planned(plan, packed.data, bundle, self.secrets, _warnings(plan, bundle, self.settings), shared)
+        warnings = _warnings(plan, bundle, self.settings) + (() if cargo is None else cargo.warnings)
+        return Planned(plan, packed.data, bundle, self.secrets, warnings, shared, () if cargo is None else cargo.bundles)
 
 
 def frame(
@@ -131,13 +156,15 @@ def frame(
     job_id: str | None = None,
     now: float | None = None,
     early: Callable[[Plan], None] | None = None,
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
 ) -> Frame:
-    """Plan all but the call itself; see `make`."""
+    """Plan all but the call itself; see `make`. `calls` are the arguments of all calls, where there is more than the spec's."""
     taken = _carried(spec.options)
     draft = _draft(spec, settings, taken, backend=backend, job_id=job_id or new_job_id(), now=time.time() if now is None else now)
     if early is not None:
         early(draft)
-    return Frame(draft, settings, *_source(spec, settings), taken.captured, taken.secrets)
+    left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
+    return Frame(draft, settings, *_source(spec, settings, left_out), taken.captured, taken.secrets, spec.options.volumes)
 
 
 @dataclass(frozen=True)
@@ -180,6 +207,7 @@ class PlanView:
             "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {topology.kind} {topology.shape_text})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
+            "data": ", ".join(each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data),
             "env": ", ".join([*plan.env, *plan.captured]),
             "secrets": ", ".join(plan.secrets),
             "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
@@ -254,7 +282,16 @@ def _output_dir(given: str | None) -> str | None:
     return given if given is None or "://" in given else str(Path(given).expanduser().absolute())
 
 
-def _source(spec: JobSpec, settings: Settings) -> tuple[Project, Bundle | None]:
+def _declared(spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Path]:
+    """Return where the local data of all calls lies."""
+    if _DATA not in sys.modules:
+        return []
+    from kinetic.packaging import cargo
+
+    return list(dict.fromkeys(path for args, kwargs in calls for path in cargo.local_paths(args, kwargs, spec.options.volumes)))
+
+
+def _source(spec: JobSpec, settings: Settings, data: Sequence[Path]) -> tuple[Project, Bundle | None]:
     from kinetic.packaging import bundle, project
 
     cwd = _cwd()
@@ -263,8 +300,9 @@ def _source(spec: JobSpec, settings: Settings) -> tuple[Project, Bundle | None]:
     )
     if found.root is None:
         return found, None
-    ours = [p.resolve() for p in (settings.home, settings.cache_dir)]
-    own = [p for p in ours if p.is_relative_to(found.root) and p != found.root]
+    apart = [p.resolve() for p in (settings.home, settings.cache_dir, *data)]
+    entry = found.root / found.entry_rel
+    own = [p for p in apart if p.is_relative_to(found.root) and not entry.is_relative_to(p)]  # never the function's own folder
     return found, bundle.build(
         found.root, exclude=own, default_excludes=not settings.no_default_excludes, cache_dir=settings.cache_dir
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from kinetic.handle import JobHandle
     from kinetic.planning import Planned, PlanView
     from kinetic.storage.base import Store
+
+_DATA = "kinetic.packaging.data"
+"""While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,7 +89,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         cluster: the cluster; without one the slice is simulated on this machine.
         backend: "gke", "pathways", "local" or "ray"; the accelerator decides by default.
         namespace: the namespace in the cluster.
-        volumes: data at fixed paths (not in this version).
+        volumes: data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only.
         spot: use preemptible machines.
         output_dir: where the function leaves files; `KINETIC_OUTPUT_DIR` in its environment.
         debug: start once a debugger has attached (`JobHandle.debug_attach`), or when `KINETIC_DEBUG_WAIT_TIMEOUT` has passed.
@@ -105,7 +109,6 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     if callable(accelerator):
         raise UsageTypeError('Write @kinetic.run(accelerator="...") with parentheses: the decorator takes options.')
     topology = resolve(accelerator, spot=spec.switch("spot", spot))
-    spec.volumes(volumes)
     options = Options(
         topology=topology,
         slices=spec.slice_count(slices),
@@ -119,6 +122,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         capture_env_vars=spec.patterns(capture_env_vars),
         env=spec.variables(env),
         secrets=_apart(spec.names("secrets", secrets), env or {}),
+        volumes=_volumes(volumes),
         output_dir=spec.path_text("output_dir", output_dir),
         name=spec.text("name", name) or "",
         timeout_s=spec.seconds("timeout", timeout),
@@ -137,6 +141,14 @@ def _backend(name: str | None) -> str | None:
     from kinetic.backends import registry
 
     return registry.check(spec.text("backend", name))
+
+
+def _volumes(value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    from kinetic.packaging import cargo
+
+    return cargo.volumes(value)
 
 
 def _apart(secrets: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
@@ -287,7 +299,11 @@ class RemoteCallable(Generic[P, R]):
         return PlanView(planned.plan, tuple(place.backend.render(planned.plan)), place.selection.name, planned.warnings)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the body here, in this process."""
+        """Run the body here, in this process. Local data is where it is: the function gets its path."""
+        if _DATA in sys.modules:
+            from kinetic.packaging import cargo
+
+            args, kwargs = cast("Any", cargo.here(args, kwargs))
         value = self._func(*self._bound, *args, **kwargs)
         if inspect.iscoroutine(value):
             import asyncio
@@ -359,7 +375,8 @@ class _Place:
         from kinetic import planning
         from kinetic.batch.sources import Packaged
 
-        about = planning.frame(job, self.settings, backend=self.selection.requested, early=self._warm_up())
+        given = [(call.args, call.kwargs) for call in calls]
+        about = planning.frame(job, self.settings, backend=self.selection.requested, early=self._warm_up(), calls=given)
         self.backend.preflight(about.draft)
         return Packaged(calls, job.func, about, self.backend, self.store)
 

@@ -66,7 +66,12 @@ def ref_of(plan: Plan, backend: str, store_uri: str) -> JobRef:
         group_kind=plan.labels.get("group_kind"),
         group_index=int(plan.labels["group_index"]) if "group_index" in plan.labels else None,
         debug=plan.debug,
+        output_dir=plan.output_dir or _default_output_dir(store_uri, plan.job_id),
     )
+
+
+def _default_output_dir(store_uri: str, job_id: str) -> str:
+    return f"{store_uri.rstrip('/')}/{paths.outputs(job_id)}"
 
 
 def _send(planned: Planned, store: Store) -> None:
@@ -75,6 +80,10 @@ def _send(planned: Planned, store: Store) -> None:
 
         sent = bundle.upload(planned.bundle, store)
         _log.info("sent %d of %d files, %d bytes", sent.files, planned.bundle.tree.files, sent.size_bytes)
+    if planned.data:
+        from kinetic.packaging import cargo
+
+        _log.info("sent %d bytes of data", cargo.send(planned.data, store))
     if planned.plan.function is not None:
         store.put(paths.blob(planned.plan.function.digest), planned.function, if_absent=True)
     store.put(paths.blob(planned.plan.payload.digest), planned.payload, if_absent=True)

@@ -23,10 +23,10 @@ from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
 
 if TYPE_CHECKING:  # a list of running jobs does without these, and without what is imported in functions
-    from kinetic.backends.logreader import LogReader
-    from kinetic.job.logformat import LogChunk
     import socket
 
+    from kinetic.backends.logreader import LogReader
+    from kinetic.job.logformat import LogChunk
     from kinetic.job.plan import Plan
 
 QUICK_POLL_S = 0.004
@@ -56,7 +56,8 @@ class LocalBackend:
         self._unreachable_after_s = unreachable_after_s
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse what this machine cannot hold."""
+        """Refuse what this machine cannot hold or reach."""
+        simulation.check_reach(plan)
         simulation.check_memory(plan, self._available_memory_bytes())
         simulation.check_debugger(plan, installed=self._has_debugger)
 

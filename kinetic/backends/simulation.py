@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic.errors import InsufficientMemory, PreflightError
+from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +97,25 @@ def has_debugger() -> bool:
     from importlib.util import find_spec
 
     return find_spec("debugpy") is not None
+
+
+def check_reach(plan: Plan) -> None:
+    """Refuse data and output folders that only a cluster reaches.
+
+    Raises:
+        UsageError: names the one and says what to use here.
+    """
+    remote = [each.source for each in plan.data if "://" in each.source]
+    if remote:
+        raise UsageError(
+            f"{remote[0]} comes with the cloud backends: a slice that is simulated on this machine reads local data only. "
+            "Give kinetic.Data a local path."
+        )
+    if plan.output_dir is not None and "://" in plan.output_dir:
+        raise UsageError(
+            f"The output folder {plan.output_dir} comes with the cloud backends: a slice that is simulated on this machine "
+            "writes to local folders only. Set output_dir= or KINETIC_OUTPUT_DIR to a local folder, or leave it out."
+        )
 
 
 def available_memory_bytes() -> int | None:

@@ -21,6 +21,8 @@ from kinetic.cli.desk import Desk
 from kinetic.errors import NotFound
 from kinetic.job import paths
 from kinetic.job.ref import JobRef
+from kinetic.packaging import replica
+from kinetic.packaging.replica import Replica
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
 from kinetic.storage.turn import sweeping
@@ -49,10 +51,11 @@ class Content:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found: unused content, and folders of jobs that were never finished being submitted."""
+    """What a sweep found: unused content, folders of jobs that were never finished being submitted, unpacked data."""
 
     contents: tuple[Content, ...] = ()
     orphans: tuple[str, ...] = ()
+    data: tuple[Replica, ...] = ()
     size_bytes: int = field(default=0)
 
 
@@ -87,7 +90,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     kept = {d for c in idle if c.written_at >= older_than and c.is_manifest() for d in _digests(c.path.read_bytes())}
     unused = [c for c in idle if c.written_at < older_than and c.digest not in kept]
     contents = tuple(sorted(unused, key=lambda c: not c.is_manifest()))  # manifests first, should we be killed on the way
-    return Swept(contents, orphans, sum(c.size_bytes for c in contents))
+    data = tuple(r for r in replica.replicas(replica.root_of(store)) if r.used_at < older_than and r.digest not in used)
+    return Swept(contents, orphans, data, sum(c.size_bytes for c in contents) + sum(map(replica.size_bytes, data)))
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
@@ -96,6 +100,8 @@ def sweep(store: Store, *, older_than: float) -> Swept:
         swept = find_unused(store, older_than=older_than)
         for job_id in swept.orphans:
             store.delete(paths.job(job_id))
+        for unpacked in swept.data:
+            replica.remove(unpacked)
         for content in swept.contents:
             store.delete(paths.blob(content.digest))
     return swept
@@ -124,10 +130,11 @@ def _used(store: LocalStore, without: Collection[str]) -> set[str]:
 
 
 def _manifests(plan: bytes) -> set[str] | None:
-    """The manifest that a plan names, if any; None when the plan cannot be read, for then any of its digests may be one."""
+    """The manifests that a plan names; None when the plan cannot be read, for then any of its digests may be one."""
     try:
-        tree = json.loads(plan)["tree"]
-        return set() if tree is None else {tree["manifest"]["digest"]} & _digests(plan)
+        document = json.loads(plan)
+        trees = [document["tree"], *(data["tree"] for data in document.get("data", ()))]
+        return {tree["manifest"]["digest"] for tree in trees if tree is not None} & _digests(plan)
     except (ValueError, KeyError, TypeError):
         return None
 

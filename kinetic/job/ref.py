@@ -28,6 +28,7 @@ class JobRef:
         project, cluster_name, zone, namespace, bucket_name, k8s_name, image_uri: of a cluster; "" locally.
         group_id, group_kind, group_index: of the batch that the job belongs to; None outside one.
         debug: whether the job waits for a debugger.
+        output_dir: where the function leaves files; "" in references of older versions.
     """
 
     job_id: str
@@ -50,6 +51,7 @@ class JobRef:
     group_kind: str | None = None
     group_index: int | None = None
     debug: bool = False
+    output_dir: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; fields that are None are left out."""

@@ -34,6 +34,7 @@ class Options:
         capture_env_vars: names and prefixes of variables to copy from the caller.
         env: variables set for the function.
         secrets: names of variables whose values travel apart from the plan.
+        volumes: data at fixed paths: `kinetic.Data` by absolute path.
         output_dir: where the function leaves files; None for what the settings say.
         name: what people see; "" for the function's own.
         timeout_s, start_timeout_s, hang_timeout_s: limits; None for none, or for what the settings say.
@@ -54,6 +55,7 @@ class Options:
     capture_env_vars: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    volumes: Mapping[str, Any] = field(default_factory=dict)
     output_dir: str | None = None
     name: str = ""
     timeout_s: float | None = None
@@ -179,17 +181,6 @@ def patterns(value: object) -> tuple[str, ...]:
         if pattern != "*":
             variable("capture_env_vars", pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
     return checked
-
-
-def volumes(value: object) -> None:
-    """Check `volumes`: absolute paths, and for now none of them."""
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageTypeError(f"volumes must be a dict of absolute path to Data; it is {value!r}.")
-    for place in value or ():
-        if not isinstance(place, str) or not place.startswith("/"):
-            raise UsageError(f"volumes: {place!r} is not an absolute path.")
-    if value:
-        raise UsageError("volumes= arrives with kinetic.Data; in this version pass a path, or keep the data in the source tree.")
 
 
 def check_function(func: Any) -> None:

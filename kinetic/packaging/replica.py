@@ -82,13 +82,17 @@ def root_of(store: LocalStore) -> Path:
 
 
 def replicas(root: Path) -> list[Replica]:
-    """Return all finished replicas."""
+    """Return all replicas, also those that were never finished."""
+    used_at: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
-            found = [entry for entry in entries if entry.is_dir(follow_symlinks=False) and "." not in entry.name]
-            return [Replica(e.name, Path(e.path), e.stat(follow_symlinks=False).st_mtime) for e in found]
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    digest = entry.name.partition(".")[0]
+                    used_at[digest] = max(entry.stat(follow_symlinks=False).st_mtime, used_at.get(digest, 0.0))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return [Replica(digest, root / digest, at) for digest, at in sorted(used_at.items())]
 
 
 def remove(found: Replica) -> None:
@@ -101,8 +105,9 @@ def remove(found: Replica) -> None:
 
 def size_bytes(found: Replica) -> int:
     """Return the size of the files, without those that are links to the store's contents and free nothing."""
-    sizes = (info.st_size for _, info in _walk(str(found.path)) if stat.S_ISREG(info.st_mode) and info.st_nlink == 1)
-    return sum(sizes)
+    if not found.path.is_dir():
+        return 0
+    return sum(info.st_size for _, info in _walk(str(found.path)) if stat.S_ISREG(info.st_mode) and info.st_nlink == 1)
 
 
 # -- building --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from kinetic.errors import KineticError
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport
 from kinetic.job.plan import Plan
-from kinetic.runner import debugger, processes, worker, workspace
+from kinetic.runner import datasets, debugger, processes, worker, workspace
 from kinetic.runner.channel import Channel, Message
 from kinetic.runner.ending import ending_of
 from kinetic.runner.identity import Identity
 from kinetic.runner.jaxworld import World
 from kinetic.runner.logs import HostLog, tees
+from kinetic.runner.mountpoints import Mountpoints
 from kinetic.runner.progress import Sample, moved
 from kinetic.storage.base import Store
 
@@ -49,6 +51,7 @@ class Agent:
         self._store = store
         self._alive_fd = alive_fd
         self._log_paths = logs
+        self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
         self._armed = self._ready = self._started = self._stopping = self._delivered = self._all_done = False
         self._state = "preparing"
@@ -126,8 +129,9 @@ class Agent:
     def _prepare(self) -> None:
         try:
             self._workspace = workspace.prepare(self._who, self._plan, self._store)
+            self._mountpoints.keep(self._plan.data)
             self._state = "waiting"
-        except KineticError as error:
+        except (KineticError, OSError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
     def _address(self) -> str:
@@ -291,6 +295,8 @@ class Agent:
         }
         debugging = debugger.ENVIRON if self._gate is not None else {}
         return {
+            "places": list(space.data.places),
+            "mounts": [asdict(mount) for mount in space.data.mounts],
             "payload": str(space.payload),
             "payload_digest": plan.payload.digest,
             "function": "" if space.function is None else str(space.function),
@@ -412,6 +418,7 @@ class Agent:
         for tee in self._tees:
             tee.drain()
         self._log.close()
+        self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
         self._stacks_path.unlink(missing_ok=True)
 

@@ -5,8 +5,8 @@ worker's mount namespace, and by the supervisor for agents that were killed.
 
 Most missing paths are made in the worker's memory only (see `mounts`). That would lose what a function writes beside the mount,
 so where it could write there is a real folder meanwhile. One of ours is told from one of the user's by being empty and by its
-time stamp, an impossible one: any use by others changes it, and it is never removed then. Who uses one holds a lock on it, because
-removing it would take the mount away from other jobs.
+time stamp, an impossible one: any use by others changes it, and it is never removed then. Who uses one holds a lock on it,
+because removing it would take the mount away from other jobs.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH108, PTH120

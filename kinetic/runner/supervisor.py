@@ -28,9 +28,11 @@ from kinetic.errors import KineticError, StoreFull
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, Outcome, Verdict, judge
 from kinetic.job.plan import Plan
+from kinetic.packaging import replica
 from kinetic.runner import processes
 from kinetic.runner.agent import Agent
 from kinetic.runner.identity import Identity
+from kinetic.runner.mountpoints import Mountpoints
 from kinetic.storage.local import LocalStore
 
 SOCKET_PATH_LIMIT = 100
@@ -112,6 +114,8 @@ class Supervisor:
             )
             plan = None
         processes.kill_descendants()
+        if plan is not None:  # for agents that were killed
+            Mountpoints(replica.root_of(self._store)).release(plan.data)
         shutil.rmtree(self._scratch, ignore_errors=True)
         if plan is not None and _may_retry(outcome, plan.retries):
             self._start_over(outcome)

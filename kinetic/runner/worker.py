@@ -55,6 +55,8 @@ class Start:
         client_root: where it lies on the caller's machine; tracebacks name files there.
         cells: source that lies in no file, so that tracebacks can show it.
         debugger: port and window of the job's debugger, or None when nobody debugs.
+        places: where each declared data lies.
+        mounts: what has to be mounted for that; see `mounts.Mount`.
     """
 
     payload: str
@@ -71,6 +73,8 @@ class Start:
     client_root: str
     cells: list[dict[str, str]] = field(default_factory=list)
     debugger: dict[str, Any] | None = None
+    places: list[str] = field(default_factory=list)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
 
 
 class _Ended(Exception):
@@ -207,6 +211,7 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
         detail = "The payload is not what was submitted (its SHA-256 differs); nothing of it was run."
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail})
+    _see_data(start)
     try:
         _enter(start, payload.read_header(data).env_vars)
         _join(start)
@@ -217,6 +222,22 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         return payload.unpack(data, function, source_map=_source_map(start))
     except Exception as error:
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | _describe(error, start)) from error
+
+
+def _see_data(start: Start) -> None:
+    """Mount the declared data, and let the call find it. No thread has been started yet."""
+    from kinetic.packaging import delivery
+
+    delivery.expect(start.places)
+    if not start.mounts:
+        return
+    from kinetic.runner import mounts
+
+    try:
+        mounts.enter([mounts.Mount(**each) for each in start.mounts], scratch=f"{start.scratch}/cover")
+    except KineticError as error:
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+    processes.die_with_parent(os.getppid())  # The kernel forgets that for a process that changes its rights.
 
 
 def _source_map(start: Start) -> tuple[str, str] | None:

@@ -13,6 +13,8 @@ from kinetic.errors import SetupFailed, StoreError
 from kinetic.job import paths
 from kinetic.job.plan import Blob, Plan
 from kinetic.packaging import arrival
+from kinetic.runner import datasets
+from kinetic.runner.datasets import Datasets
 from kinetic.runner.identity import Identity
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
@@ -30,6 +32,7 @@ class Workspace:
         payload: file with the pickled call.
         function: file with the pickled function, where the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
+        data: where the declared data is.
     """
 
     root: Path
@@ -39,6 +42,7 @@ class Workspace:
     payload: Path
     function: Path | None
     output_dir: str
+    data: Datasets
 
 
 def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
@@ -56,12 +60,13 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         payload = _file_of(store, plan.payload, root / "payload.pkl")
         function = None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         output_dir = _output_dir(store, plan)
+        data = datasets.prepare(identity, plan, store, root)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(f"The source of the job could not be unpacked: {error}", job_id=plan.job_id) from error
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     cwd.mkdir(parents=True, exist_ok=True)
     places = dict.fromkeys([str(tree / p) for p in plan.sys_path_rel] + [str(tree / plan.entry_rel)])
-    return Workspace(root, tree, cwd, tuple(places), payload, function, output_dir)
+    return Workspace(root, tree, cwd, tuple(places), payload, function, output_dir, data)
 
 
 def _unpack(store: Store, plan: Plan, tree: Path) -> None:
@@ -80,6 +85,8 @@ def _file_of(store: Store, blob: Blob, target: Path) -> Path:
 
 def _output_dir(store: Store, plan: Plan) -> str:
     if plan.output_dir:
+        if "://" not in plan.output_dir:
+            Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
         return plan.output_dir
     if not isinstance(store, LocalStore):
         return f"{store.uri.rstrip('/')}/{paths.outputs(plan.job_id)}"

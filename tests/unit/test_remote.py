@@ -77,7 +77,7 @@ def add(a, b=1):
         ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
         ({"volumes": ["/data"]}, "volumes must be a dict"),
         ({"volumes": {"data": 1}}, "'data' is not an absolute path"),
-        ({"volumes": {"/data": 1}}, "arrives with kinetic.Data"),
+        ({"volumes": {"/data": 1}}, "must be kinetic.Data"),
         ({"spot": 1}, "spot must be True or False"),
         ({"debug": "yes"}, "debug must be True or False"),
         ({"output_dir": 5}, "output_dir must be a string"),

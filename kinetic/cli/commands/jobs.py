@@ -143,7 +143,9 @@ def _facts(ref: JobRef, state: str, outcome: Outcome | None, now: float) -> list
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
         ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
+        ("Output", ref.output_dir),
     ]
+    facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending(ref, outcome)
 
 

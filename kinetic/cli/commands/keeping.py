@@ -49,8 +49,8 @@ Examples:
 
 _PRUNE_HELP = """Remove the records and logs of jobs that ended long ago.
 
-Then removes stored source files and payloads that no remaining job needs and that are older than a day; it is safe to submit
-jobs meanwhile. Files that functions left in their output folders are never removed.
+Then removes stored source files, payloads and data that no remaining job needs and that are older than a day; it is safe to
+submit jobs meanwhile. Files that functions left in their output folders are never removed.
 
 \b
 Examples:
@@ -141,7 +141,7 @@ def prune(desk: Desk, /, *, older_than: float, dry_run: bool, yes: bool, as_json
     unused = pruning.find_unused(desk.store, older_than=limit, without={ref.job_id for ref in old})
     if dry_run:
         return _tell("Would remove", old, unused, [], as_json)
-    if not yes and (old or unused.contents):
+    if not yes and (old or unused.contents or unused.data):
         _ask(old)
     failed = [problem for ref in old if (problem := _removed(desk, ref))]
     kept = {problem["job_id"] for problem in failed}
@@ -176,13 +176,15 @@ def _tell(verb: str, refs: list[JobRef], swept: Swept, failed: list[dict[str, An
                 "jobs": [ref.job_id for ref in refs],
                 "unfinished_submissions": list(swept.orphans),
                 "contents": len(swept.contents),
+                "data": len(swept.data),
                 "size_bytes": swept.size_bytes,
                 "failed": failed,
             }
         )
     else:
         files = f"{text.count(len(swept.contents), 'unused file')} ({text.size(swept.size_bytes)})"
-        output.line(f"{verb} {text.count(len(refs), 'job')} and {files}.")
+        data = f", {text.count(len(swept.data), 'unused data set')}" if swept.data else ""
+        output.line(f"{verb} {text.count(len(refs), 'job')}{data} and {files}.")
         for ref in refs:
             output.line(f"  {ref.job_id}  {text.printable(ref.display_name)}")
     return exit_codes.STORE if failed else exit_codes.OK
