@@ -87,7 +87,6 @@ def test_checkpoint() -> None:
         *[line for n, line in steps if n > 3],
         "went on after step 3, the weights sum to 96",
     ]
-    assert "Traceback" not in done.stderr, "the leader was only stopped: it has nothing to complain of"
 
 
 def test_the_readmes_first_lines(tmp_path: Path) -> None:
