@@ -17,8 +17,7 @@ _HELP = """Check whether this machine can run jobs, and look for what they left 
 Looks at Python, JAX and Keras, memory, namespaces, settings and profiles, the store and its records, processes and files of
 jobs that were killed, and starts the process that starts hosts. Exits with 1 when something will go wrong.
 
-\b
---fix does only what is safe: it judges jobs whose supervisor was killed, and removes their temporary files.
+With --fix it does what is safe, and no more: it judges jobs whose supervisor was killed, and removes their temporary files.
 
 \b
 Examples:

@@ -1,0 +1,97 @@
+"""Watching and tidying up on real processes: `kinetic jobs top` on a terminal, `kinetic doctor` after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic.job import paths
+from kinetic.storage.local import LocalStore
+
+ROOT = Path(kinetic.__file__).parent.parent
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+LINE = "echo 'step 1'; while :; do sleep 0.05; done"
+
+
+def kn(*argv: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([*KINETIC, *argv], env=env, capture_output=True, text=True, timeout=60)
+
+
+def until(done: str, job: str) -> dict[str, object]:
+    """What `jobs top` says of host 0 once it has printed: waits by the clock for real processes."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = json.loads(kn("jobs", "top", "--json", job).stdout)
+        if found and found[0]["members"] and found[0]["members"][0]["last_line"] == done:
+            return dict(found[0]["members"][0])
+        time.sleep(0.2)
+    raise AssertionError(f"{job} has not printed {done!r}")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return kn("run", "-a", "cpu", "--detach", "--", "sh", "-c", LINE).stdout.strip()
+
+
+def read(terminal: int, word: bytes) -> bytes:
+    seen, deadline = b"", time.monotonic() + 20
+    while word not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536)
+    return seen
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
+    host = until("step 1", job)
+    assert host["state"] == "running"
+    assert int(str(host["rss_bytes"])) > 0
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            KINETIC[0], [*KINETIC, "jobs", "top"], os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+        )
+    assert b"step 1" in read(terminal, b"step 1")
+    os.write(terminal, key)
+    after = read(terminal, b"\x1b[?1049l")  # the terminal is given back
+    assert b"\x1b[?1049l" in after
+    assert b"Traceback" not in after
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    assert kn("jobs", "cancel", job).returncode == 0
+    assert kn("jobs", "wait", job).returncode == 1
+
+
+def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: Path) -> None:
+    until("step 1", job)
+    store = LocalStore(home)
+    told = json.loads(store.get(f"{paths.job(job)}/local/supervisor.json"))
+    os.kill(told["pid"], signal.SIGKILL)
+    ref = json.loads(store.get(paths.ref(job)))
+    store.put(paths.ref(job), json.dumps(ref | {"created_at": time.time() - 120}).encode())
+    deadline = time.monotonic() + 20
+    while (found := checks())["orphans"] is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert found["orphans"] == "warn"
+    done = kn("doctor", "--fix", "--json")
+    assert f"{job} is judged: failed." in json.loads(done.stdout)["done"]
+    assert json.loads(kn("jobs", "status", "--json", job).stdout)["state"] == "FAILED"
+    assert checks()["orphans"] is None
+
+
+def checks() -> dict[str, str | None]:
+    done = kn("doctor", "--json")
+    found = {f["check"]: f["level"] for f in json.loads(done.stdout)["findings"]}
+    return {name: found.get(name) for name in ("orphans", "preloader")}

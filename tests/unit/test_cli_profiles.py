@@ -1,0 +1,232 @@
+"""`kinetic profile`, `kinetic config`, `kinetic --profile` and shell completion, from argv to exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic.cli.main import call
+from kinetic.config import profiles, settings
+from kinetic.job import paths
+from kinetic.job.ref import JobRef
+from kinetic.storage.local import LocalStore
+
+Capture = pytest.CaptureFixture[str]
+ROOT = Path(kinetic.__file__).parent.parent
+DEV = ("--project", "my-dev", "--zone", "us-central2-b", "--cluster", "dev")
+
+
+def kn(*argv: str) -> int:
+    return call(argv)
+
+
+@pytest.fixture
+def two() -> None:
+    profiles.change(
+        settings.profiles_file(),
+        lambda before: before.added("dev", {"project": "my-dev", "zone": "us-central2-b"}).added("ops", {"cluster": "ops"}),
+    )
+
+
+# -- profile -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_life_of_a_profile(capsys: Capture) -> None:
+    assert kn("profile", "ls") == 0
+    assert kn("profile", "create", "dev", *DEV) == 0
+    assert "in use" in capsys.readouterr().out
+    assert kn("profile", "create", "ops", "--cluster", "ops", "--namespace", "alice") == 0
+    assert "kinetic profile use ops" in capsys.readouterr().err
+    assert kn("profile", "ls") == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["NAME", "PROJECT", "ZONE", "CLUSTER", "NAMESPACE"],
+        ["*", "dev", "my-dev", "us-central2-b", "dev", "-"],
+        ["ops", "-", "-", "ops", "alice"],
+    ]
+    assert kn("profile", "use", "ops") == 0
+    assert settings.load().cluster == "ops"
+    assert kn("profile", "show", "--json") == 0
+    assert capsys.readouterr().out.endswith('"name": "ops",\n  "in_use": true,\n  "cluster": "ops",\n  "namespace": "alice"\n}\n')
+    assert kn("profile", "unset") == 0
+    assert settings.load().cluster is None
+    assert kn("profile", "show") == 2
+    assert kn("profile", "use", "ops") == 0
+    assert kn("profile", "rm", "ops", "-y") == 0
+    assert "No profile is in use" in capsys.readouterr().out
+    assert kn("profile", "ls", "--json") == 0
+    assert [(p["name"], p["in_use"]) for p in json.loads(capsys.readouterr().out)] == [("dev", False)]
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("use", "dve"), "Did you mean 'dev'?"),
+        (("show", "dve"), "Did you mean 'dev'?"),
+        (("rm", "dve", "-y"), "Did you mean 'dev'?"),
+        (("rm", "dev"), "--yes"),
+        (("create", "dev", "--zone", "z"), "--force"),
+        (("create", "a b", "--zone", "z"), "letters, digits"),
+        (("create", "new", "--zone", "a b"), "without blanks"),
+        (("create", "new"), "--project"),
+        (("create",), "NAME is missing"),
+    ],
+)
+def test_what_cannot_work_changes_nothing(argv: tuple[str, ...], words: str, capsys: Capture) -> None:
+    before = settings.profiles_file().read_bytes()
+    assert kn("profile", *argv) == 2
+    assert words in capsys.readouterr().err
+    assert settings.profiles_file().read_bytes() == before
+
+
+@pytest.mark.usefixtures("two")
+def test_a_profile_is_replaced_by_force(capsys: Capture) -> None:
+    assert kn("profile", "create", "dev", "--zone", "z", "--force") == 0
+    assert profiles.read(settings.profiles_file()).by_name["dev"] == {"zone": "z"}
+
+
+def test_what_no_option_says_is_taken_from_our_own_variables(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("KINETIC_ZONE", "env-zone")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-other-tools")
+    assert kn("profile", "create", "dev", "--cluster", "c") == 0
+    assert profiles.read(settings.profiles_file()).by_name["dev"] == {"zone": "env-zone", "cluster": "c"}
+
+
+def test_on_a_terminal_the_rest_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    answers = iter(["dev", "p", " c-1 ", "", "y"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda _prompt: next(answers))
+    monkeypatch.setenv("KINETIC_ZONE", "env-zone")
+    assert kn("profile", "create") == 0
+    assert profiles.read(settings.profiles_file()).by_name["dev"] == {"project": "p", "zone": "env-zone", "cluster": "c-1"}
+    assert list(answers) == ["y"]
+
+
+@pytest.mark.usefixtures("two")
+def test_a_damaged_file_is_told_and_kept(capsys: Capture) -> None:
+    place = settings.profiles_file()
+    place.write_bytes(place.read_bytes()[:-9])
+    broken = place.read_bytes()
+    for argv in (
+        ("profile", "ls"),
+        ("profile", "use", "dev"),
+        ("profile", "create", "x", "--zone", "z"),
+        ("jobs", "list"),
+        ("config",),
+    ):
+        assert kn(*argv) == 5
+        assert f"mv {place}" in capsys.readouterr().err
+    assert place.read_bytes() == broken
+
+
+# -- --profile and config ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("two")
+def test_a_profile_for_one_command(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kn("--profile", "ops", "config", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cluster"] == {"value": "ops", "source": "profile ops"}
+    assert told["profile"] == {"value": "ops", "source": "flag"}
+    assert settings.load().profile == "dev"  # it is over with the command
+    assert kn("--profile", "opps", "jobs", "list") == 2
+    assert settings.load().profile == "dev"
+    assert kn("--profile", "ops", "profile", "ls") == 0
+    out, err = capsys.readouterr()
+    assert "*  ops" in out
+    assert "--profile" in err
+    monkeypatch.setenv("KINETIC_PROFILE", "ops")
+    assert kn("profile", "show") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Profile:    ops (in use)")
+
+
+@pytest.mark.usefixtures("two")
+def test_config_shows_every_setting_with_its_source(capsys: Capture, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("KINETIC_ZONE", "env-zone")
+    assert kn("config", "show", "--cluster", "mine") == 0
+    rows = {line.split()[0]: re.split(r" {2,}", line)[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["zone"] == ["env-zone", "environment KINETIC_ZONE"]
+    assert rows["cluster"] == ["mine", "flag"]
+    assert rows["project"] == ["my-dev", "profile dev"]
+    assert rows["home"] == [str(home), "environment KINETIC_HOME"]
+    assert rows["grace_s"] == ["5", "default"]
+    assert rows["no_tty_debug"] == ["no", "default"]
+    assert set(rows) == set(settings.names())
+    assert kn("config", "hide") == 2
+
+
+def test_without_profiles_none_of_their_code_is_loaded() -> None:
+    code = "import sys; from kinetic.cli.main import call; call(['jobs', 'list']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"kinetic.config.profiles", "kinetic.config.carried", "logging", "kinetic.job.spec"} & set(done.stdout.split())
+
+
+# -- completion ----------------------------------------------------------------------------------------------------------------
+
+
+def offered(*words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    env = os.environ | {
+        "_KINETIC_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("kinetic", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.usefixtures("two")
+def test_names_are_completed(home: Path) -> None:
+    store = LocalStore(home)
+    for number in (1, 2):
+        ref = JobRef(f"job-0000000{number}", "local", "gke", "cpu", "f", "f", number, store.uri)
+        store.put(paths.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    assert offered("jobs", "logs", "job-") == ["job-00000002", "job-00000001"]
+    assert offered("jobs", "logs", "00000001") == ["00000001"]
+    assert offered("jobs", "cancel", "job-") == []
+    assert offered("run", "-a", "tpu-v6e-1") == ["tpu-v6e-1", "tpu-v6e-16", "tpu-v6e-128"]
+    assert offered("accelerators", "gpu-l4")[0] == "gpu-l4"
+    assert offered("--profile", "") == ["dev", "ops"]
+    assert offered("profile", "use", "o") == ["ops"]
+    assert offered("comp") == ["completion"]
+    assert "--all-hosts" in offered("run", "--a")
+    assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]  # a file, as far as we know
+    assert {"list", "top", "prune"} <= set(offered("jobs", ""))
+
+
+def test_a_completion_that_fails_offers_nothing() -> None:
+    place = settings.profiles_file()
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"{")
+    assert offered("--profile", "") == []
+    assert offered("jobs", "logs", "") == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "word"), [("bash", "complete -o"), ("zsh", "#compdef kinetic"), ("fish", "complete --no-files")]
+)
+def test_the_script_of_a_shell(shell: str, word: str, capsys: Capture) -> None:
+    assert kn("completion", shell) == 0
+    out = capsys.readouterr().out
+    assert word in out
+    assert "_KINETIC_COMPLETE" in out
+    assert kn("completion", "tcsh") == 2
+
+
+def test_help_is_whole(capsys: Capture) -> None:
+    commands = ["profile", *(f"profile {c}" for c in ("create", "ls", "use", "unset", "show", "rm"))]
+    for words in (*commands, "config", "doctor", "completion", "jobs top"):
+        assert kn(*words.split(), "--help") == 0
+        out = capsys.readouterr().out
+        assert "Example" in out, words
+        assert max(map(len, out.splitlines())) <= 100, words

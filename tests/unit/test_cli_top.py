@@ -1,0 +1,190 @@
+"""`kinetic jobs top`: rows from snapshots, and the command over a fake backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from kinetic.backends.base import ControlAddress, Phase
+from kinetic.cli import activity
+from kinetic.cli.activity import Rates
+from kinetic.cli.commands import top
+from kinetic.cli.desk import Desk
+from kinetic.cli.main import call
+from kinetic.errors import CoordinatorLost
+from kinetic.job import paths
+from kinetic.job.ref import JobRef
+from kinetic.storage.local import LocalStore
+
+NOW = 1_700_000_000.0
+Capture = pytest.CaptureFixture[str]
+
+
+def member(host: int, **changes: Any) -> dict[str, Any]:
+    beat = {"state": "running", "rss_bytes": 100 << 20, "cpu_s": 30.0, "log_bytes": 2048, "stalled_s": 0.0, "silent_s": 0.5}
+    return {"host": host, "last_line": f"step {host}", **beat, **changes}
+
+
+def snapshot(*members: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"phase": "running", "attempt": 1, "running_s": 60.0, "members": list(members), **changes}
+
+
+def ref(job_id: str = "job-00000001", **changes: Any) -> JobRef:
+    told = {"backend": "fake", "requested_backend": "fake", "accelerator": "tpu-v6e-8", "func_name": "f", "display_name": "train"}
+    return JobRef(job_id=job_id, created_at=NOW - 90, store_uri="/s", hosts=2, **{**told, **changes})
+
+
+def test_the_share_of_a_processor_is_taken_between_two_tellings() -> None:
+    rates = Rates()
+    assert rates.percent(("j", 0), 30.0, 60.0, 100.0) == 50.0  # the first time: since the job runs
+    assert rates.percent(("j", 0), 30.0, 60.1, 100.1) == 50.0  # the same telling, seen again
+    assert rates.percent(("j", 0), 32.0, 61.0, 101.0) == 200.0
+    assert rates.percent(("j", 0), 32.0, 62.0, 102.0) == 0.0
+    assert rates.percent(("j", 0), 0.5, 1.0, 103.0) == 50.0  # another attempt
+    assert rates.percent(("j", 1), 0.0, 0.0, 103.0) is None
+
+
+def test_a_line_for_each_host() -> None:
+    hosts = snapshot(member(0), member(1, stalled_s=12.0, last_line="\x1b[32mgreen\x1b[0m\x1b]0;title\x07 line"))
+    first, second = activity.lines(ref(), "RUNNING", hosts, Rates(), NOW)
+    assert (first.cpu_percent, first.still_s, first.last_line) == (50.0, 0.0, "step 0")
+    assert (second.still_s, second.last_line) == (12.0, "green line")
+    columns = ("JOB", "HOST", "STATE", "AGE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
+    assert activity.cells(second, columns) == (
+        "job-00000001",
+        "1",
+        "running",
+        "90s",
+        "50%",
+        "100.0 MiB",
+        "2.0 KiB",
+        "12s",
+        "green line",
+    )
+    assert activity.headline([first, second]) == "1 job, 2 hosts, 1 standing still"
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "memory", "still"),
+    [
+        ({"silent_s": 5.0}, "silent", "100.0 MiB", "-"),
+        ({"state": "debugging"}, "debugging", "100.0 MiB", "-"),
+        ({"state": "waiting", "stalled_s": 40.0}, "waiting", "100.0 MiB", "-"),
+        ({"state": "missing", "silent_s": 50.0, "rss_bytes": 0, "log_bytes": 0}, "missing", "-", "-"),
+        ({"state": "raised", "silent_s": 50.0}, "raised", "-", "-"),
+    ],
+)
+def test_states(told: dict[str, Any], state: str, memory: str, still: str) -> None:
+    (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0, **told)), Rates(), NOW)
+    assert activity.cells(line, ("STATE", "MEMORY", "STILL")) == (state, memory, still)
+
+
+def test_a_job_of_which_no_host_is_known_has_a_line() -> None:
+    for nothing in (None, {}, snapshot()):
+        (line,) = activity.lines(ref(), "PENDING", nothing, Rates(), NOW)
+        assert activity.cells(line, ("HOST", "STATE", "CPU", "LOG")) == ("-", "PENDING", "-", "-")
+    assert activity.document([line])[0]["members"] == []
+
+
+def test_narrow_terminals_show_less() -> None:
+    widths = [len(activity.columns(w)) for w in (80, 110, 140, None)]
+    assert widths == sorted(widths)
+    assert {"JOB", "HOST", "STATE", "LAST LINE"} <= set(activity.columns(80))
+    long = activity.lines(ref(display_name="n" * 40), "PENDING", None, Rates(), NOW)[0]
+    assert len(activity.cells(long, ("NAME",), whole=False)[0]) == 20
+    assert len(activity.cells(long, ("NAME",))[0]) == 40
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------------
+
+
+class Backend:
+    """Running jobs whose gangs say what a test wants."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, Phase] = {}
+        self.asked: list[str] = []
+
+    def phase(self, job: JobRef) -> Phase:
+        self.asked.append(job.job_id)
+        return self.phases[job.job_id]
+
+    def control(self, job: JobRef) -> ControlAddress | None:
+        return ControlAddress(job.job_id, "token")
+
+
+class Client:
+    """A gang's coordinator, known by the job's id."""
+
+    gangs: ClassVar[dict[str, Callable[[], dict[str, Any]]]] = {}
+
+    def __init__(self, target: str, token: str, *, give_up_s: float) -> None:
+        self.target = target
+
+    def snapshot(self, timeout_s: float) -> dict[str, Any]:
+        return self.gangs[self.target]()
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    def lost() -> dict[str, Any]:
+        raise CoordinatorLost("nobody answers")
+
+    backend, store = Backend(), LocalStore(tmp_path / "store")
+    Client.gangs = {"job-00000001": lambda: snapshot(member(0), member(1)), "job-00000002": lost}
+    monkeypatch.setattr("kinetic.coordinator.client.ControlClient", Client)
+    for number, phase in enumerate((Phase.SUCCEEDED, Phase.RUNNING, Phase.RUNNING)):
+        job = ref(f"job-0000000{number}")
+        backend.phases[job.job_id] = phase
+        store.put(paths.ref(job.job_id), json.dumps(job.to_json()).encode())
+    nothing: Any = None
+    return Desk(store, lambda job: backend, nothing, nothing, lambda: NOW)
+
+
+def test_once(world: Desk, capsys: Capture) -> None:
+    assert call(["jobs", "top", "--once"], world) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[3], row[4]) for row in rows[1:]] == [
+        ("job-00000002", "-", "RUNNING"),
+        ("job-00000001", "0", "running"),
+        ("job-00000001", "1", "running"),
+    ]
+    assert call(["jobs", "top", "1"], world) == 3
+    assert call(["jobs", "top", "00000001"], world) == 0
+    assert "job-00000002" not in capsys.readouterr().out
+
+
+def test_json(world: Desk, capsys: Capture) -> None:
+    assert call(["jobs", "top", "--json"], world) == 0
+    second, first = json.loads(capsys.readouterr().out)
+    assert (second["job_id"], second["members"]) == ("job-00000002", [])
+    assert [m["last_line"] for m in first["members"]] == ["step 0", "step 1"]
+    assert first["members"][0]["cpu_percent"] == 50.0
+
+
+def test_nothing_runs(world: Desk, capsys: Capture, tmp_path: Path) -> None:
+    empty = Desk(LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.submit, world.now)
+    assert call(["jobs", "top"], empty) == 0
+    assert capsys.readouterr() == ("", "No job is running.\n")
+    assert call(["jobs", "top", "--json"], empty) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_what_has_ended_is_not_looked_at_twice(world: Desk) -> None:
+    backend: Any = world.backend_of(ref())
+    with top.Watch(world, set()) as watch:
+        assert len(watch.look()) == 3
+        backend.asked.clear()
+        backend.phases["job-00000001"] = Phase.FAILED
+        assert [line.ref.job_id for line in watch.look()] == ["job-00000002"]
+        watch.look()
+        assert backend.asked.count("job-00000000") == 0
+        assert backend.asked.count("job-00000001") == 1
+        world.store.delete(paths.ref("job-00000002"))
+        assert watch.look() == []
