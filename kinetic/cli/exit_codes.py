@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 TABLE: tuple[tuple[int, str], ...] = (
     (OK, "Success."),
-    (FAILED, "The job, or the function in it, failed or was cancelled."),
+    (FAILED, "The job failed or was cancelled; or `doctor` found a problem."),
     (USAGE, "The command line is wrong. Nothing was created."),
     (NOT_FOUND, "No such job."),
     (REFUSED, "The job was refused or could not be submitted."),

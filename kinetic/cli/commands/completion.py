@@ -16,7 +16,7 @@ _HELP = """Print what makes a shell complete `kinetic` commands: options, ids of
 
 \b
 To switch it on for good:
-  bash   kinetic completion bash > ~/.local/share/bash-completion/completions/kinetic
+  bash   kinetic completion bash >> ~/.bashrc
   zsh    kinetic completion zsh > "${fpath[1]}/_kinetic"
   fish   kinetic completion fish > ~/.config/fish/completions/kinetic.fish
 

@@ -29,7 +29,7 @@ Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where that is
 
 \b
 Examples:
-  kinetic profile create dev --project my-project --zone us-central2-b --cluster dev
+  kinetic profile create dev --project p --zone us-central2-b --cluster c
   kinetic profile use dev
   kinetic --profile staging jobs list      for one command
 """
@@ -41,8 +41,8 @@ and on a terminal, what is still missing is asked for.
 
 \b
 Examples:
-  kinetic profile create dev --project my-project --zone us-central2-b --cluster dev
-  kinetic profile create dev --project other-project --force      replace it
+  kinetic profile create dev --project p --zone us-central2-b --cluster c
+  kinetic profile create dev --project q --force      replace it
 """
 
 _LS_HELP = """List the profiles. The one in use has a star.

@@ -36,8 +36,8 @@ since the function started. STILL is for how long a host has neither computed no
 Examples:
   kinetic jobs top
   kinetic jobs top --interval 5s job-1a2b
-  kinetic jobs top --once | sort -k6
-  kinetic jobs top --json
+  kinetic jobs top --once | grep waiting
+  kinetic jobs top --json | jq '.[].members[] | select(.stalled_s > 60)'
 """
 
 
