@@ -18,6 +18,9 @@ import sys
 
 from kinetic.runner import jaxworld, link, supervisor, worker
 
+LATE = ("setproctitle", "grpc._channel", "grpc.experimental", "kinetic.packaging.series", "kinetic.packaging.delivery")
+"""What packages import only when they are used: after a fork, every process of every job would import it again."""
+
 
 def main() -> None:
     """Import, then serve until the caller is gone."""
@@ -52,7 +55,7 @@ def serve(caller: socket.socket) -> None:
 def _import_late() -> None:
     """Import what a worker needs only once its gang is ready: the first caller shall not wait for it."""
     if worker.IMPORTED_AHEAD[0] not in sys.modules:
-        for name in worker.IMPORTED_AHEAD:
+        for name in (*worker.IMPORTED_AHEAD, *LATE):
             importlib.import_module(name)
         gc.collect()
         gc.freeze()
