@@ -26,7 +26,7 @@ from kinetic.storage.base import Store
 _log = logging.getLogger("kinetic.debug")
 DEFAULT_PORT = 5678
 LOOK_EVERY_S = 0.1
-_CHECK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 _HOW_TO = "Set debug=True in @kinetic.run(...), and call the function again."
 
 
@@ -39,14 +39,23 @@ class PortForward:
         returncode: None while it forwards, then 0.
     """
 
-    def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket], ended: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[], socket.socket],
+        ended: Callable[[], bool],
+        *,
+        check_every_s: float = CHECK_EVERY_S,
+    ) -> None:
         self.port: int = listener.getsockname()[1]
         self.instructions = ""
         self._listener = listener
         self._connect = connect
         self._ended = ended
+        self._check_every_s = check_every_s
         self._closing = threading.Event()
         self._open: set[socket.socket] = set()
+        self._far: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._serve, name="kinetic-port-forward", daemon=True)
         self._thread.start()
 
@@ -84,15 +93,15 @@ class PortForward:
 
     def _serve(self) -> None:
         self._listener.settimeout(LOOK_EVERY_S)
-        next_check = time.monotonic() + _CHECK_EVERY_S
+        next_check = time.monotonic() + self._check_every_s
         with self._listener:
             while not self._closing.is_set():
                 with contextlib.suppress(TimeoutError):
                     self._accept()
                 if time.monotonic() >= next_check:
-                    next_check = time.monotonic() + _CHECK_EVERY_S
-                    if not self._open and self._ended():
-                        return
+                    next_check = time.monotonic() + self._check_every_s
+                    if not self._open & self._far and self._ended():  # All that the debugger said was passed on.
+                        self.terminate()
 
     def _accept(self) -> None:
         near, _ = self._listener.accept()
@@ -104,6 +113,7 @@ class PortForward:
             near.close()
             return
         self._open |= {near, far}
+        self._far.add(far)
         for source, target in ((near, far), (far, near)):
             threading.Thread(target=self._pump, args=(source, target), name="kinetic-port-forward", daemon=True).start()
 
@@ -115,6 +125,7 @@ class PortForward:
             target.shutdown(socket.SHUT_WR)
         self._open.discard(source)
         if target not in self._open:  # The other direction has ended too.
+            self._far -= {source, target}
             source.close()
             target.close()
 

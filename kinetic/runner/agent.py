@@ -65,7 +65,7 @@ class Agent:
         self._started_at = 0.0
         self._view: HostView | None = None
         self._finished = False
-        self._gate = debugger.Gate(identity, plan, store, identity.debug_port) if plan.debug else None
+        self._gate = debugger.Gate(identity, plan, store, port=identity.debug_port) if plan.debug else None
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from kinetic.job import paths
 from kinetic.job.debugger import Debugger, DebuggerState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kinetic.job.plan import Plan
     from kinetic.runner.channel import Channel, Message
     from kinetic.runner.identity import Identity
@@ -33,6 +35,7 @@ LISTENING, ATTACHED, HELD = "debugger_listening", "debugger_attached", "debugger
 EVENTS = frozenset({LISTENING, ATTACHED, HELD})
 LOOK_EVERY_S = 0.25
 """How often a host looks whether the leader's debugger has attached."""
+_AGAIN_S = 0.05
 BEYOND_S = 60.0
 """For so long beyond the window the other hosts wait for the leader's word."""
 ENVIRON = {"KINETIC_DEBUG": "1", "PYTHONBREAKPOINT": "debugpy.breakpoint", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
@@ -67,14 +70,25 @@ def serve(channel: Channel, port: int, window_s: float) -> None:
 
 
 def _wait(debugpy: Any, window_s: float) -> bool:
-    timer = threading.Timer(min(window_s, threading.TIMEOUT_MAX), debugpy.wait_for_client.cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        debugpy.wait_for_client()  # Returns once the client has set its breakpoints.
-    finally:
-        timer.cancel()
+    if window_s > 0:
+        done = threading.Event()
+        expiry = threading.Thread(target=_expire, args=(debugpy, window_s, done), name="kinetic-debug-window", daemon=True)
+        expiry.start()
+        try:
+            debugpy.wait_for_client()  # Returns once the client has set its breakpoints.
+        finally:
+            done.set()
+            expiry.join()
     return bool(debugpy.is_client_connected())
+
+
+def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
+    """End the wait when its time has passed."""
+    done.wait(min(window_s, threading.TIMEOUT_MAX))
+    while not done.is_set():
+        with contextlib.suppress(RuntimeError):  # The wait has not begun yet; ending it twice does no harm.
+            debugpy.wait_for_client.cancel()
+        done.wait(_AGAIN_S)
 
 
 def hold(channel: Channel) -> None:
@@ -90,10 +104,13 @@ def hold(channel: Channel) -> None:
 class Gate:
     """The agent's side: on the leader it keeps the record, on the other hosts it waits for it."""
 
-    def __init__(self, identity: Identity, plan: Plan, store: Store, port: int = 0) -> None:
+    def __init__(
+        self, identity: Identity, plan: Plan, store: Store, *, port: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._who, self._plan, self._store = identity, plan, store
         self._key = paths.debugger(plan.job_id)
         self._port = port
+        self._clock = clock
         self._record: Debugger | None = None
         self._given_up_at = self._next_look_at = 0.0
         self.holds = False
@@ -116,7 +133,7 @@ class Gate:
         """A worker says that it listens, that it goes on, or that it waits."""
         if message["event"] == HELD:
             self.holds = True
-            self._given_up_at = time.monotonic() + self._plan.limits.debug_wait_s + BEYOND_S
+            self._given_up_at = self._clock() + self._plan.limits.debug_wait_s + BEYOND_S
         elif message["event"] == LISTENING:
             closes_at = time.time() + self._plan.limits.debug_wait_s
             self._write(
@@ -129,7 +146,7 @@ class Gate:
 
     def opens(self) -> bool:
         """Whether a worker that waits may go on; looks now and then only."""
-        now = time.monotonic()
+        now = self._clock()
         if not self.holds or now < self._next_look_at:
             return False
         self._next_look_at = now + LOOK_EVERY_S
