@@ -89,6 +89,19 @@ def test_checkpoint() -> None:
     ]
 
 
+def test_sweep() -> None:
+    lines = run("sweep.py").stdout.splitlines()
+    assert lines[0] == "rates of 4 rates"
+    assert sorted(lines[1:5]) == ["input 0 succeeded", "input 1 succeeded", "input 2 succeeded", "input 3 failed"]
+    assert lines[5:] == [
+        "rate 0.01: loss 1.787840",
+        "rate 0.1: loss 0.000000",
+        "rate 0.5: loss 0.000000",
+        "rate 2.0: rate 2.0 is too large",
+        "best rate: 0.5",
+    ]
+
+
 def test_the_readmes_first_lines(tmp_path: Path) -> None:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block

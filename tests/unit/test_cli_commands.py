@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,20 @@ def test_list_filters_before_it_counts(world: World, capsys: Capture) -> None:
     assert "--all" in capsys.readouterr().err
     assert world("jobs", "list", "--all", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)) == 6
+
+
+def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
+    for number in range(4):
+        ref = world.job(f"job-0000000{number}")
+        if number % 2:
+            grouped = replace(ref, group_id="grp-00000001", group_kind="map", group_index=number)
+            world.store.put(paths.ref(ref.job_id), json.dumps(grouped.to_json()).encode())
+    assert world("jobs", "list", "--group", "grp-00000001", "--json") == 0
+    assert [job["job_id"] for job in json.loads(capsys.readouterr().out)] == ["job-00000003", "job-00000001"]
+    assert world("jobs", "list", "--group", "grp-0000000x") == 0
+    assert "no such jobs" in capsys.readouterr().err
+    assert world("jobs", "status", "job-00000003") == 0
+    assert "grp-00000001, input 3" in capsys.readouterr().out
 
 
 def test_an_empty_list_is_no_error(world: World, capsys: Capture) -> None:

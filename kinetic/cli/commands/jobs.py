@@ -58,6 +58,7 @@ Examples:
   kinetic jobs list
   kinetic jobs list --state running --state pending
   kinetic jobs list --all --json
+  kinetic jobs list --group grp-1a2b3c4d --state failed
 """
 
 _STATUS_HELP = """Show where a job stands; once it has ended, how each of its hosts ended.
@@ -87,15 +88,17 @@ def jobs() -> None:
     type=click.Choice(STATES, case_sensitive=False),
     help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
 )
+@click.option("--group", metavar="ID", help="Only jobs of this batch.")
 @json_option
 @with_desk
-def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], as_json: bool) -> None:
+def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], group: str | None, as_json: bool) -> None:
     """Print one line for each job."""
-    shown, more = _select(desk, desk.refs(), None if show_all else limit, {s.upper() for s in states})
+    refs = [ref for ref in desk.refs() if group in (None, ref.group_id)]
+    shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
         return output.json_document([ref.to_json() | {"state": state} for ref, state in shown])
     if not shown:
-        return output.notice("There are no such jobs." if states else "There are no jobs yet.")
+        return output.notice("There are no such jobs." if states or group else "There are no jobs yet.")
     output.table(_COLUMNS, [_cells(ref, state, desk.now()) for ref, state in shown], right=("HOSTS", "AGE"), cut="NAME")
     if more:
         output.notice("There are more jobs: --all shows them.")
@@ -142,6 +145,7 @@ def _facts(ref: JobRef, state: str, outcome: Outcome | None, now: float) -> list
         ("State", state),
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
+        *([("Batch", f"{ref.group_id}, input {ref.group_index}")] if ref.group_id else []),
         ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Output", ref.output_dir),
     ]
