@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kinetic.batch.sources import Packaged
     from kinetic.config.settings import Settings
     from kinetic.handle import JobHandle
+    from kinetic.packaging.data import Data
     from kinetic.planning import Planned, PlanView
     from kinetic.storage.base import Store
 
@@ -62,7 +63,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     cluster: str | None = None,
     backend: str | None = None,
     namespace: str | None = None,
-    volumes: Mapping[str, Any] | None = None,
+    volumes: Mapping[str, Data] | None = None,
     spot: bool = False,
     output_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
@@ -399,6 +400,10 @@ def _place_of(options: Options) -> _Place:
 
     flags = {name: getattr(options, name) for name in ("project", "zone", "cluster", "namespace", "base_image_repo")}
     settings = configuration.load(flags=flags)
+    if settings.log_level is not None:
+        from kinetic.config import verbosity
+
+        verbosity.show(settings.log_level)
     selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
     store = open_store(settings.home)
     return _Place(selection, settings, registry.make(selection.name, store), store)

@@ -27,6 +27,8 @@ _OF_ANY_PROCESS = """
     PYTHONPATH PYTHONHOME PYTHONUTF8 LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SSL_CERT_FILE SSL_CERT_DIR
     REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
+_OF_THE_JOB = frozenset(f"KINETIC_{name}" for name in ("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "OUTPUT_DIR"))
+"""Variables that every host sets: "KINETIC_*" must not put the caller's in their place."""
 MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
 """Variables that a wildcard never captures: they describe this machine. An exact name does capture them."""
 _INHERITED = frozenset(_OF_ANY_PROCESS.split())
@@ -42,7 +44,7 @@ def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
     """Return the variables that `names` selects; missing ones are left out without a word.
 
     Their names are logged, and a warning names those that look like secrets. An exact name takes any variable; a prefix that
-    ends in "*" passes over those that describe this machine.
+    ends in "*" passes over those that describe this machine or the job.
 
     Raises:
         UsageError: something in `names` is neither a name nor a prefix.
@@ -77,7 +79,7 @@ def _matching(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
     if not pattern.endswith("*"):
         return {pattern: env[pattern]} if pattern in env else {}
     prefix = pattern[:-1]
-    return {k: v for k, v in env.items() if k.startswith(prefix) and k not in MACHINE_BOUND}
+    return {k: v for k, v in env.items() if k.startswith(prefix) and k not in MACHINE_BOUND | _OF_THE_JOB}
 
 
 def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

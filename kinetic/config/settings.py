@@ -45,7 +45,9 @@ class Settings:
         package_root: root of the source tree; None to look for it.
         no_default_excludes: ship `.venv`, `node_modules` and the like too.
         context_size_warn_mb, payload_size_warn_mb: warn when the source tree or the payload is larger.
-        log_level: level that the CLI sets on the "kinetic" logger.
+        log_level: which messages of the "kinetic" logger are shown; None leaves that to the program.
+        reservation: reserved machines that `kinetic pool add` takes.
+        force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
         no_tty_debug: allow debug=True without a terminal.
         debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
         start_timeout_s: from submission until every host has joined.
@@ -70,6 +72,8 @@ class Settings:
     context_size_warn_mb: float = 100.0
     payload_size_warn_mb: float = 50.0
     log_level: str | None = None
+    reservation: str | None = None
+    force_destroy: bool = True
     no_tty_debug: bool = False
     debug_wait_s: float = 600.0
     start_timeout_s: float = 600.0
@@ -314,6 +318,14 @@ def _one_of(*names: str) -> Callable[[str, Any], str]:
     return parse
 
 
+def _level(variable: str, value: Any) -> str:
+    known = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+    text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(str(value).strip().upper(), str(value).strip().upper())
+    if text not in known:
+        raise UsageError(f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; it is {value!r}.")
+    return text
+
+
 _ROWS: dict[str, _Row] = {
     "home": _Row("KINETIC_HOME", _path),
     "cache_dir": _Row("KINETIC_CACHE_DIR", _path),
@@ -330,7 +342,9 @@ _ROWS: dict[str, _Row] = {
     "no_default_excludes": _Row("KINETIC_NO_DEFAULT_EXCLUDES", _flag),
     "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", _number),
     "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", _number),
-    "log_level": _Row("KINETIC_LOG_LEVEL", _text),
+    "log_level": _Row("KINETIC_LOG_LEVEL", _level),
+    "reservation": _Row("KINETIC_RESERVATION", _text),
+    "force_destroy": _Row("KINETIC_FORCE_DESTROY", _flag),
     "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", _flag),
     "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", _number),
     "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", _positive),

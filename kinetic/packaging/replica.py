@@ -105,9 +105,10 @@ def remove(found: Replica) -> None:
 
 def size_bytes(found: Replica) -> int:
     """Return the size of the files, without those that are links to the store's contents and free nothing."""
-    if not found.path.is_dir():
+    files = found.path / "files"
+    if not files.is_dir():
         return 0
-    return sum(info.st_size for _, info in _walk(str(found.path)) if stat.S_ISREG(info.st_mode) and info.st_nlink == 1)
+    return sum(info.st_size for _, info in _walk(str(files)) if stat.S_ISREG(info.st_mode) and info.st_nlink == 1)
 
 
 # -- building --------------------------------------------------------------------------------------------------------------

@@ -75,14 +75,15 @@ def _make(path: str, is_dir: bool) -> None:
         above = os.path.dirname(above)
     if above == "/" or not os.access(above, os.W_OK | os.X_OK):
         return
+    ours = [*missing, *([above] if _is_ours(above) else [])]
     for folder in reversed(missing[1:]):
         os.mkdir(folder, 0o755)
     if is_dir:
         os.mkdir(path, 0o755)
     else:
         Path(path).touch(0o644, exist_ok=False)
-    for made in (*missing, *([above] if _is_ours(above) else [])):
-        _mark(made)
+    for each in ours:
+        _mark(each)
 
 
 def _mark(path: str) -> None:

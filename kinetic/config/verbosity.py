@@ -1,0 +1,22 @@
+"""Messages of the library on stderr, for people who ask for them with `KINETIC_LOG_LEVEL`.
+
+In: a level. Out: the "kinetic" logger shows messages from that level on. Called by remote, only when the variable is set: for who
+does not set it, logging is as the program configured it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_ours: logging.Handler | None = None
+
+
+def show(level: str) -> None:
+    """Show messages from this level on. Where the program has handlers of its own, they get them; else they go to stderr."""
+    global _ours
+    logger = logging.getLogger("kinetic")
+    logger.setLevel(level)
+    if _ours is None and not logger.hasHandlers():
+        _ours = logging.StreamHandler()
+        _ours.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(_ours)
