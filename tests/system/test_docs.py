@@ -2,7 +2,8 @@
 
 A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is that file instead. Then its
 ```console blocks run: a line that begins with "$ " is a command, and what follows must appear in what it prints, in order; "…"
-stands for anything. Ids of jobs are what they turn out to be; times, ages and sizes are not compared. Before a block may stand
+stands for anything, alone on a line for any lines. Ids of jobs are what they turn out to be; times, ages and sizes are not
+compared. Before a block may stand
 
     <!-- not run: reason -->        the block is only shown
     <!-- fails -->                  its last command, or the script, ends with another code than 0
@@ -117,7 +118,7 @@ def _words(text: str) -> str:
 def compare(shown: list[str], printed: str, ids: dict[str, str]) -> str:
     """Return "" when every shown line appears in what was printed, in order; else what is missing. Learns the ids."""
     rest = printed.splitlines()
-    for line in filter(str.strip, shown):
+    for line in (each for each in shown if each.strip() not in ("", "…")):
         wanted, names = pattern(line)
         while rest:
             match = wanted.fullmatch(rest.pop(0))
