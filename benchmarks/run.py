@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ORDER = ("startup.py", "calls.py", "submit_tree.py", "logs.py", "deaths.py", "gang_scale.py")
+ORDER = ("startup.py", "calls.py", "batch.py", "submit_tree.py", "logs.py", "deaths.py", "gang_scale.py")
 
 
 def main() -> int:

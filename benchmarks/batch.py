@@ -1,0 +1,83 @@
+"""Many inputs that do nothing: a batch of jobs, beside submitit's local executor and joblib's pool of worker processes.
+
+In: how many inputs (1,000 by default). Out: rows of text. Called by hand and by run.py.
+
+joblib runs all inputs in two processes, one after the other. A job here has processes of its own, its own log, records that
+outlive the caller, and a death that harms nobody else; submitit's jobs have that as well, so that is the comparison that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+
+import measure
+
+import kinetic
+
+AT_A_TIME = 16
+FEW = 60
+"""submitit starts an interpreter for each job: so many tell how long one takes."""
+
+
+def nothing(x):
+    return x
+
+
+def ours(inputs: int, at_a_time: int = AT_A_TIME) -> None:
+    batch = kinetic.run(accelerator="cpu")(nothing).run_async_map(range(inputs), max_concurrent=at_a_time)
+    assert batch.results() == list(range(inputs)), "a child was lost"
+
+
+def with_submitit(inputs: int) -> None:
+    """As many at a time as there are processors: the local executor itself has no limit."""
+    import submitit
+
+    with tempfile.TemporaryDirectory() as folder:
+        executor = submitit.LocalExecutor(folder=folder)
+        executor.update_parameters(timeout_min=5)
+        waiting, running, done = list(range(inputs)), [], []
+        while waiting or running:
+            while waiting and len(running) < 2 * (os.cpu_count() or 1):
+                running.append(executor.submit(nothing, waiting.pop()))
+            ended = [job for job in running if job.done()]
+            done += [job.result() for job in ended]
+            running = [job for job in running if job not in ended]
+            time.sleep(0.002)
+        assert sorted(done) == list(range(inputs))
+
+
+def with_joblib(inputs: int) -> None:
+    import joblib
+
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(nothing)(x) for x in range(inputs)) == list(range(inputs))
+
+
+def each(act: Callable[[int], None], inputs: int) -> float:
+    """Seconds per input."""
+    return measure.seconds(lambda: act(inputs)) / inputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("inputs", nargs="?", type=int, default=1000)
+    inputs = parser.parse_args().inputs
+    with measure.home():
+        ours(2)
+        few = min(FEW, inputs)
+        submitit_s = each(with_submitit, few)
+        many_s = each(ours, inputs)
+        again_s = each(with_submitit, few)
+        joblib_s = each(with_joblib, inputs)
+        floor_s = min(submitit_s, again_s)
+        measure.heading(f"{inputs} no-op inputs on cpu, per input (floor: submitit's LocalExecutor)")
+        measure.row(f"a batch, {AT_A_TIME} jobs at a time", many_s, floor_s, "<= 1x")
+        measure.row("joblib, 2 workers, no job of its own", joblib_s, floor_s)
+        print(f"  {'inputs per second':42}{1 / many_s:9.1f}   {1 / floor_s:9.1f} (submitit) {1 / joblib_s:9.1f} (joblib)")
+
+
+if __name__ == "__main__":
+    main()
