@@ -27,7 +27,7 @@ from kinetic.errors import SetupFailed
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC = 1, 32, 4096, 8192, 16384
-_MS_UNBINDABLE, _MS_SLAVE = 1 << 17, 1 << 19
+_MS_UNBINDABLE, _MS_PRIVATE, _MS_SLAVE = 1 << 17, 1 << 18, 1 << 19
 _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_MOUNT_SETATTR = 442
@@ -175,6 +175,7 @@ def _cover(folder: str, missing: str, scratch: str, *, is_dir: bool) -> None:
     _mount(None, scratch, _MS_UNBINDABLE)  # else it would contain itself
     for entry in entries:
         _show(entry, os.path.join(scratch, entry.name))
+    _mount(None, scratch, _MS_PRIVATE)  # The next cover may have to show parts of this one.
     place = os.path.join(scratch, missing)
     os.makedirs(place if is_dir else os.path.dirname(place), exist_ok=True)
     if not is_dir:

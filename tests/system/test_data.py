@@ -1,0 +1,373 @@
+"""Declared data on real jobs: paths arrive, content is read-only, mounts are seen by the worker alone, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import errors
+from kinetic.cli import pruning
+from kinetic.job import paths
+from kinetic.packaging import replica
+from kinetic.storage.local import LocalStore
+
+TOP = f"/kinetic-test-{os.getpid()}"
+"""A path that no machine has, directly below the root."""
+
+
+def can_mount() -> bool:
+    """Whether this machine allows mount namespaces, to root or to anybody."""
+    ways = (["unshare", "-m", "true"], ["unshare", "-Urm", "true"])
+    return any(subprocess.run(way, capture_output=True).returncode == 0 for way in ways)
+
+
+mounting = pytest.mark.skipif(not can_mount(), reason="this machine allows no mount namespaces")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    top = tmp_path / "images"
+    (top / "sub").mkdir(parents=True)
+    (top / "a.txt").write_text("a")
+    (top / "sub" / "b.txt").write_text("b")
+    return top
+
+
+def try_to_write(place):
+    """What comes of writing below or into the place."""
+    import os
+
+    try:
+        with open(os.path.join(place, "new") if os.path.isdir(place) else place, "w") as file:
+            file.write("x")
+    except OSError as error:
+        return error.strerror
+    return "written"
+
+
+READ_ONLY = ("Read-only file system", "Permission denied")
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_gets_plain_paths_wherever_data_was(folder):
+    @kinetic.run(accelerator="cpu")
+    def look(where, deep, *, one):
+        file = deep["list"][0]
+        names = sorted(os.listdir(where))
+        return type(where).__name__, names, open(file).read(), os.path.basename(file), deep["list"][1] is where, one == where
+
+    data = kinetic.Data(folder)
+    got = look(data, {"list": [kinetic.Data(folder / "a.txt"), data]}, one=data)
+    assert got == ("str", ["a.txt", "sub"], "a", "a.txt", True, True)
+
+
+def test_all_hosts_and_later_jobs_share_one_copy(folder, home):
+    @kinetic.run(accelerator="tpu-v6e-8", joins_jax=False)
+    def look(where):
+        return where, os.stat(os.path.join(where, "a.txt")).st_ino
+
+    first = look(kinetic.Data(folder))
+    assert look(kinetic.Data(folder)) == first
+    assert len(replica.replicas(home / "data")) == 1
+
+
+def test_what_a_function_gets_cannot_be_changed(folder):
+    @kinetic.run(accelerator="cpu")
+    def spoil(where, file):
+        return try_to_write(where), try_to_write(file)
+
+    for told in spoil(kinetic.Data(folder), kinetic.Data(folder / "a.txt")):
+        if os.geteuid() != 0 or can_mount():  # no permission stops root
+            assert told in READ_ONLY
+
+
+def test_data_sends_nothing_twice(folder, home):
+    @kinetic.run(accelerator="cpu")
+    def size(where):
+        return sum(len(files) for _, _, files in os.walk(where))
+
+    assert size(kinetic.Data(folder)) == 2
+    before = sorted(p.name for p in (home / "blobs").rglob("*") if p.is_file())
+    assert size(kinetic.Data(folder)) == 2
+    added = [p for p in (home / "blobs").rglob("*") if p.is_file() and p.name not in before]
+    assert len(added) <= 1  # the pickled call, if that differs
+
+
+def test_each_call_of_a_batch_has_its_own_data(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text(name * 3)
+
+    @kinetic.run(accelerator="cpu")
+    def read(file):
+        return open(file).read()
+
+    batch = read.run_async_map([kinetic.Data(tmp_path / name) for name in "abc"], input_mode="single")
+    assert batch.results() == ["aaa", "bbb", "ccc"]
+
+
+def test_data_that_was_tampered_with_never_reaches_the_function(folder, home):
+    @kinetic.run(accelerator="cpu")
+    def read(where):
+        return open(os.path.join(where, "a.txt")).read()
+
+    data = kinetic.Data(folder)
+    assert read(data) == "a"
+    (found,) = replica.replicas(home / "data")
+    file = found.path / "files" / "a.txt"
+    file.chmod(0o600)
+    file.write_text("tampered")  # it is the store's own content, too
+    with pytest.raises(errors.SetupFailed, match="not what was sent"):
+        read(data)
+    assert read(kinetic.Data(folder)) == "a", "the damage was taken away, so that the next call sends it again"
+
+
+# -- volumes -----------------------------------------------------------------------------------------------------------
+
+
+@mounting
+def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, tmp_path):
+    inside = tmp_path / "machine" / "deep" / "data"
+    (tmp_path / "exists").mkdir()
+    (tmp_path / "exists" / "hidden").write_text("mine")
+    places = [f"{TOP}/data", str(inside), str(tmp_path / "exists"), f"{TOP}/file.txt", f"{TOP}-2"]
+
+    @kinetic.run(
+        accelerator="cpu",
+        volumes={
+            places[0]: kinetic.Data(folder),
+            places[1]: kinetic.Data(folder, fuse=True),
+            places[2]: kinetic.Data(folder),
+            places[3]: kinetic.Data(folder / "a.txt"),
+            places[4]: kinetic.Data(folder / "sub", fuse=True),
+        },
+    )
+    def look():
+        seen = [sorted(os.listdir(p)) if os.path.isdir(p) else open(p).read() for p in places]
+        return seen, [try_to_write(p) for p in places], os.path.isdir("/proc/self"), os.path.islink("/bin"), os.getcwd()
+
+    seen, written, has_proc, bin_is_link, cwd = look()
+    assert seen == [["a.txt", "sub"], ["a.txt", "sub"], ["a.txt", "sub"], "a", ["b.txt"]]
+    assert set(written) <= set(READ_ONLY)
+    assert (has_proc, bin_is_link) == (True, os.path.islink("/bin"))
+    assert cwd.endswith("/tree") or "/tree/" in cwd
+    assert not os.path.exists(TOP)
+    assert not os.path.exists(f"{TOP}-2")
+    assert not (tmp_path / "machine").exists()
+    assert [p.name for p in (tmp_path / "exists").iterdir()] == ["hidden"]
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+@mounting
+def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, tmp_path):
+    @kinetic.run(accelerator="cpu", volumes={f"{TOP}/data": kinetic.Data(folder), str(tmp_path / "exists"): kinetic.Data(folder)})
+    def wait(go):
+        print(os.listdir(f"{TOP}/data"), flush=True)
+        with open(go) as fifo:
+            fifo.read()
+
+    (tmp_path / "exists").mkdir()
+    os.mkfifo(tmp_path / "go")
+    job = wait.run_async(str(tmp_path / "go"))
+    with open(tmp_path / "go", "w"):  # opens when the function does
+        assert not os.path.exists(TOP)
+        assert list((tmp_path / "exists").iterdir()) == []
+        pids = job.processes()
+        assert "/data" not in Path(f"/proc/{pids['agents'][0]}/mountinfo").read_text().replace(str(tmp_path.parent), "")
+    job.result()
+
+
+@mounting
+def test_what_a_function_writes_beside_a_mount_is_kept(folder, tmp_path):
+    (tmp_path / "work").mkdir()
+
+    @kinetic.run(accelerator="cpu", volumes={str(tmp_path / "work" / "data"): kinetic.Data(folder)})
+    def work(beside):
+        with open(beside, "w") as file:
+            file.write("kept")
+        return os.listdir(os.path.join(os.path.dirname(beside), "data")) != []
+
+    assert work(str(tmp_path / "work" / "result.txt"))
+    assert [(p.name, p.read_text()) for p in (tmp_path / "work").iterdir()] == [("result.txt", "kept")]
+
+
+@mounting
+def test_a_killed_gang_leaves_no_mount_point(folder, tmp_path):
+    place = tmp_path / "made" / "here"
+
+    @kinetic.run(accelerator="tpu-v6e-8", joins_jax=False, volumes={str(place): kinetic.Data(folder)})
+    def stand(there):
+        assert os.listdir(there)
+        with open(os.path.join(os.path.dirname(os.path.dirname(there)), "go"), "w"):
+            pass
+        import time
+
+        time.sleep(100)
+
+    os.mkfifo(tmp_path / "go")
+    job = stand.run_async(str(place))
+    with open(tmp_path / "go"):
+        assert place.is_dir()
+        for pid in job.processes()["agents"].values():
+            os.kill(pid, signal.SIGKILL)
+    with pytest.raises(errors.HostLost):
+        job.result()
+    assert not (tmp_path / "made").exists()
+
+
+@mounting
+def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
+    (tmp_path / "file").write_text("x")
+    call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file"): kinetic.Data(folder)})(os.getpid)
+    with pytest.raises(errors.SetupFailed, match="A folder cannot be mounted at .*: there is a file"):
+        call()
+    call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file" / "below"): kinetic.Data(folder)})(os.getpid)
+    with pytest.raises(errors.SetupFailed, match="is no folder"):
+        call()
+
+
+@mounting
+def test_data_that_is_mounted_and_not_copied(folder, home):
+    @kinetic.run(accelerator="cpu")
+    def look(where, file):
+        return sorted(os.listdir(where)), os.path.basename(where), open(file).read(), try_to_write(where)
+
+    assert look(kinetic.Data(folder, fuse=True), kinetic.Data(folder / "a.txt", fuse=True)) == (
+        ["a.txt", "sub"], "images", "a", "Read-only file system",
+    )  # fmt: skip
+    assert replica.replicas(home / "data") == []
+    assert sorted(os.listdir(folder)) == ["a.txt", "sub"]
+
+
+@mounting
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path):
+    """As `nobody`, in a user namespace. The code is loaded before, because nobody may read it."""
+    code = textwrap.dedent("""
+        import ctypes, json, os, sys
+        from kinetic.runner import mounts
+
+        source, scratch, top = sys.argv[1:]
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a process that changed its user owns nothing below /proc/self else
+        mounts.enter([mounts.Mount(source, top + "/data"), mounts.Mount(source, "/etc/kinetic-test/x")], scratch=scratch)
+        told = [sorted(os.listdir(top + "/data")), sorted(os.listdir("/etc/kinetic-test/x")), os.getuid()]
+        for act in (
+            lambda: open(top + "/data/new", "w"),
+            lambda: mounts._call("umount2", os.fsencode(top + "/data"), 2),
+            lambda: mounts._mount(None, top + "/data", 32 | 4096),
+        ):
+            try:
+                act()
+                told.append("done")
+            except OSError as error:
+                told.append(error.errno)
+        print(json.dumps(told))
+    """)
+    for each in [*tmp_path.parents[:2], tmp_path]:
+        each.chmod(0o755)
+    os.chmod(tmp_path, 0o777)
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "cover"), TOP]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["a.txt", "sub"], ["a.txt", "sub"], 65534, 30, 1, 1]
+    assert not os.path.exists(TOP)
+    assert not os.path.exists("/etc/kinetic-test")
+
+
+def test_where_mounting_is_forbidden_it_says_what_to_do(folder, tmp_path):
+    code = textwrap.dedent("""
+        import errno, os, sys
+        from kinetic.runner import mounts
+
+        def forbidden(name, *_):
+            raise OSError(errno.EPERM, f"{name}: Operation not permitted")
+
+        mounts._call = forbidden
+        mounts.enter([mounts.Mount(sys.argv[1], sys.argv[1], optional=True)], scratch=sys.argv[2])
+        print("guards are optional")
+        mounts.enter([mounts.Mount(sys.argv[1], "/data")], scratch=sys.argv[2])
+    """)
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "cover")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "guards are optional\n"
+    assert "SetupFailed: The data at /data cannot be mounted" in done.stderr
+    assert "Pass the data as an argument instead" in done.stderr
+
+
+# -- what only a cluster has -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/images/", "hf://squad?split=train"])
+def test_data_of_the_cloud_is_refused_here_before_anything_is_created(uri, home):
+    call = kinetic.run(accelerator="cpu")(len)
+    with pytest.raises(errors.UsageError, match="comes with the cloud backends"):
+        call(kinetic.Data(uri))
+    assert not (home / "jobs").exists()
+
+
+def test_an_output_folder_of_the_cloud_is_refused_here(home):
+    call = kinetic.run(accelerator="cpu", output_dir="gs://bucket/out")(len)
+    with pytest.raises(errors.UsageError, match="comes with the cloud backends"):
+        call("x")
+    assert not (home / "jobs").exists()
+
+
+# -- output folders ----------------------------------------------------------------------------------------------------
+
+
+@kinetic.run(accelerator="cpu")
+def leave():
+    place = os.environ["KINETIC_OUTPUT_DIR"]
+    with open(os.path.join(place, "left"), "w") as file:
+        file.write("x")
+    return place
+
+
+def test_files_are_left_in_a_folder_of_the_job(home):
+    job = leave.run_async()
+    assert job.result() == job.output_dir == str(home / paths.outputs(job.job_id))
+    assert os.listdir(job.output_dir) == ["left"]
+    assert kinetic.attach(job.job_id).output_dir == job.output_dir
+    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()", "jobs", "status", job.job_id]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert job.output_dir in shown.stdout.replace("\n", ""), shown
+
+
+def test_a_folder_that_is_asked_for_is_made_and_used_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = kinetic.run(accelerator="cpu", output_dir="out/put")(leave._func)
+    assert call() == str(tmp_path / "out" / "put")
+    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "other")
+    assert leave() == str(tmp_path / "other")
+    assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+
+
+# -- keeping house -----------------------------------------------------------------------------------------------------
+
+
+def test_prune_removes_data_that_no_job_names(folder, home):
+    @kinetic.run(accelerator="cpu")
+    def look(where):
+        return os.listdir(where) != []
+
+    job = look.run_async(kinetic.Data(folder))
+    assert job.result()
+    store, forever = LocalStore(home), 1e12
+    swept = pruning.sweep(store, older_than=forever)
+    assert (swept.data, len(replica.replicas(home / "data"))) == ((), 1), "the job's plan names it"
+    job.cleanup()
+    assert pruning.find_unused(store, older_than=0.0).data == (), "it is too young"
+    (removed,) = pruning.sweep(store, older_than=forever).data
+    assert replica.replicas(home / "data") == []
+    assert list(store.list(paths.BLOBS)) == []
+    assert removed.digest
