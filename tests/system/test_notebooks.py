@@ -1,0 +1,265 @@
+"""Notebooks, through a real kernel: what is typed into cells runs on slices, and cells show how it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import errors
+
+pytest.importorskip("ipykernel")
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+from jupyter_client.manager import KernelManager  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 90.0
+
+# Jupyter's own packages warn of things that are not ours to mend.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+
+
+class Kernel:
+    """A notebook without a page: cells go in, messages come out."""
+
+    def __init__(self, folder):
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(
+            cwd=str(folder), env=os.environ | {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder.parent / "ipython")}
+        )
+        self.client = self._manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE_S)
+
+    def close(self):
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+        self._manager.cleanup_resources()
+
+    def interrupt(self):
+        self._manager.interrupt_kernel()
+
+    def start(self, cell):
+        """Run a cell; yield what it shows, as it comes, until it has ended."""
+        number = self.client.execute(cell)
+        while True:
+            message = self.client.get_iopub_msg(timeout=PATIENCE_S)
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                return
+            yield kind, content
+
+    def run(self, cell):
+        return Shown(self.start(cell))
+
+
+class Shown:
+    """What a cell has shown."""
+
+    def __init__(self, messages):
+        self.messages = list(messages)
+
+    def stream(self, name):
+        return "".join(c["text"] for kind, c in self.messages if kind == "stream" and c["name"] == name)
+
+    @property
+    def error(self):
+        return "\n".join("\n".join(c["traceback"]) for kind, c in self.messages if kind == "error")
+
+    @property
+    def value(self):
+        assert not self.error, self.error
+        return next((c["data"] for kind, c in self.messages if kind == "execute_result"), {})
+
+
+@pytest.fixture
+def folder(home):
+    made = home.parent / "notebook"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def kernel(folder):
+    started = Kernel(folder)
+    try:
+        started.run("%colors nocolor\nimport kinetic")
+        yield started
+    finally:
+        started.close()
+
+
+def test_the_example_runs(folder):
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder.parent / "ipython")}
+    client = nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(folder)}})
+    with client.setup_kernel(env=environ):
+        for number, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, number)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    values = [output.data for output in outputs if output.output_type == "execute_result"]
+    assert "Plan of fit" in values[0]["text/html"]
+    assert values[1]["text/plain"] == "(Line(slope=3.0, offset=1.0), 8)"
+    assert "JobHandle job-" in values[2]["text/plain"]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    assert "step 100: slope" in printed
+    assert "step 20: slope" in printed
+
+
+def test_output_arrives_while_the_cell_runs(kernel, folder):
+    kernel.run("""
+@kinetic.run(accelerator="cpu")
+def talk(go_on):
+    import os, sys, time
+    print("first", flush=True)
+    print("aside", file=sys.stderr, flush=True)
+    while not os.path.exists(go_on):
+        time.sleep(0.01)
+    print("second")
+""")
+    marker = folder / "go-on"
+    seen = []
+    for kind, content in kernel.start(f"talk({str(marker)!r})"):
+        if kind == "stream":
+            seen.append((content["name"], content["text"]))
+        text = "".join(words for _, words in seen)
+        if "first" in text and "aside" in text:
+            marker.touch()  # Only now can the function end: both lines came before.
+    assert ("stdout", "first\n") in seen
+    assert "second" in "".join(words for name, words in seen if name == "stdout")
+    assert "aside" in "".join(words for name, words in seen if name == "stderr")
+
+
+def test_whatever_cells_define_goes_along(kernel, folder):
+    (folder / "beside.py").write_text("OFFSET = 7\n\ndef shifted(x):\n    return x + OFFSET\n")
+    kernel.run("from beside import shifted\nSCALE = 10\ndef helper(x):\n    return shifted(x) * SCALE")
+    kernel.run("@kinetic.run(accelerator='cpu')\ndef work(x):\n    return helper(x)")
+    assert kernel.run("work(1)").value["text/plain"] == "80"
+    kernel.run("def helper(x):\n    return -shifted(x)")
+    assert kernel.run("work(1)").value["text/plain"] == "-8", "a helper that was redefined in a later cell"
+    kernel.run("SCALE = 2\ndef helper(x):\n    return shifted(x) * SCALE")
+    assert kernel.run("work(1)").value["text/plain"] == "16", "a global that was changed in a later cell"
+    kernel.run("""
+from dataclasses import dataclass
+@dataclass
+class Config:
+    rate: float
+    def doubled(self):
+        return Config(self.rate * 2)
+class Failed(Exception):
+    pass
+def outer(n):
+    def inner(config):
+        return [config.doubled() for _ in range(n)]
+    return inner
+""")
+    shown = kernel.run("""
+made = kinetic.run(accelerator="cpu")(outer(2))(Config(1.5))
+made, all(type(c) is Config for c in made), made[0].doubled() == Config(6.0)
+""")
+    assert shown.value["text/plain"] == "([Config(rate=3.0), Config(rate=3.0)], True, True)"
+    shown = kernel.run("""
+@kinetic.run(accelerator="cpu")
+def fail(self_made):
+    raise Failed(self_made.rate)
+try:
+    fail(Config(0.5))
+except Failed as error:
+    print("caught", error)
+""")
+    assert shown.stream("stdout") == "caught 0.5\n", shown.error
+
+
+def test_tracebacks_show_the_lines_of_cells_and_none_of_ours(kernel):
+    kernel.run("password = 'not for others'\ndef halve(x):\n    y = x - x\n    return x / y")
+    shown = kernel.run("@kinetic.run(accelerator='cpu')\ndef boom(x):\n    return halve(x)\nboom(3)")
+    local, _, remote = shown.error.partition("Remote traceback")
+    assert "----> 4     return x / y" in local
+    assert "kinetic/handle.py" not in shown.error
+    assert "kinetic/runner" not in shown.error
+    assert "  Cell In[2], line 4, in halve\n    return x / y\n" in remote
+    assert "ipykernel" not in shown.error
+    plan = kernel.run("print(boom.plan(3).plan.to_json())").stream("stdout")
+    assert "return x / y" in plan
+    assert "not for others" not in plan
+
+
+def test_a_waiting_cell_shows_where_the_hosts_stand(kernel, folder):
+    marker = folder / "go-on"
+    kernel.run("""
+@kinetic.run(accelerator="tpu-v6e-8")
+def wait(go_on):
+    import os, time
+    while not os.path.exists(go_on):
+        time.sleep(0.01)
+    return "done"
+""")
+    drawn = []
+    for kind, content in kernel.start(f"wait({str(marker)!r})"):
+        if kind in ("display_data", "update_display_data"):
+            drawn.append((kind, content["transient"]["display_id"], content["data"]))
+            if "2 hosts: running" in content["data"]["text/plain"]:
+                marker.touch()
+        assert kind != "error", content
+    assert [kind for kind, _, _ in drawn] == ["display_data"] + ["update_display_data"] * (len(drawn) - 1)
+    assert len({place for _, place, _ in drawn}) == 1, "one place in the output"
+    assert "succeeded" in drawn[-1][2]["text/html"]
+    assert "2 hosts: returned" in drawn[-1][2]["text/plain"]
+
+
+def test_handles_and_plans_are_drawn(kernel):
+    kernel.run("@kinetic.run(accelerator='tpu-v6e-8')\ndef quick(x):\n    return x")
+    assert "1 planned" in kernel.run("quick.plan(1)").value["text/html"]
+    assert "quick" in kernel.run("job = quick.run_async(1); job").value["text/html"]
+    assert "1 returned" in kernel.run("job.result(); job").value["text/html"]
+    assert "not_found" in kernel.run("job.cleanup(); job").value["text/html"]
+
+
+def test_an_interrupted_cell_says_how_to_come_back_and_the_job_goes_on(kernel):
+    kernel.run(
+        "@kinetic.run(accelerator='cpu')\ndef slow():\n    import time\n    print('running', flush=True)\n    time.sleep(1000)"
+    )
+    seen = []
+    for kind, content in kernel.start("slow()"):
+        seen.append((kind, content))
+        if kind == "stream" and "running" in content["text"]:
+            kernel.interrupt()
+    shown = Shown(seen)
+    assert "KeyboardInterrupt" in shown.error
+    told = shown.stream("stderr")
+    (handle,) = kinetic.list_jobs()
+    assert f'kinetic.attach("{handle.job_id}")' in told
+    assert f"kinetic jobs cancel {handle.job_id}" in told
+    assert not handle.status().ended
+    assert kernel.run("1 + 1").value["text/plain"] == "2"
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+
+
+def test_a_job_outlives_its_kernel(folder):
+    kernel = Kernel(folder)
+    try:
+        shown = kernel.run("""
+import kinetic
+@kinetic.run(accelerator="cpu")
+def slow():
+    import time
+    time.sleep(1)
+    return "still there"
+print(slow.run_async().job_id)
+""")
+    finally:
+        kernel.close()
+    assert kinetic.attach(shown.stream("stdout").strip()).result() == "still there"
+
+
+def test_the_example_has_no_output_and_names_no_machine():
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook["cells"])
