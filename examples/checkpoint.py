@@ -27,6 +27,7 @@ def train(steps, lost_after=None):
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
+    from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
@@ -48,8 +49,10 @@ def train(steps, lost_after=None):
             checkpoints.save(state["step"], args=ocp.args.StandardSave(state))
             checkpoints.wait_until_finished()  # so that this example always stops at the same place; else it goes on meanwhile
             print(f"step {state['step']} of {steps}: the weights sum to {float(add_up(state['weights'])):g}", flush=True)
-            if state["step"] == lost_after and jax.process_index() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if state["step"] == lost_after:
+                multihost_utils.sync_global_devices("all have printed the step")
+                if jax.process_index() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
     return {"begun_after": begun_after, "sum": float(add_up(state["weights"]))}
 
 

@@ -178,6 +178,22 @@ print(count(Data("rows"), {"extra": Data("rows/b.csv")}))
 data = Data("rows")
 print(data.is_dir, data.is_gcs, data.is_hf, len(data.content_hash()) > 8)
 """,
+    "volumes": """
+from pathlib import Path
+
+import kinetic
+
+Path("rows").mkdir()
+Path("rows/a.csv").write_text("1,2,3")
+
+
+@kinetic.run(accelerator="cpu", volumes={"/volumes-of-a-script/rows": kinetic.Data("rows")})
+def read():
+    return open("/volumes-of-a-script/rows/a.csv").read()
+
+
+print(read(), Path("/volumes-of-a-script").exists())
+""",
     "orbax": """
 import os
 import sys
@@ -286,6 +302,7 @@ PRINTED = {
         "again: 2 True",
     ],
     "data": ["({'a.csv': 3, 'b.csv': 2}, '4,5')", "True False False True"],
+    "volumes": ["1,2,3 False"],
     "orbax": ["(None, 8.0) (2, 20.0) True"],
     "keras_save_and_load": ["saved here: True True", "backend: jax", "equal: True"],
     "pathways": ["Total devices: 16, this host: 0 of 4", "leader returned: (16, 16, 0)"],
