@@ -53,6 +53,7 @@ class Crew:
         self._interested = 0
         self._at_work = 0
         self._cancelling = False
+        self._refusals = 0
         self._lock: Lock | None = None
 
     # -- submitting ----------------------------------------------------------------------------------------------------
@@ -130,7 +131,9 @@ class Crew:
             self._refuse(index, error)
 
     def _refuse(self, index: int, error: Exception) -> None:
-        _log.warning("input %d of %s was not submitted: %s", index, self.manifest.batch.group_id, error)
+        level = logging.INFO if self._refusals else logging.WARNING  # All have the same reason more often than not.
+        self._refusals += 1
+        _log.log(level, "input %d of %s was not submitted: %s", index, self.manifest.batch.group_id, error)
         with _logged("the reason could not be kept"):
             self.manifest.note_refused(index, error)
         with self._changed:

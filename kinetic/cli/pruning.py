@@ -23,6 +23,7 @@ from kinetic.job import paths
 from kinetic.job.ref import JobRef
 from kinetic.packaging import replica
 from kinetic.packaging.replica import Replica
+from kinetic.storage import refs as stored
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
 from kinetic.storage.turn import sweeping
@@ -51,12 +52,13 @@ class Content:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found: unused content, folders of jobs that were never finished being submitted, unpacked data."""
+    """What a sweep found: unused content, jobs that were never finished being submitted, unpacked data, batches without jobs."""
 
     contents: tuple[Content, ...] = ()
     orphans: tuple[str, ...] = ()
     data: tuple[Replica, ...] = ()
     size_bytes: int = field(default=0)
+    batches: tuple[str, ...] = ()
 
 
 def ended_before(desk: Desk, moment: float) -> list[JobRef]:
@@ -91,7 +93,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     unused = [c for c in idle if c.written_at < older_than and c.digest not in kept]
     contents = tuple(sorted(unused, key=lambda c: not c.is_manifest()))  # manifests first, should we be killed on the way
     data = tuple(r for r in replica.replicas(replica.root_of(store)) if r.used_at < older_than and r.digest not in used)
-    return Swept(contents, orphans, data, sum(c.size_bytes for c in contents) + sum(map(replica.size_bytes, data)))
+    size_bytes = sum(c.size_bytes for c in contents) + sum(map(replica.size_bytes, data))
+    return Swept(contents, orphans, data, size_bytes, tuple(_empty_batches(store, older_than, without)))
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
@@ -104,6 +107,8 @@ def sweep(store: Store, *, older_than: float) -> Swept:
             replica.remove(unpacked)
         for content in swept.contents:
             store.delete(paths.blob(content.digest))
+        for group_id in swept.batches:
+            store.delete(paths.group(group_id))
     return swept
 
 
@@ -111,6 +116,15 @@ def _orphans(store: LocalStore, older_than: float) -> Iterator[str]:
     """Jobs without a reference: submission was killed before it was written."""
     for entry in _entries(store.path(paths.JOBS)):
         if not store.has(paths.ref(entry.name)) and entry.stat(follow_symlinks=False).st_mtime < older_than:
+            yield entry.name
+
+
+def _empty_batches(store: LocalStore, older_than: float, without: Collection[str]) -> Iterator[str]:
+    """Batches that have no job any more."""
+    groups = _entries(store.path(paths.GROUPS))
+    used = {ref.group_id for ref in stored.refs(store) if ref.job_id not in without} if groups else set()
+    for entry in groups:
+        if entry.name not in used and entry.stat(follow_symlinks=False).st_mtime < older_than:
             yield entry.name
 
 

@@ -181,6 +181,18 @@ def test_list_filters_before_it_counts(world: World, capsys: Capture) -> None:
     assert len(json.loads(capsys.readouterr().out)) == 6
 
 
+def test_a_batch_goes_with_its_last_job(world: World, capsys: Capture) -> None:
+    for group_id, job_id in (("grp-00000001", "job-00000001"), ("grp-00000002", "job-00000002")):
+        ref = replace(world.job(job_id, age=30 * DAY), group_id=group_id)
+        world.store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
+        world.store.put(paths.batch(group_id), b"{}")
+        os.utime(world.store.path(paths.group(group_id)), (NOW - 30 * DAY, NOW - 30 * DAY))
+    world.succeed("job-00000001", ended=NOW - 30 * DAY)
+    world.store.put(paths.batch("grp-00000003"), b"{}")  # it has only just begun
+    assert world("jobs", "prune", "--yes") == 0
+    assert [*world.store.list(paths.GROUPS)] == [paths.batch("grp-00000002"), paths.batch("grp-00000003")]
+
+
 def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
     for number in range(4):
         ref = world.job(f"job-0000000{number}")

@@ -1,0 +1,138 @@
+"""Waiting for the first of many jobs: woken by signals where there are some, by looking where there are none."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from dataclasses import replace
+
+import laptop_fakes
+import pytest
+from batch_fakes import Scripted
+from laptop_fakes import put_success
+
+from kinetic import errors
+from kinetic.batch import endings
+from kinetic.batch.endings import Endings
+from kinetic.handle import JobHandle
+from kinetic.storage.local import LocalStore
+
+PATIENCE_S = 30.0
+LONG_S = 3600.0
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Scripted(LocalStore(tmp_path), [["hang"]] * 400)
+
+
+def handles(source, count):
+    return [source.submit("grp-00000001", index, f"job-{index:08x}") for index in range(count)]
+
+
+class Clock:
+    """Stands still, so that nothing is looked at because time has passed."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_signal_wakes_whoever_sleeps(source):
+    clock = Clock()
+    waiting = Endings(first_look_s=0.0, clock=clock)
+    for index, handle in enumerate(handles(source, 3)):
+        waiting.add(index, handle)
+    assert waiting.wait(0.0) == [], "looked at, and their signals taken"
+    threading.Timer(0.01, source.release, [1]).start()
+    found = []
+    while not found:
+        found = waiting.wait(LONG_S)
+    assert [(ended.index, ended.outcome.ok) for ended in found] == [(1, True)]
+
+
+def test_more_jobs_than_signals(source, monkeypatch):
+    monkeypatch.setattr(endings, "MOST_SIGNALS", 2)
+    waiting = Endings(first_look_s=0.0)
+    before = len(os.listdir("/proc/self/fd"))
+    for index, handle in enumerate(handles(source, 5)):
+        waiting.add(index, handle)
+        source.release(index) if index in (1, 4) else None
+    ended = set()
+    while ended != {1, 4}:
+        ended |= {each.index for each in waiting.wait(PATIENCE_S)}
+    assert waiting._signals <= 2
+    for index in (0, 2, 3):
+        source.release(index)
+    while len(ended) < 5:
+        ended |= {each.index for each in waiting.wait(PATIENCE_S)}
+    assert waiting._signals == 0
+    assert len(os.listdir("/proc/self/fd")) <= before + 5, "only the fakes' own ends may be left"
+
+
+def test_jobs_without_signals_are_looked_at_ever_less_often(tmp_path):
+    source = Scripted(LocalStore(tmp_path))
+    source.ending_fd = lambda ref: None
+    looks = []
+    job = laptop_fakes.put_ref(source.store, laptop_fakes.ref(hosts=1))
+    source.phases[job.job_id] = laptop_fakes.Phase.RUNNING
+    handle = handle_of(job, source)
+    handle.outcome = lambda: looks.append(clock.now)
+    clock = Clock()
+    waiting = Endings(slowest_s=1.0, clock=clock)
+    waiting.add(0, handle)
+    while clock.now < 20.0:
+        waiting.wait(0.0)
+        clock.now += 0.01
+    gaps = [b - a for a, b in itertools.pairwise(looks)]
+    assert gaps[0] < 0.05
+    assert 0.95 < gaps[-1] < 1.05
+    assert gaps == sorted(gaps, key=lambda gap: round(gap, 1))
+
+
+def handle_of(job, source):
+    return JobHandle(job, source, source.store)
+
+
+def test_a_job_that_cannot_be_looked_at_just_now_is_looked_at_again(source, caplog):
+    handle = handles(source, 1)[0]
+    real, failures = handle.outcome, [errors.StoreError("no route")]
+    handle.outcome = lambda: (_ for _ in ()).throw(failures.pop()) if failures else real()
+    waiting = Endings(first_look_s=0.0)
+    waiting.add(0, handle)
+    put_success(source.store, handle.ref, 1)
+    found = []
+    while not found:
+        found = waiting.wait(PATIENCE_S)
+    assert found[0].outcome.ok
+    assert "no route" in caplog.text
+
+
+def test_removed_records_are_an_end(source):
+    handle = handles(source, 1)[0]
+    gone = handle_of(replace(handle.ref, job_id="job-ffffffff"), source)
+    waiting = Endings(first_look_s=0.0)
+    waiting.add(7, gone)
+    assert [(ended.index, ended.outcome) for ended in waiting.wait(PATIENCE_S)] == [(7, None)]
+
+
+def test_somebody_rings(source):
+    waiting = Endings(clock=Clock())
+    threading.Timer(0.01, waiting.ring).start()
+    assert waiting.wait(LONG_S) == []
+    for _ in range(100_000):  # more than the pipe holds
+        waiting.ring()
+    assert waiting.wait(LONG_S) == []
+
+
+def test_nothing_is_left_open(source):
+    before = len(os.listdir("/proc/self/fd"))
+    waiting = Endings(first_look_s=0.0)
+    for index, handle in enumerate(handles(source, 3)):
+        waiting.add(index, handle)
+    waiting.wait(0.0)
+    bells = 2 * len(source.bells)
+    del waiting
+    assert len(os.listdir("/proc/self/fd")) == before + bells
