@@ -39,13 +39,24 @@ _COLOURS = {
     PLANNED: "139,141,152",
 }
 """Middle tones as red, green, blue: they stand out on white as on black."""
-_LIKE = {"succeeded": RETURNED, "cancelled": STOPPED, "not_found": STOPPED}
-"""States of jobs that look like one of a host."""
+_LIKE = {
+    "succeeded": RETURNED,
+    "cancelled": STOPPED,
+    "not_found": STOPPED,
+    "gone": STOPPED,
+    "skipped": STOPPED,
+    "live": RUNNING,
+    "refused": FAILED,
+}
+"""States of jobs and inputs that look like one of a host."""
+DETAILED_JOBS = 24
+"""Batches up to this size are drawn with the hosts and chips of each job."""
 _DETAILED_HOSTS = 64
 """Gangs up to this size are drawn with numbers and chips, larger ones as one square for each host."""
 _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8
+_FRAME = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%"
 
 
 @dataclass(frozen=True)
@@ -79,8 +90,7 @@ def html(picture: Picture) -> str:
         _table(picture.rows),
     ]
     label = escape(text(picture), quote=True)
-    style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%"
-    return f'<div role="group" aria-label="{label}" style="{style}">{"".join(parts)}</div>'
+    return f'<div role="group" aria-label="{label}" style="{_FRAME}">{"".join(parts)}</div>'
 
 
 def of_job(ref: JobRef, state: str, events: Iterable[Mapping[str, Any]], outcome: Outcome | None, now: float) -> Picture:
@@ -98,16 +108,46 @@ def _topology(name: str) -> Topology | None:
         return None
 
 
+def batch_html(title: str, facts: Sequence[str], jobs: Sequence[Picture]) -> str:
+    """Return the drawing of a batch: a box for each of a few jobs, a square for each of many."""
+    states = [job.state for job in jobs]
+    told = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in (*facts, summary(states, "input")))
+    detailed = len(jobs) <= DETAILED_JOBS
+    boxes = "".join(
+        _job(index, job) if detailed else _square(job.state, index, None, "input") for index, job in enumerate(jobs[:_MOST_HOSTS])
+    )
+    left = len(jobs) - _MOST_HOSTS
+    more = f'<div style="opacity:.75">and {left:,} more inputs</div>' if left > 0 else ""
+    grid = (
+        "display:flex;flex-wrap:wrap;gap:6px" if detailed else "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
+    )
+    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{told}</div>'
+    return f'<div role="group" style="{_FRAME}">{head}<div style="{grid}">{boxes}</div>{more}</div>'
+
+
+def _job(index: int, job: Picture) -> str:
+    colour = _COLOURS.get(_LIKE.get(job.state, job.state), _COLOURS[PENDING])
+    chips = min(job.topology.chips_per_host, _MOST_CHIPS) if job.topology is not None else 0
+    rows = "".join(f'<div style="line-height:1">{_chips(state, chips)}</div>' for state in job.hosts[:_WIDEST_ROW] if chips)
+    more = (
+        f'<div style="font-size:11px;opacity:.75">+ {len(job.hosts) - _WIDEST_ROW} hosts</div>'
+        if len(job.hosts) > _WIDEST_ROW
+        else ""
+    )
+    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(job.state)}</div>'
+    return f'<div style="{_box(colour)}">{words}{rows}{more}</div>'
+
+
 def text(picture: Picture) -> str:
     """Return the same in one line."""
     known = [picture.title, picture.state, *picture.facts, summary(picture.hosts)]
     return " · ".join(part for part in known if part)
 
 
-def summary(hosts: Sequence[str]) -> str:
+def summary(states: Sequence[str], noun: str = "host") -> str:
     """Count the states: "4 hosts: 3 running, 1 failed"."""
-    counts = Counter(hosts)
-    noun = "1 host" if len(hosts) == 1 else f"{len(hosts):,} hosts"
+    counts = Counter(states)
+    noun = f"1 {noun}" if len(states) == 1 else f"{len(states):,} {noun}s"
     told = next(iter(counts), "") if len(counts) == 1 else ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
     return f"{noun}: {told}" if told else noun
 
@@ -181,18 +221,26 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
 
 def _host(state: str, index: int, topology: Topology | None) -> str:
     colour = _COLOURS.get(state, _COLOURS[PENDING])
-    box = f"border:1px solid rgb({colour});background:rgba({colour},.12);border-radius:4px;padding:3px 6px"
     chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
-    square = f"display:inline-block;width:9px;height:9px;margin-right:2px;border-radius:2px;background:rgb({colour})"
-    chip = f'<span style="{square}"></span>'
-    below = f'<div style="line-height:1">{chip * chips}</div>' if chips else ""
-    return f'<div style="{box}"><div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>{below}</div>'
+    below = f'<div style="line-height:1">{_chips(state, chips)}</div>' if chips else ""
+    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
+    return f'<div style="{_box(colour)}">{words}{below}</div>'
 
 
-def _square(state: str, index: int, _topology: Topology | None) -> str:
+def _chips(state: str, count: int) -> str:
     colour = _COLOURS.get(state, _COLOURS[PENDING])
+    square = f"display:inline-block;width:9px;height:9px;margin-right:2px;border-radius:2px;background:rgb({colour})"
+    return f'<span style="{square}"></span>' * count
+
+
+def _box(colour: str) -> str:
+    return f"border:1px solid rgb({colour});background:rgba({colour},.12);border-radius:4px;padding:3px 6px"
+
+
+def _square(state: str, index: int, _topology: Topology | None, noun: str = "host") -> str:
+    colour = _COLOURS.get(_LIKE.get(state, state), _COLOURS[PENDING])
     style = f"width:9px;height:9px;border-radius:2px;background:rgb({colour})"
-    return f'<div title="host {index}: {escape(state, quote=True)}" style="{style}"></div>'
+    return f'<div title="{noun} {index}: {escape(state, quote=True)}" style="{style}"></div>'
 
 
 def _dot(state: str) -> str:

@@ -97,7 +97,7 @@ class JobHandle(Generic[R_co]):
     def _repr_html_(self) -> str:
         from kinetic import drawing
 
-        return drawing.html(self._picture())
+        return drawing.html(self.picture())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.ref == self.ref
@@ -341,7 +341,7 @@ class JobHandle(Generic[R_co]):
         timeout_s: float | None = None,
         on_status: OnStatus | None = None,
     ) -> Outcome:
-        show = notebook.progress(self._picture, self._clock)
+        show = notebook.progress(self.picture, self._clock)
         deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
         look = StatusWatch(self.status, on_status, self._clock)
         for event in following.follow(self._place, self._store, self.ref, request):
@@ -357,7 +357,7 @@ class JobHandle(Generic[R_co]):
                 raise WaitTimeout(f"{self.job_id} has not ended within {timeout_s:g} s. It goes on; {self._way_back()}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
-    def _picture(self, outcome: Outcome | None = None) -> Picture:
+    def picture(self, outcome: Outcome | None = None) -> Picture:
         """What there is to see of the job now. Never fails: it is drawn while something else goes on."""
         from kinetic import drawing
 

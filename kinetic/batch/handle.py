@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic import following
 from kinetic.batch.crew import Crew
@@ -24,6 +24,9 @@ from kinetic.job.ref import JobRef
 from kinetic.job_status import JobStatus
 from kinetic.storage.base import Store
 from kinetic.storage.open import open_store
+
+if TYPE_CHECKING:
+    from kinetic.drawing import Picture
 
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
@@ -48,6 +51,14 @@ class BatchHandle:
 
     def __repr__(self) -> str:
         return f"<BatchHandle {self.group_id}: {self.name}, {len(self.jobs)} inputs>"
+
+    def _repr_html_(self) -> str:
+        from kinetic import drawing
+
+        children, handles = self._children(), self._crew.handles
+        detailed = len(children) <= drawing.DETAILED_JOBS
+        pairs = zip(children, handles, strict=True)
+        return drawing.batch_html(self.name, (self.group_id,), [_picture(child, job, detailed) for child, job in pairs])
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -313,6 +324,14 @@ def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s:
 
 def _reopen(store_uri: str, group_id: str) -> BatchHandle:
     return _attach(open_store(store_uri), group_id)
+
+
+def _picture(child: Child, job: JobHandle[Any] | None, detailed: bool) -> Picture:
+    from kinetic.drawing import Picture
+
+    if job is not None and detailed:
+        return job.picture()
+    return Picture("", (), str(child.state), None, ())
 
 
 def _status(child: Child, job: JobHandle[Any]) -> JobStatus:

@@ -50,6 +50,19 @@ def store(tmp_path):
     return LocalStore(tmp_path)
 
 
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inputs", [2, 30])
+def test_a_batch_is_drawn(store, inputs):
+    batch = begin(Scripted(store), inputs, name="<sweep>")
+    batch.wait(PATIENCE_S)
+    html = batch._repr_html_()
+    assert "&lt;sweep&gt;" in html
+    assert f"{inputs} inputs: succeeded" in html
+    assert batch.group_id in html
+
+
 # -- results -----------------------------------------------------------------------------------------------------------
 
 

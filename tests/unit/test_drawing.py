@@ -167,6 +167,28 @@ def test_the_verdict_says_how_each_host_ended():
     assert "host 1" in Page(drawing.html(shown)).text
 
 
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_batch_shows_each_job_with_its_hosts():
+    jobs = [picture(states=["running"] * 4), dataclasses.replace(picture(), state="waiting", topology=None, hosts=())]
+    page = Page(drawing.batch_html("sweep", ("grp-00000001",), jobs))
+    assert "sweep · grp-00000001 · 2 inputs: 1 running, 1 waiting" in page.text
+    assert "0 running" in page.text
+    assert "1 waiting" in page.text
+    assert len([v for n, v in page.attributes if n == "style" and "inline-block" in v]) == 16
+
+
+def test_a_large_batch_stays_small_and_hides_no_failure():
+    jobs = [drawing.Picture("", (), "failed" if n == 7 else "live", None, ()) for n in range(3000)]
+    html = drawing.batch_html("<b>", (), jobs)
+    page = Page(html)
+    assert len(html) < 200_000
+    assert ("title", "input 7: failed") in page.attributes
+    assert "and 1,976 more inputs" in page.text
+    assert "2,999 live, 1 failed" in page.text
+
+
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
