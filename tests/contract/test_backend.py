@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kinetic.accelerators.resolve import resolve
-from kinetic.backends.base import LogRequest, Phase
+from kinetic.backends.base import LogRequest, Phase, Signals
 from kinetic.backends.local import LocalBackend
 from kinetic.config.settings import worker_environ
 from kinetic.errors import InsufficientMemory, PreflightError
@@ -149,6 +150,23 @@ def test_phases_follow_the_job(backend, store):
     follower.close()
     backend.cancel(ref)
     read(backend, ref)
+
+
+def test_a_signal_of_the_end_comes_with_the_end(backend, store):
+    if not isinstance(backend, Signals):
+        pytest.skip("optional")
+    ref = submitted(backend, store, wait_for_ever)
+    follower = backend.logs(ref, LogRequest())
+    while next(follower) is None:
+        pass
+    follower.close()
+    ends = backend.ending_fd(ref)
+    assert select.select([ends], [], [], 0)[0] == []
+    backend.cancel(ref)
+    assert select.select([ends], [], [], 30)[0] == [ends]
+    assert backend.phase(ref) is Phase.FAILED, "what was signalled can be seen"
+    os.close(ends)
+    assert backend.ending_fd(ref) is None
 
 
 def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):
