@@ -228,7 +228,7 @@ def test_a_killed_gang_leaves_no_mount_point(folder, tmp_path):
 def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
     (tmp_path / "file").write_text("x")
     call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file"): kinetic.Data(folder)})(os.getpid)
-    with pytest.raises(errors.SetupFailed, match="A folder cannot be mounted at .*: there is a file"):
+    with pytest.raises(errors.SetupFailed, match=r"A folder cannot be mounted at .*: there is a file"):
         call()
     call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file" / "below"): kinetic.Data(folder)})(os.getpid)
     with pytest.raises(errors.SetupFailed, match="is no folder"):

@@ -102,6 +102,15 @@ def test_sweep() -> None:
     ]
 
 
+def test_data() -> None:
+    assert run("data.py").stdout.splitlines() == [
+        "{'2023': 354, '2024': 366, '2025': 378}",
+        "Sales of 2023: 354",
+        "Sales of 2024: 366",
+        "Sales of 2025: 378",
+    ]
+
+
 def test_the_readmes_first_lines(tmp_path: Path) -> None:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block
