@@ -1,0 +1,129 @@
+"""Where a running gang stands: equal hosts together, the odd one first, nothing of ours in between."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import kinetic
+
+PATIENCE_S = 60.0
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def all_say(handle, words):
+    deadline = time.monotonic() + PATIENCE_S
+    for host in range(handle.hosts):
+        while words not in handle.logs(host=host):
+            assert time.monotonic() < deadline, handle.logs(all_hosts=True)
+            time.sleep(0.02)
+
+
+def shown(handle):
+    done = subprocess.run([*KINETIC, "jobs", "stacks", handle.job_id], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def settled(handle, words):
+    """What is shown once the words are in it: hosts reach the place that they wait at soon after they printed."""
+    deadline = time.monotonic() + PATIENCE_S
+    while words not in (text := shown(handle)):
+        assert time.monotonic() < deadline, text
+    return text
+
+
+def end(handle):
+    handle.cancel()
+    assert not handle.wait().ok
+
+
+def load_data():
+    time.sleep(1000)
+
+
+def step(hold):
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if hold and jax.process_index() == 2:
+        load_data()
+    multihost_utils.process_allgather(np.ones(1))
+    while True:
+        multihost_utils.process_allgather(np.ones(1))
+
+
+def test_the_host_that_holds_a_collective_up_stands_alone():
+    @kinetic.run(accelerator="tpu-v6e-16")
+    def train():
+        print("begun", flush=True)
+        step(hold=True)
+
+    handle = train.run_async()
+    all_say(handle, "begun")
+    text = settled(handle, "hosts 0-1, 3:")
+    end(handle)
+    groups = text.split("\n\n")
+    assert groups[0].startswith("host 2:\n")
+    assert "load_data" in groups[0]
+    assert len(groups) == 2
+    assert "load_data" not in groups[1]
+    assert "kinetic/runner" not in text
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+def test_a_plain_loop_shows_the_functions_lines_only():
+    @kinetic.run(accelerator="tpu-v6e-16")
+    def train():
+        print("begun", flush=True)
+        while True:
+            time.sleep(0.001)
+
+    handle = train.run_async()
+    all_say(handle, "begun")
+    text = settled(handle, "hosts 0-3:")
+    end(handle)
+    assert re.fullmatch(r"hosts 0-3:\n(  \S*test_stacks\.py:\d+ in train\n)", text), text
+
+
+def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_path):
+    # A module with a lock in it cannot travel by value: every host imports it from its own copy of the source.
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "waiting.py").write_text(
+        "import threading\nimport time\nLOCK = threading.Lock()\n\ndef wait():\n    time.sleep(1000)\n"
+    )
+    (tmp_path / "main.py").write_text(
+        textwrap.dedent(
+            """
+            import kinetic
+            import waiting
+
+            @kinetic.run(accelerator="tpu-v6e-16")
+            def train():
+                print("begun", flush=True)
+                waiting.wait()
+
+            print(train.run_async().job_id)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    handle = kinetic.attach(done.stdout.strip())
+    all_say(handle, "begun")
+    text = settled(handle, "in wait\n")
+    end(handle)
+    assert text.startswith("hosts 0-3:\n")
+    assert f"  {tmp_path}/waiting.py:6 in wait\n" in text
