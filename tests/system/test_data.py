@@ -352,6 +352,20 @@ def test_a_folder_that_is_asked_for_is_made_and_used_as_it_is(tmp_path, monkeypa
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
 
 
+def test_what_a_host_finds_in_its_environment(tmp_path, monkeypatch):
+    """The variables that functions for keras-kinetic read, also where all of the caller's own are captured."""
+    monkeypatch.setenv("KINETIC_OUTPUT_DIR", str(tmp_path / "out"))
+    monkeypatch.setenv("KINETIC_MINE", "1")
+
+    @kinetic.run(accelerator="tpu-v5e-4", capture_env_vars=["KINETIC_*"])
+    def look():
+        names = ("KERAS_BACKEND", "JAX_PLATFORMS", "JOB_ID", "KINETIC_JOB_ID", "KINETIC_OUTPUT_DIR", "KINETIC_MINE")
+        return [os.environ.get(name) for name in names]
+
+    job = look.run_async()
+    assert job.result() == ["jax", "cpu", job.job_id, job.job_id, str(tmp_path / "out"), "1"]
+
+
 # -- keeping house -----------------------------------------------------------------------------------------------------
 
 
