@@ -8,14 +8,13 @@ alive to say how the worker died.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,21 @@ from kinetic.errors import KineticError
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport
 from kinetic.job.plan import Plan
-from kinetic.runner import datasets, debugger, processes, worker, workspace
-from kinetic.runner.channel import Channel, Message
+from kinetic.runner import datasets, debugger, processes, workspace
+from kinetic.runner.briefing import start_message
+from kinetic.runner.channel import Message
+from kinetic.runner.child import Child
 from kinetic.runner.ending import ending_of
 from kinetic.runner.identity import Identity
-from kinetic.runner.jaxworld import World
 from kinetic.runner.logs import HostLog, tees
 from kinetic.runner.mountpoints import Mountpoints
-from kinetic.runner.progress import Sample, moved
+from kinetic.runner.progress import moved
 from kinetic.storage.base import Store
 
 OPEN_LINE_S = 0.05
 """After this time without its end, the beginning of a line is shown."""
 STOPPED_GRACE_S = 1.0
 """A host stopped because of another one gets this long at most: it is often stuck in native code and cannot react."""
-PIPE_BYTES = 1 << 20
-_OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py|.*/(site|dist)-packages/debugpy/.*)", line')
 
 
 class Agent:
@@ -57,7 +55,6 @@ class Agent:
         self._state = "preparing"
         self._report: HostReport | None = None
         self._end: Message | None = None
-        self._worker_gone = False
         self._kill_at: float | None = None
         self._open_since: float | None = None
         self._stacks_asked = 0
@@ -74,12 +71,16 @@ class Agent:
         os.setpgid(0, 0)
         processes.adopt_orphans()
         self._oom_before = processes.out_of_memory_kills()
-        self._fork_worker()  # Before the first thread of this process: a fork would copy locks that threads hold.
+        name = f"{self._who.job_id} host {self._who.host}"
+        stacks = Path(self._who.scratch) / f"stacks-{self._who.host}"
+        self._worker = Child(
+            f"kinetic-worker {name}", stacks
+        )  # Before the first thread of this process: a fork would copy locks that threads hold.
         from kinetic.runner.link import Link
 
         self._log = HostLog(*self._log_paths)
-        self._tees = tees(self._out, self._err, self._log, simulated=self._who.simulated)
-        self._mark = self._sample()
+        self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
+        self._mark = self._worker.sample(self._log.size_bytes)
         self._link = Link(self._who, self._beat)
         self._watch()
         self._link.start()
@@ -94,30 +95,10 @@ class Agent:
             self._clean_up()
         return 0 if self._delivered else 1
 
-    def _fork_worker(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._out, out = os.pipe()
-        self._err, err = os.pipe()
-        for fd in (out, err):
-            _widen(fd)
-        self._stacks_path = Path(self._who.scratch) / f"stacks-{self._who.host}"
-        stacks = os.open(self._stacks_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            processes.set_title(f"kinetic-worker {self._who.job_id} host {self._who.host}")
-            worker.main(Channel(theirs), out, err, stacks, parent)
-        theirs.close()
-        for fd in (out, err):
-            os.close(fd)
-        self._stacks_fd = stacks
-        self._channel = Channel(ours)
-        self._pidfd = os.pidfd_open(self._pid)
-
     def _watch(self) -> None:
         ways: list[tuple[Any, Callable[[], None]]] = [
-            (self._channel, self._on_message),
-            (self._pidfd, self._on_death),
+            (self._worker.channel, self._on_message),
+            (self._worker.pidfd, self._on_death),
             (self._link.wake_fd, self._on_events),
             *((tee.fd, lambda tee=tee: self._on_output(tee)) for tee in self._tees),
         ]
@@ -154,9 +135,10 @@ class Agent:
                 tee.flush()
             self._open_since = None
         if self._kill_at is not None and now >= self._kill_at:
-            self._kill_worker()
+            self._kill_at = None
+            self._worker.kill()
         if self._gate is not None and self._gate.opens():
-            self._channel.send({"go": True})
+            self._worker.channel.send({"go": True})
         self._maybe_finish()
 
     def _patience(self) -> float:
@@ -180,9 +162,9 @@ class Agent:
             self._open_since = None
 
     def _on_message(self) -> None:
-        messages, is_open = self._channel.available()
+        messages, is_open = self._worker.channel.available()
         if not is_open:
-            self._selector.unregister(self._channel)
+            self._selector.unregister(self._worker.channel)
         for message in messages:
             self._take(message)
 
@@ -192,7 +174,7 @@ class Agent:
             self._maybe_start()
         elif message["event"] == "started":
             self._state, self._started_at = "running", message["time"]
-            self._mark = self._sample()
+            self._mark = self._worker.sample(self._log.size_bytes)
         elif message["event"] in debugger.EVENTS and self._gate is not None:
             self._gate.take(message, str(self._workspace.tree))
             self._state = self._gate.state or "waiting"
@@ -204,24 +186,18 @@ class Agent:
                 tee.drain()
             self._conclude()
             if self._stopping:
-                self._kill_worker()
+                self._worker.kill()
 
     def _on_death(self) -> None:
-        if self._channel in self._selector.get_map():
+        if self._worker.channel in self._selector.get_map():
             self._on_message()
-        self._collect()
+        self._selector.unregister(self._worker.pidfd)
+        self._worker.reap()
+        self._kill_at = None
         processes.kill_descendants()
         for tee in self._tees:
             tee.drain()
         self._conclude()
-
-    def _collect(self) -> None:
-        """Reap the worker."""
-        self._selector.unregister(self._pidfd)
-        _, self._status, usage = os.wait4(self._pid, 0)
-        self._worker_gone = True
-        self._kill_at = None
-        self._peak = usage.ru_maxrss * 1024
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
@@ -238,9 +214,10 @@ class Agent:
 
     def _coordinator_lost(self, detail: str) -> None:
         """Nobody is there to report to: end the worker, leave the report in the store, go."""
-        if not self._worker_gone:
-            self._kill_worker()
-            self._collect()
+        if not self._worker.gone:
+            self._worker.kill()
+            self._worker.reap()
+            self._selector.unregister(self._worker.pidfd)
         if self._report is None:
             self._end = {"event": Exit.STOPPED, "detail": detail}
             self._conclude()
@@ -258,17 +235,17 @@ class Agent:
             self._stop(view)
         if view.all_done and not self._all_done:
             self._all_done = True
-            self._channel.send({"exit": True, "leave": True})
+            self._worker.channel.send({"exit": True, "leave": True})
             self._kill_at = time.monotonic() + max(view.grace_s, 5.0)
 
     def _stop(self, view: HostView) -> None:
         self._stopping = True
-        if self._worker_gone:
+        if self._worker.gone:
             return
         if self._end is not None or not self._started:
-            self._kill_worker()  # It has nothing left to lose.
+            self._worker.kill()  # It has nothing left to lose.
             return
-        processes.kill(self._pid, signal.SIGTERM)
+        self._worker.terminate()
         grace_s = min(view.grace_s, STOPPED_GRACE_S) if view.stop_exit in (Exit.STOPPED, Exit.HANG) else view.grace_s
         self._kill_at = time.monotonic() + grace_s
 
@@ -279,83 +256,31 @@ class Agent:
             return
         assert self._view is not None
         self._started = True
-        self._channel.send({"start": self._start_message(self._view.addresses[0])})
-
-    def _start_message(self, leader: str) -> dict[str, Any]:
-        who, plan, space = self._who, self._plan, self._workspace
-        world = World(leader, who.hosts, who.host, plan.topology.chips_per_host, plan.topology.kind, who.simulated)
-        own = {
-            "KINETIC_JOB_ID": who.job_id,
-            "JOB_ID": who.job_id,
-            "KINETIC_HOST_INDEX": str(who.host),
-            "KINETIC_HOSTS": str(who.hosts),
-            "KINETIC_ACCELERATOR": plan.topology.name,
-            "KINETIC_ATTEMPT": str(who.attempt),
-            "KINETIC_OUTPUT_DIR": space.output_dir,
-        }
-        debugging = debugger.ENVIRON if self._gate is not None else {}
-        return {
-            "places": list(space.data.places),
-            "mounts": [asdict(mount) for mount in space.data.mounts],
-            "payload": str(space.payload),
-            "payload_digest": plan.payload.digest,
-            "function": "" if space.function is None else str(space.function),
-            "env": dict(who.base_env) | world.environ() | own | debugging | plan.env | dict(who.secrets),
-            "cwd": str(space.cwd),
-            "sys_path": list(space.sys_path),
-            "scratch": str(space.root),
-            "world": world.to_json(),
-            "joins_jax": plan.joins_jax,
-            "name": plan.name,
-            "tree": str(space.tree),
-            "client_root": plan.client_root,
-            "cells": [vars(cell) for cell in plan.cells],
-            "debugger": None if self._gate is None else self._gate.start_message(),
-        }
-
-    def _kill_worker(self) -> None:
-        self._kill_at = None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)
-        processes.kill(self._pid, signal.SIGKILL)
+        debugging = None if self._gate is None else self._gate.start_message()
+        leader = self._view.addresses[0]
+        self._worker.channel.send({"start": start_message(self._who, self._plan, self._workspace, leader, debugging)})
 
     def _dump_stacks(self) -> str:
-        """Ask the worker for its Python stacks; it writes them even while native code blocks."""
-        if not self._armed or self._worker_gone:
-            return ""
-        before = os.fstat(self._stacks_fd).st_size
-        processes.kill(self._pid, worker.STACKS_SIGNAL)
-        size, deadline = before, time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            time.sleep(0.02)
-            size, last = os.fstat(self._stacks_fd).st_size, size
-            if size == last > before:
-                break
-        text = os.pread(self._stacks_fd, size - before, before).decode(errors="replace")
-        if self._started and self._plan.client_root:  # Each host has a tree of its own; the caller's names are equal.
+        """The worker's stacks, with files named as the caller knows them, so that equal stacks of all hosts are equal."""
+        text = self._worker.stacks() if self._armed else ""
+        if self._started and self._plan.client_root:
             text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
         for cell in self._plan.cells:
             text = text.replace(f'"{cell.file}"', f'"{cell.title}"')
-        self._stacks_text = "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
-        return self._stacks_text
+        self._stacks_text = text
+        return text
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
-    def _sample(self) -> Sample:
-        below = sum(map(processes.cpu_s, processes.descendants(self._pid)))
-        return Sample(
-            time.monotonic(), processes.cpu_s(self._pid) + below, processes.main_thread_cpu_ns(self._pid), self._log.size_bytes
-        )
-
     def _beat(self) -> Beat:
-        now = self._sample()
+        now = self._worker.sample(self._log.size_bytes)
         if self._state != "running" or moved(self._mark, now):
             self._mark = now
         return Beat(
             host=self._who.host,
             state=self._state,
             stalled_s=now.time_s - self._mark.time_s,
-            rss_bytes=processes.rss_bytes(self._pid),
+            rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,
             last_line=self._log.last_line(),
@@ -365,8 +290,7 @@ class Agent:
         """Make the report, once, when the worker has said how it ended or is gone."""
         if self._report is not None:
             return
-        status = self._status if self._worker_gone else None
-        peak = self._peak if self._worker_gone else processes.high_water_bytes(self._pid)
+        status, peak = (self._worker.status if self._worker.gone else None), self._worker.peak_bytes
         stop = self._view if self._stopping else None
         oom = processes.out_of_memory_kills() > self._oom_before
         report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, oom_killed=oom)
@@ -375,15 +299,11 @@ class Agent:
             self._gate.close()
         data = self._report.to_json()
         with contextlib.suppress(KineticError):  # The coordinator gets it as well; one of the two is enough.
-            import json
-
             self._store.put(paths.report(self._who.job_id, self._who.host), json.dumps(data).encode())
         self._link.report(self._report)
 
     def _with_artifacts(self, report: HostReport) -> HostReport:
         """Put the pickled value or exception into the store and complete the report with it and with what the agent knows."""
-        from dataclasses import replace
-
         end = self._end or {}
         report = replace(
             report,
@@ -408,24 +328,15 @@ class Agent:
         return report
 
     def _maybe_finish(self) -> None:
-        if self._report is not None and self._delivered and self._worker_gone and (self._all_done or self._stopping):
+        if self._report is not None and self._delivered and self._worker.gone and (self._all_done or self._stopping):
             self._finished = True
 
     def _clean_up(self) -> None:
-        if not self._worker_gone:
-            self._kill_worker()
+        self._worker.kill()
         processes.kill_descendants()
         for tee in self._tees:
             tee.drain()
         self._log.close()
         self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
-        self._stacks_path.unlink(missing_ok=True)
-
-
-def _widen(fd: int) -> None:
-    """Give a pipe a large buffer, so that a burst of output does not stop the worker."""
-    import fcntl
-
-    with contextlib.suppress(OSError, AttributeError):
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._worker.close()

@@ -1,0 +1,64 @@
+"""What an agent tells its worker when the whole gang is ready: pure.
+
+In: identity, plan, workspace, the leader's address. Out: the arguments of `worker.Start`. Called by the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kinetic.job.plan import Plan
+from kinetic.runner import debugger
+from kinetic.runner.identity import Identity
+from kinetic.runner.jaxworld import World
+from kinetic.runner.workspace import Workspace
+
+
+def start_message(
+    who: Identity, plan: Plan, space: Workspace, leader: str, debugging: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the worker needs to run the function.
+
+    Args:
+        who: the host.
+        plan: the job.
+        space: where the function runs.
+        leader: "address:port" of JAX's coordination service.
+        debugging: what a debug job's gate says, else None.
+    """
+    world = World(leader, who.hosts, who.host, plan.topology.chips_per_host, plan.topology.kind, who.simulated)
+    return {
+        "places": list(space.data.places),
+        "mounts": [asdict(mount) for mount in space.data.mounts],
+        "payload": str(space.payload),
+        "payload_digest": plan.payload.digest,
+        "function": "" if space.function is None else str(space.function),
+        "env": _environ(who, plan, space, world, debug=debugging is not None),
+        "cwd": str(space.cwd),
+        "sys_path": list(space.sys_path),
+        "scratch": str(space.root),
+        "world": world.to_json(),
+        "joins_jax": plan.joins_jax,
+        "name": plan.name,
+        "tree": str(space.tree),
+        "client_root": plan.client_root,
+        "cells": [vars(cell) for cell in plan.cells],
+        "debugger": debugging,
+    }
+
+
+def _environ(who: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool) -> dict[str, str]:
+    """The worker's environment; what the caller asked for comes last, so it wins."""
+    own = {
+        "KINETIC_JOB_ID": who.job_id,
+        "JOB_ID": who.job_id,
+        "KINETIC_HOST_INDEX": str(who.host),
+        "KINETIC_HOSTS": str(who.hosts),
+        "KINETIC_ACCELERATOR": plan.topology.name,
+        "KINETIC_ATTEMPT": str(who.attempt),
+        "KINETIC_OUTPUT_DIR": space.output_dir,
+    }
+    debugging = debugger.ENVIRON if debug else {}
+    return dict(who.base_env) | world.environ() | own | debugging | plan.env | dict(who.secrets)

@@ -1,0 +1,121 @@
+"""The worker as its agent sees it: a forked process with a channel, two streams, and Python stacks on request.
+
+In: a folder for its stacks. Out: a process that runs `worker.main`, signals to it, its wait status. Called by the agent, before
+that has a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+from kinetic.runner import processes, worker
+from kinetic.runner.channel import Channel
+from kinetic.runner.progress import Sample
+
+PIPE_BYTES = 1 << 20
+STACKS_S = 1.0
+"""How long a worker may take to write its stacks."""
+_OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py|.*/(site|dist)-packages/debugpy/.*)", line')
+
+
+class Child:
+    """One worker process, from its fork to the moment it is reaped.
+
+    Attributes:
+        pid: its process id, which is also that of its process group.
+        pidfd: readable once it has ended.
+        out, err: read ends of its standard streams.
+        channel: messages to and from it.
+        gone: whether it has been reaped.
+        status: its wait status, once gone.
+    """
+
+    def __init__(self, title: str, stacks: Path) -> None:
+        ours, theirs = socket.socketpair()
+        self.out, out = os.pipe()
+        self.err, err = os.pipe()
+        for fd in (out, err):
+            _widen(fd)
+        self._stacks_path = stacks
+        self._stacks = os.open(stacks, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            processes.set_title(title)
+            worker.main(Channel(theirs), out, err, self._stacks, parent)
+        theirs.close()
+        for fd in (out, err):
+            os.close(fd)
+        self.channel = Channel(ours)
+        self.pidfd = os.pidfd_open(self.pid)
+        self.gone = False
+        self.status = 0
+        self._peak_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The high-water mark of its memory."""
+        return self._peak_bytes if self.gone else processes.high_water_bytes(self.pid)
+
+    @property
+    def rss_bytes(self) -> int:
+        """Its memory now."""
+        return 0 if self.gone else processes.rss_bytes(self.pid)
+
+    def sample(self, log_bytes: int) -> Sample:
+        """Read its counters."""
+        below = sum(map(processes.cpu_s, processes.descendants(self.pid)))
+        used = processes.cpu_s(self.pid) + below
+        return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if not self.gone:
+            processes.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, and its process group, now."""
+        if self.gone:
+            return  # The number may be somebody else's by now.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        processes.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for its end, which must be near."""
+        _, self.status, usage = os.wait4(self.pid, 0)
+        self._peak_bytes = usage.ru_maxrss * 1024
+        self.gone = True
+
+    def stacks(self) -> str:
+        """Its Python stacks, without the runner's own frames; it writes them even while native code blocks."""
+        if self.gone:
+            return ""
+        before = os.fstat(self._stacks).st_size
+        processes.kill(self.pid, worker.STACKS_SIGNAL)
+        size, deadline = before, time.monotonic() + STACKS_S
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            size, last = os.fstat(self._stacks).st_size, size
+            if size == last > before:
+                break
+        text = os.pread(self._stacks, size - before, before).decode(errors="replace")
+        return "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
+
+    def close(self) -> None:
+        """Remove what it leaves on disk."""
+        self._stacks_path.unlink(missing_ok=True)
+
+
+def _widen(fd: int) -> None:
+    """Give a pipe a large buffer, so that a burst of output does not stop the worker."""
+    import fcntl
+
+    with contextlib.suppress(OSError, AttributeError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
