@@ -24,7 +24,7 @@ def make_data(folder):
 def add_up(folder, labels):
     totals = {}
     for file in sorted(os.listdir(folder)):
-        with open(os.path.join(folder, file), newline="") as rows:
+        with open(Path(folder) / file, newline="") as rows:
             totals[file.removesuffix(".csv")] = sum(int(row["sales"]) for row in csv.DictReader(rows))
     report = Path(os.environ["KINETIC_OUTPUT_DIR"]) / "report.txt"
     report.write_text("".join(f"{labels['title']} {year}: {total}\n" for year, total in totals.items()))
