@@ -53,8 +53,8 @@ class Beat:
 
     Attributes:
         host: index in the gang.
-        state: "preparing", "waiting" (for the others), "debugging" (the leader, until a debugger has attached), "held" (the others,
-            until then), "running" or "returned".
+        state: "preparing", "waiting" (for the others), "debugging" (the leader, until a debugger has attached), "held" (the
+            others, until then), "running" or "returned".
         stalled_s: how long the worker's main thread has stood still.
         rss_bytes, cpu_s: of the worker.
         log_bytes: output so far.

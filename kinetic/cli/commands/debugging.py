@@ -12,7 +12,8 @@ from kinetic.cli.desk import Desk, with_desk
 
 _HELP = """Attach a debugger to a job that was started with debug=True.
 
-Waits until the leader's debugger listens, says what to write into launch.json, and forwards the port until the job ends or Ctrl-C.
+Waits until the leader's debugger listens, says what to write into launch.json, and forwards the port until the job ends or
+Ctrl-C.
 
 \b
 Examples:
