@@ -38,6 +38,7 @@ class Scripted(FakeBackend):
         self.hanging = {}
         self.bells = {}
         self.most_at_once = 0
+        self.turned_away = 0
         self.gate = threading.Event()
         self.gate.set()
         self._lock = threading.Lock()
@@ -50,6 +51,7 @@ class Scripted(FakeBackend):
                 raise ValueError(f"input {index} is not wanted")
             if act == "crowded":
                 if self.hanging:
+                    self.turned_away += 1
                     raise InsufficientMemory("full", hosts=1)
                 act = "ok"
             self.order.append(index)
