@@ -6,7 +6,8 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     ├── UsageError (ValueError)             what the caller wrote cannot work; nothing was created
     │   ├── UsageTypeError (TypeError)      ... because a value has the wrong type
     │   ├── UnknownAccelerator              ... because no such accelerator exists
-    │   └── PicklingError                   ... because a part of the call cannot be pickled
+    │   ├── PicklingError                   ... because a part of the call cannot be pickled
+    │   └── SourceChanged                   ... because files were written while they were being packed
     ├── PreflightError                      the backend cannot take the job now; nothing was created
     │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
     ├── SubmitError                         creating the job failed; what was created is removed or findable
@@ -73,6 +74,10 @@ class PicklingError(UsageError):
     def __init__(self, message: str, *, component: str = "") -> None:
         super().__init__(message)
         self.component = component
+
+
+class SourceChanged(UsageError):
+    """A file was written while the source tree was being packed and sent. Nothing was created."""
 
 
 class PreflightError(KineticError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic.accelerators.resolve import resolve
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.job.spec import JobSpec, Options
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _DATA = "kinetic.packaging.data"
 """While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
+
+_PACKING_TRIES = 5
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -228,15 +230,21 @@ class RemoteCallable(Generic[P, R]):
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit and return at once; the job goes on without this process."""
         place = self._place(args, kwargs)
-        planned = place.planned(self._spec(args, kwargs), warm=True)
+        tries = _PACKING_TRIES
+        while True:
+            planned = place.planned(self._spec(args, kwargs), warm=True)
 
-        # Imported while the backend warms up.
-        from kinetic import submission
-        from kinetic.handle import JobHandle
+            # Imported while the backend warms up.
+            from kinetic import submission
+            from kinetic.handle import JobHandle
 
-        place.tell(planned.warnings)
-        ref = submission.submit(planned, place.backend, place.store)
-        return JobHandle(ref, place.backend, place.store)
+            place.tell(planned.warnings)
+            tries -= 1
+            try:
+                return JobHandle(submission.submit(planned, place.backend, place.store), place.backend, place.store)
+            except SourceChanged:  # An editor or a notebook saved meanwhile: pack what is there now.
+                if tries == 0:
+                    raise
 
     def run_async_map(
         self,

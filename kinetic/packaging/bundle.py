@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kinetic.errors import UsageError
+from kinetic.errors import SourceChanged, UsageError
 from kinetic.job import paths
 from kinetic.job.plan import Blob, Tree
 from kinetic.packaging import hashing, manifest, snapshot, walk
@@ -139,7 +139,7 @@ def upload(bundle: Bundle, store: Store) -> Sent:
     """Bring the tree's content into the store, the manifest last; a tree that is there sends nothing.
 
     Raises:
-        UsageError: a file has changed since it was packed.
+        SourceChanged: a file has changed since it was packed.
         StoreError: the store does not take it.
     """
     key = paths.blob(bundle.tree.manifest.digest)
@@ -240,5 +240,5 @@ def _put_large(store: Store, key: str, digest: str, source: Path) -> bool:
     return written
 
 
-def _changed(source: Path) -> UsageError:
-    return UsageError(f"{source} has changed since the source tree was packed. Submit again when nothing writes to it.")
+def _changed(source: Path) -> SourceChanged:
+    return SourceChanged(f"{source} has changed since the source tree was packed. Submit again when nothing writes to it.")

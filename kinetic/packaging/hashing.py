@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kinetic.errors import UsageError
+from kinetic.errors import SourceChanged
 from kinetic.packaging import manifest
 from kinetic.packaging.snapshot import Snapshot
 from kinetic.packaging.threads import in_threads, worth_it
@@ -47,7 +47,7 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, Content]) -> dict[
     """Return what the files hold, by path, reading only those whose stamp is new; without those that cannot be read.
 
     Raises:
-        UsageError: a file changes whenever it is read.
+        SourceChanged: a file changes whenever it is read.
     """
     held: dict[str, Content] = {}
     new: list[str] = []
@@ -74,7 +74,7 @@ def read(path: str) -> Content:
     """Read and hash a file that stands still meanwhile.
 
     Raises:
-        UsageError: it does not.
+        SourceChanged: it does not.
     """
     for _ in range(_TRIES):
         # Not blocking, in case a pipe has taken the file's place.
@@ -85,6 +85,6 @@ def read(path: str) -> Content:
             after = stamp_of(os.fstat(file.fileno()))
             if stamp_of(before) == after:
                 return Content(digest, before.st_size, after)
-    raise UsageError(
+    raise SourceChanged(
         f"{path} changes while it is read ({_TRIES} tries). Stop what writes to it, or leave it out in .kineticignore."
     )

@@ -368,6 +368,34 @@ def test_the_job_outlives_its_caller(home):
     assert handle.result() == "done"
 
 
+def test_a_file_that_is_saved_during_the_call_is_packed_again(home):
+    done = run_script(
+        """
+        import kinetic, pathlib
+
+        NOTES = pathlib.Path(__file__).parent / "notes.txt"
+        NOTES.write_text("first")
+
+        class Saves:
+            def __reduce__(self):  # Pickled after the tree was packed and before it is sent.
+                if NOTES.read_text() == "first":
+                    NOTES.write_text("second")
+                return Saves, ()
+
+        @kinetic.run(accelerator="cpu")
+        def read(_):
+            return open("notes.txt").read()
+
+        import os
+        os.chdir(NOTES.parent)
+        print(read(Saves()))
+        """,
+        home,
+        KINETIC_PACKAGE_ROOT=str(home.parent),
+    )
+    assert done.stdout == b"second\n", done.stderr.decode()
+
+
 def test_a_failing_gang_is_started_again():
     @kinetic.run(accelerator="cpu", retries=2)
     def third_time():
