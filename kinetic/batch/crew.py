@@ -18,7 +18,7 @@ from kinetic.batch.ledger import Ledger, State
 from kinetic.batch.manifest import Lock, Manifest
 from kinetic.batch.news import News
 from kinetic.batch.sources import Source
-from kinetic.errors import InsufficientMemory, KineticError
+from kinetic.errors import InsufficientMemory, KineticError, SubmitError
 from kinetic.handle import JobHandle
 from kinetic.job.outcome import Verdict
 
@@ -106,6 +106,10 @@ class Crew:
             self._wait_or_refuse(index, error)
         except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
             self._refuse(index, error)
+        except BaseException as error:
+            self._refuse(index, SubmitError(f"Input {index} was not submitted: {type(error).__name__}: {error}"))
+            if not isinstance(error, SystemExit):
+                raise
         else:
             self._take_up(index, handle)
 

@@ -118,7 +118,7 @@ class BatchHandle:
         Raises:
             WaitTimeout: the time has passed; the batch goes on.
         """
-        with self._interruptible():
+        with self.interruptible():
             for _ in self._ends(timeout, progress):
                 pass
 
@@ -135,7 +135,7 @@ class BatchHandle:
         seconds(poll_interval)
         ends = self._ends(timeout, progress=False)
         while True:
-            with self._interruptible():
+            with self.interruptible():
                 index = next(ends, None)
             if index is None:
                 return
@@ -168,7 +168,7 @@ class BatchHandle:
         """
         found: dict[int, Any] = {}
         failed: dict[int, BaseException] = {}
-        with self._interruptible():
+        with self.interruptible():
             for index in self._ends(timeout, progress):
                 error = self._problem(index, cleanup)
                 try:
@@ -271,7 +271,7 @@ class BatchHandle:
         )
 
     @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """On Ctrl-C, say what goes on and how to come back to it."""
         try:
             yield
@@ -310,7 +310,9 @@ def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s:
     try:
         manifest = Manifest.open(store, group_id)
     except NotFound as error:
-        raise NotFound(f"There is no batch {group_id} in this store.") from error
+        raise NotFound(
+            f"There is no batch {group_id} in this store. `kinetic jobs list --all --json` names the batch of each job."
+        ) from error
     rules = Rules(max_concurrent=None, retries=manifest.batch.retries)
 
     def open_job(ref: JobRef) -> JobHandle[Any]:

@@ -60,8 +60,10 @@ def launch(source: Source, store: Store, total: int, how: Rules, *, name: str, n
         raise UsageError(f"{total:,} inputs with {how.retries} retries are too many for one batch: make several.")
     batch = new_batch(store, total, known_ids=source.known_ids, now=time.time(), retries=how.retries, name=name, tags=notes)
     crew = Crew(Ledger(total, how), Manifest.begin(store, batch), source)
-    crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
-    return BatchHandle(crew)
+    handle = BatchHandle(crew)
+    with handle.interruptible():
+        crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
+    return handle
 
 
 _MOST_IDS = 5_000_000

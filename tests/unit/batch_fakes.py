@@ -23,7 +23,7 @@ from kinetic.job.outcome import Exit, HostReport
 class Scripted(FakeBackend):
     """`script[index][try]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others run), "hang" (until cancelled).
 
-    What is not in the script is "ok".
+    What is not in the script is "ok". An exception in it is raised.
     """
 
     known_ids = True
@@ -47,6 +47,8 @@ class Scripted(FakeBackend):
         self.gate.wait(30)
         with self._lock:
             act = self._act(index)
+            if isinstance(act, BaseException):
+                raise act
             if act == "refuse":
                 raise ValueError(f"input {index} is not wanted")
             if act == "crowded":

@@ -473,6 +473,26 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
     batch.wait(timeout=PATIENCE_S)
 
 
+def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
+    source = Scripted(store, [["hang"], [KeyboardInterrupt()]])
+    with pytest.raises(KeyboardInterrupt):
+        launch.launch(source, store, 3, Rules(max_concurrent=None), name="", notes={})
+    (group_id,) = {key.split("/")[1] for key in store.list(paths.GROUPS)}
+    assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
+    with registry.substituted("local", lambda store: source):
+        batch = handles._attach(store, group_id)
+        batch.cancel()
+        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [errors.JobCancelled, errors.SubmitError, errors.SubmitError]
+
+
+def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
+    source = Scripted(store, [["ok"], [SystemExit(3)]])
+    found = begin(source, 3).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [tuple, errors.SubmitError, tuple]
+    assert "SystemExit: 3" in str(found[1])
+
+
 def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
     source = Scripted(store, [["hang"]])
     monkeypatch.setattr(Endings, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug")))
