@@ -242,8 +242,8 @@ class Agent:
         self._stopping = True
         if self._worker.gone:
             return
-        if self._end is not None or not self._started:
-            self._worker.kill()  # It has nothing left to lose.
+        if self._end is not None or self._state != "running":
+            self._worker.kill()  # The function has not begun or has ended: it has nothing to lose.
             return
         self._worker.terminate()
         grace_s = min(view.grace_s, STOPPED_GRACE_S) if view.stop_exit in (Exit.STOPPED, Exit.HANG) else view.grace_s
