@@ -36,11 +36,13 @@ Examples:
 @click.argument("job_id", metavar="ID")
 def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> int:
     """Forward the debugger's port."""
-    forward = desk.handle(job_id).debug_attach(port, working_dir)
+    handle, forward = desk.handle(job_id), None
     try:
+        forward = handle.debug_attach(port, working_dir)
         forward.wait()
-    except KeyboardInterrupt:
-        forward.terminate()
+    except KeyboardInterrupt:  # Also while it still waits for the debugger.
+        if forward is not None:
+            forward.terminate()
         output.notice(f"\n{job_id} runs on. To attach again: kinetic jobs debug {job_id}")
         return exit_codes.INTERRUPTED
     return exit_codes.OK
