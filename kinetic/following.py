@@ -19,7 +19,7 @@ from typing import Any
 
 from kinetic.backends.base import Backend, LogRequest, Phase
 from kinetic.errors import CorruptRecord, NotFound, StoreError
-from kinetic.job import paths
+from kinetic.job import paths, record
 from kinetic.job.logformat import STDERR, LogChunk
 from kinetic.job.outcome import HostReport, Outcome, judge
 from kinetic.job.ref import JobRef
@@ -111,7 +111,7 @@ def is_starting(store: Store, ref: JobRef, phase: Phase, now: float) -> bool:
 def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
     """Return the verdict that rests in the store; a damaged one is rebuilt from the hosts' reports."""
     try:
-        return Outcome.from_json(_object(store.get(paths.outcome(ref.job_id))))
+        return Outcome.from_json(record.parse(store.get(paths.outcome(ref.job_id))))
     except NotFound:
         return None
     except CorruptRecord as damage:
@@ -142,19 +142,9 @@ def _judge_orphan(store: Store, ref: JobRef, phase: Phase, now: float) -> Outcom
 def _reports(store: Store, ref: JobRef) -> Iterator[HostReport]:
     for host in range(ref.hosts):
         try:
-            yield HostReport.from_json(_object(store.get(paths.report(ref.job_id, host))))
+            yield HostReport.from_json(record.parse(store.get(paths.report(ref.job_id, host))))
         except (NotFound, CorruptRecord):
             continue  # The judge takes a host without a report for lost.
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise CorruptRecord(f"it is no JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise CorruptRecord("it is no JSON object")
-    return document
 
 
 class StatusWatch:

@@ -22,7 +22,7 @@ from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic.config import settings as configuration
 from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UsageError, UsageTypeError, WaitTimeout
 from kinetic.following import Finished, OnStatus, Printer, StatusWatch
-from kinetic.job import paths
+from kinetic.job import paths, record
 from kinetic.job.failure import Evidence, exception_of
 from kinetic.job.logformat import LogChunk
 from kinetic.job.outcome import Exit, Outcome
@@ -461,10 +461,9 @@ def _configured_store(**flags: str | None) -> Store:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except ValueError:
+        return record.parse(line)
+    except CorruptRecord:
         return None
-    return event if isinstance(event, dict) else None
 
 
 def seconds(timeout_s: object) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic.backends import simulation
 from kinetic.backends.base import ControlAddress, Document, LogRequest, Phase
-from kinetic.errors import KineticError, SubmitError
-from kinetic.job import paths
+from kinetic.errors import CorruptRecord, KineticError, SubmitError
+from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
 
@@ -184,17 +183,16 @@ class LocalBackend:
             data = self._store.get(paths.outcome(ref.job_id))
             from kinetic.job.outcome import Outcome  # a list of running jobs does without
 
-            outcome = Outcome.from_json(json.loads(data))
+            outcome = Outcome.from_json(record.parse(data))
         except LookupError:
             return None
-        except (KineticError, ValueError):
+        except KineticError:
             return Phase.FAILED
         return Phase.SUCCEEDED if outcome.ok else Phase.FAILED
 
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            told = json.loads((self._folder(ref) / "supervisor.json").read_bytes())
-            return told if isinstance(told, dict) else None
+        with contextlib.suppress(OSError, CorruptRecord):
+            return record.parse((self._folder(ref) / "supervisor.json").read_bytes())
         return None
 
     def _supervisor_pid(self, ref: JobRef) -> int | None:
@@ -232,8 +230,8 @@ class _SupervisorWatch:
             select.select([self.fd], [], [], timeout_s)
 
     def open(self) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):  # AttributeError: not on every system.
-            pid = int(json.loads((self._folder / "supervisor.json").read_bytes())["pid"])
+        with contextlib.suppress(OSError, CorruptRecord, ValueError, KeyError, AttributeError):
+            pid = int(record.parse((self._folder / "supervisor.json").read_bytes())["pid"])
             if self.is_alive():
                 self.fd = os.pidfd_open(pid)
 

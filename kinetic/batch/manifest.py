@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from kinetic.errors import CorruptRecord, NotFound, SubmitError
-from kinetic.job import paths
+from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
@@ -266,13 +266,11 @@ def is_held(store: Store, group_id: str) -> bool | None:
 
 
 def _read(store: Store, key: str) -> dict[str, Any]:
+    data = store.get(key)
     try:
-        found = json.loads(store.get(key))
-    except ValueError as error:
+        return record.parse(data)
+    except CorruptRecord as error:
         raise CorruptRecord(f"{key} is damaged: {error}.") from error
-    if not isinstance(found, dict):
-        raise CorruptRecord(f"{key} is damaged: it is no JSON object.")
-    return found
 
 
 def _json(document: Mapping[str, Any] | Sequence[Any]) -> bytes:

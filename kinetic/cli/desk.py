@@ -6,7 +6,6 @@ In: settings, ids as people write them. Out: references, states, handles. Called
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 import click
 
-from kinetic.errors import KineticError, NotFound
-from kinetic.job import paths
+from kinetic.errors import CorruptRecord, KineticError, NotFound
+from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage import refs as stored
 
@@ -88,9 +87,9 @@ class Desk:
     def ending(self, ref: JobRef) -> Ending | None:
         """Return how the job ended as the store says, or None while it does not say; without reading the reports of its hosts."""
         try:
-            told = json.loads(self.store.get(paths.outcome(ref.job_id)))
+            told = record.parse(self.store.get(paths.outcome(ref.job_id)))
             return Ending(str(told["verdict"]).upper(), float(told.get("ended_at") or ref.created_at))
-        except (NotFound, ValueError, KeyError, TypeError, AttributeError):
+        except (NotFound, CorruptRecord, ValueError, KeyError, TypeError):
             return None  # absent, or damaged: the backend knows whether it ended
 
     def state(self, ref: JobRef) -> str:

@@ -9,7 +9,6 @@ or one of a newer version, loses nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -18,8 +17,8 @@ from pathlib import Path
 
 from kinetic.backends.base import Phase
 from kinetic.cli.desk import Desk
-from kinetic.errors import NotFound
-from kinetic.job import paths
+from kinetic.errors import CorruptRecord, NotFound
+from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.packaging import replica
 from kinetic.packaging.replica import Replica
@@ -146,10 +145,10 @@ def _used(store: LocalStore, without: Collection[str]) -> set[str]:
 def _manifests(plan: bytes) -> set[str] | None:
     """The manifests that a plan names; None when the plan cannot be read, for then any of its digests may be one."""
     try:
-        document = json.loads(plan)
+        document = record.parse(plan)
         trees = [document["tree"], *(data["tree"] for data in document.get("data", ()))]
         return {tree["manifest"]["digest"] for tree in trees if tree is not None} & _digests(plan)
-    except (ValueError, KeyError, TypeError):
+    except (CorruptRecord, KeyError, TypeError):
         return None
 
 

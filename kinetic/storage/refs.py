@@ -5,12 +5,11 @@ In: a store, the beginning of an id. Out: `JobRef`s. Called by handle.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 
 from kinetic.errors import CorruptRecord, NotFound, UsageError
-from kinetic.job import paths
+from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
 
@@ -80,11 +79,11 @@ def _readable(store: Store) -> Iterator[JobRef]:
 
 
 def _read(store: Store, key: str) -> JobRef:
+    data = store.get(key)
     try:
-        document = json.loads(store.get(key))
-    except ValueError as error:
+        ref = JobRef.from_json(record.parse(data))
+    except CorruptRecord as error:
         raise CorruptRecord(f"The reference {_id(key)} is damaged: {error}.") from error
-    ref = JobRef.from_json(document)
     if not _sound(ref):
         raise CorruptRecord(f"The reference {_id(key)} is damaged: its fields have the wrong types.")
     return ref

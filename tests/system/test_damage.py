@@ -1,0 +1,225 @@
+"""Damaged state: any one file of a job truncated, deleted or replaced, while it runs and after it has ended.
+
+In: real jobs. Out: every command stays usable, says what is damaged, and other jobs are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import errors
+from kinetic.backends.base import Phase
+from kinetic.cli.main import call
+
+# -- ways to damage a file -----------------------------------------------------------------------------------------------
+
+
+def truncated(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def emptied(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def deleted(file: Path) -> None:
+    file.unlink()
+
+
+def garbage(file: Path) -> None:
+    replaced(file, b"\x80\x00\xff{]" * 40)
+
+
+def other_json(file: Path) -> None:
+    replaced(file, b'{"verdict": "succeeded", "reports": [{}], "pid": "x", "hosts": "many", "ended_at": [], "schema_version": 1}')
+
+
+def nested_json(file: Path) -> None:
+    replaced(file, b"[" * 100_000)
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def replaced(file: Path, data: bytes) -> None:
+    fresh = file.with_name("fresh")
+    fresh.write_bytes(data)
+    fresh.replace(file)
+
+
+DAMAGES = (truncated, emptied, deleted, garbage, other_json, nested_json, folder)
+FILES = (
+    "refs/{id}.json",
+    "jobs/{id}/plan.json",
+    "jobs/{id}/outcome.json",
+    "jobs/{id}/result.pkl",
+    "jobs/{id}/events.jsonl",
+    "jobs/{id}/hosts/0/report.json",
+    "jobs/{id}/hosts/0/error.pkl",
+    "jobs/{id}/hosts/0/log",
+    "jobs/{id}/hosts/0/log.idx",
+    "jobs/{id}/local/lock",
+    "jobs/{id}/local/supervisor.json",
+    "jobs/{id}/local/supervisor.log",
+    "jobs/{id}/local/state.json",
+)
+LIVE_FILES = (
+    *(f for f in FILES if not f.endswith(("outcome.json", "result.pkl", "report.json", "error.pkl"))),
+    "jobs/{id}/local/socket",
+    "jobs/{id}/local/reserve",
+)
+
+
+def files_of(home: Path, job_id: str) -> set[str]:
+    """The files that a job has, as `FILES` names them."""
+    below = [home / "refs" / f"{job_id}.json", *(home / "jobs" / job_id).rglob("*")]
+    return {str(f.relative_to(home)).replace(job_id, "{id}") for f in below if not f.is_dir()}
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """What a command answered."""
+
+    def __init__(self, argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+        capfd.readouterr()
+        self.argv = argv
+        self.code = call(argv)
+        self.out, self.err = capfd.readouterr()
+
+    def __repr__(self) -> str:
+        return f"{' '.join(self.argv)} -> {self.code}\n{self.out}\n{self.err}"
+
+    def check(self) -> Told:
+        """An error of ours is told in words; one that is not is a fault."""
+        assert "KINETIC_LOG_LEVEL=DEBUG" not in self.err, self
+        assert "/kinetic/" not in self.err, self
+        return self
+
+
+def looks(job_id: str) -> list[list[str]]:
+    return [
+        ["jobs", "status", job_id],
+        ["jobs", "status", "--json", job_id],
+        ["jobs", "logs", job_id],
+        ["jobs", "logs", "-f", "-n", "3", "--timestamps", "--all-hosts", job_id],
+        ["jobs", "result", "--timeout", "20s", job_id],
+        ["jobs", "wait", "--timeout", "20s", job_id],
+        ["jobs", "stacks", job_id],
+    ]
+
+
+# -- a job that has ended ------------------------------------------------------------------------------------------------
+
+
+def good(n):
+    print("line one\nline two", flush=True)
+    return {"value": n}
+
+
+def bad(n):
+    print("about to fail", file=sys.stderr)
+    raise ZeroDivisionError(f"number {n}")
+
+
+@pytest.fixture(scope="module")
+def ended(playground: Path):
+    """A store with a job that succeeded, one that failed, and a healthy one; and how to make a copy of it."""
+    template = playground / "ended"
+    before = dict(os.environ)
+    os.environ |= {"KINETIC_HOME": str(template / "home"), "KINETIC_CACHE_DIR": str(template / "cache")}
+    try:
+        run = kinetic.run(accelerator="cpu")
+        handles = {"good": run(good).run_async(1), "bad": run(bad).run_async(2), "healthy": run(good).run_async(3)}
+        for handle in handles.values():
+            handle.wait(30)
+            while handle.processes():
+                time.sleep(0.01)
+    finally:
+        os.environ.clear()
+        os.environ |= before
+    ids = {name: handle.job_id for name, handle in handles.items()}
+
+    def copied(home: Path) -> dict[str, str]:
+        shutil.copytree(template / "home", home)
+        for ref in (home / "refs").iterdir():
+            ref.write_text(ref.read_text().replace(str(template / "home"), str(home)))
+        return ids
+
+    return copied
+
+
+def test_the_list_of_files_is_whole(ended, home):
+    ids = ended(home)
+    assert (files_of(home, ids["good"]) | files_of(home, ids["bad"])) - set(FILES) == set()
+
+
+@pytest.mark.parametrize("victim", ["good", "bad"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("file", FILES)
+def test_an_ended_job_with_a_damaged_file(ended, home, capfd, caplog, file: str, damage: Callable[[Path], None], victim: str):
+    ids = ended(home)
+    target = home / file.format(id=ids[victim])
+    if not target.is_file():
+        if "supervisor.json" not in file:
+            return  # This job has none.
+        target.write_text(
+            json.dumps({"pid": 1, "target": "unix:/nowhere", "token": "x", "agents": {}})
+        )  # A supervisor was killed.
+    healthy = ids["healthy"]
+    expected = [repr(Told(argv, capfd)) for argv in looks(healthy)]
+    damage(target)
+
+    listed = Told(["jobs", "list", "--all"], capfd).check()
+    assert listed.code == 0, listed
+    assert healthy in listed.out
+    assert ids[victim] in listed.out + listed.err + caplog.text or ("refs" in file and damage in (deleted, folder))
+    assert [repr(Told(argv, capfd)) for argv in looks(healthy)] == expected
+    for argv in looks(ids[victim]):
+        told = Told(argv, capfd).check()
+        assert told.code in (0, 1, 3, 5), told
+        if told.code:
+            assert ids[victim] in told.err, told
+    assert healthy in [handle.job_id for handle in kinetic.list_jobs()]
+    check_python(ids[victim], victim)
+
+    Told(["jobs", "cancel", ids[victim]], capfd).check()
+    pruned = Told(["jobs", "prune", "--older-than", "0.01s", "--dry-run"], capfd).check()
+    assert pruned.code == 0, pruned
+    cleaned = Told(["jobs", "cleanup", ids[victim]], capfd).check()
+    assert cleaned.code in ((3, 5) if "refs" in file else (0,)), cleaned
+    pruned = Told(["jobs", "prune", "--older-than", "0.01s", "--yes"], capfd).check()
+    assert pruned.code == 0, pruned
+    assert [p.name for p in (home / "refs").iterdir() if ids[victim] not in p.name] == []
+
+
+def check_python(job_id: str, victim: str) -> None:
+    """What the job was is told as it was, or an error of ours says why not."""
+    try:
+        handle = kinetic.attach(job_id)
+    except (errors.NotFound, errors.CorruptRecord) as error:
+        assert job_id in str(error)  # noqa: PT017
+        return
+    assert handle.status() in (Phase.SUCCEEDED, Phase.FAILED)
+    handle.logs()
+    handle.events()
+    try:
+        assert handle.result(timeout=20) == {"value": 1}
+        assert victim == "good"
+    except ZeroDivisionError as error:
+        assert (str(error), victim) == ("number 2", "bad")  # noqa: PT017
+    except (errors.KineticError, OSError) as error:
+        assert job_id in str(error)  # noqa: PT017
+        assert not isinstance(error, errors.WaitTimeout)  # noqa: PT017
