@@ -16,6 +16,8 @@ from pathlib import Path
 from kinetic.job.logformat import RECORD, STDERR, STDOUT, encode_record
 
 READ_BYTES = 1 << 20
+DRAIN_BYTES = 1 << 22
+"""More than a pipe can hold."""
 LINE_LIMIT_BYTES = 1 << 16
 """A line longer than this is kept in pieces."""
 LAST_LINE_BYTES = 200
@@ -105,6 +107,7 @@ class Tee:
         self.stream = stream
         self._log = log
         self._noise = noise
+        self._read_bytes = 0
         self._open_line = b""
 
     def pump(self) -> bool:
@@ -117,6 +120,7 @@ class Tee:
             return False
         if not data:
             return False
+        self._read_bytes += len(data)
         self._take(data)
         return True
 
@@ -146,10 +150,14 @@ class Tee:
             self._open_line = b""
 
     def drain(self) -> None:
-        """Read all that is there without waiting, then keep the open line."""
-        while True:
-            before = self._log.size_bytes + len(self._open_line) + self._log.lost_bytes
-            if not self.pump() or self._log.size_bytes + len(self._open_line) + self._log.lost_bytes == before:
+        """Read what is there without waiting, then keep the open line.
+
+        What was written before this call is read; a child of the function that goes on writing does not make it endless.
+        """
+        begun = self._read_bytes
+        while self._read_bytes - begun < DRAIN_BYTES:
+            before = self._read_bytes
+            if not self.pump() or self._read_bytes == before:
                 break
         self.flush()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import hashlib
 import importlib
 import io
@@ -219,9 +220,28 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | _describe(error, start)) from error
     try:
-        return payload.unpack(data, function, source_map=_source_map(start))
+        call: tuple[Any, Any, Any] = payload.unpack(data, function, source_map=_source_map(start))
     except Exception as error:
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | _describe(error, start)) from error
+    _adopt_main(call[0], start)
+    return call
+
+
+def _adopt_main(func: Any, start: Start) -> None:
+    """Let `__main__` have what the caller's script has: plain pickle, and so multiprocessing, looks functions up there by name.
+
+    Where the script itself was shipped, processes that multiprocessing spawns can import it as they do on the caller's machine.
+    """
+    while isinstance(func, functools.partial):
+        func = func.func
+    code = getattr(func, "__code__", None)
+    if code is None or func.__module__ != "__main__":
+        return
+    main = sys.modules["__main__"]
+    vars(main).update({name: value for name, value in func.__globals__.items() if not name.startswith("__")})
+    script = code.co_filename.replace(f"{start.client_root}/", f"{start.tree}/", 1) if start.client_root else ""
+    if script.startswith(f"{start.tree}/") and Path(script).is_file():
+        main.__file__ = script
 
 
 def _see_data(start: Start) -> None:
@@ -339,7 +359,7 @@ def _describe(error: BaseException, start: Start) -> Message:
         "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
     }
     places = (start.tree, start.client_root) if start.client_root else None
-    with contextlib.suppress(Exception, RecursionError):
+    with contextlib.suppress(BaseException):  # Pickling runs the user's code, which may do anything, exiting included.
         told["error_file"] = _save(start, "error.pkl", payload.pack_exception(error, source_map=places))[0]
     return {"error": told}
 

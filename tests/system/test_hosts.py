@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -140,3 +142,61 @@ def test_a_job_that_jax_variables_concern_gets_a_fresh_jax():
         return str(jnp.zeros(1).dtype)
 
     assert precision() == "float64"
+
+
+def test_a_script_may_use_multiprocessing(home):
+    script = home.parent / "project" / "script.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        """
+import concurrent.futures, multiprocessing
+import kinetic
+
+def square(x):
+    return x * x
+
+class Box:
+    def __init__(self, x):
+        self.x = x
+
+def boxed(box):
+    return Box(box.x + 1)
+
+@kinetic.run(accelerator="cpu")
+def work(method):
+    context = multiprocessing.get_context(method)
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        return list(pool.map(square, range(4))), pool.submit(boxed, Box(1)).result().x
+
+if __name__ == "__main__":
+    print([work(method) for method in ("fork", "spawn", "forkserver")])
+"""
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.stdout == f"{[([0, 1, 4, 9], 2)] * 3}\n", done.stderr
+
+
+def test_a_child_that_goes_on_writing_holds_nothing_up():
+    @kinetic.run(accelerator="cpu")
+    def leave_a_writer():
+        print("mine", flush=True)
+        subprocess.Popen(["yes"], start_new_session=True)
+        return "returned"
+
+    handle = leave_a_writer.run_async()
+    assert handle.result(stream_logs=False) == "returned"
+    assert handle.logs().startswith("mine\n")
+
+
+class ExitsWhenPickled(Exception):
+    def __reduce__(self):
+        sys.exit(9)
+
+
+def test_an_exception_whose_pickling_exits_is_told_as_text():
+    @kinetic.run(accelerator="cpu")
+    def fail():
+        raise ExitsWhenPickled("still told")
+
+    with pytest.raises(errors.UserCodeFailed, match="still told"):
+        fail()
