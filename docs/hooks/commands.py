@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 PLACE = "<!-- commands -->"
-WIDTH = 100
+WIDTH = 88
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
