@@ -56,7 +56,9 @@ _DETAILED_HOSTS = 64
 _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8
-_FRAME = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%"
+_NARROWEST_PX = 80
+"""Room for "63 returned", so that the hosts of several rows stand below each other."""
+_FRAME = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%;overflow-wrap:anywhere"
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _job(index: int, job: Picture) -> str:
         else ""
     )
     words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(job.state)}</div>'
-    return f'<div style="{_box(colour)}">{words}{rows}{more}</div>'
+    return f'<div style="{_box(colour)};box-sizing:border-box;min-width:{_NARROWEST_PX}px">{words}{rows}{more}</div>'
 
 
 def text(picture: Picture) -> str:
@@ -213,8 +215,9 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
     name = f"slice {index} · " if count > 1 else ""
     shape = "" if picture.topology is None else f"{picture.topology.name} · {picture.topology.shape_text} · "
     head = f'<div style="font-size:11px;opacity:.75;margin-bottom:4px">{escape(name + shape + summary(states))}</div>'
-    gap, width = ("6px", min(len(states), _WIDEST_ROW)) if detailed else ("2px", 32)
-    grid = f"display:grid;grid-template-columns:repeat({max(width, 1)},max-content);gap:{gap}"
+    grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
+    if detailed:  # wraps earlier where there is less room
+        grid = f"display:flex;flex-wrap:wrap;gap:6px;max-width:{_WIDEST_ROW * (_host_px(picture.topology) + 6)}px"
     box = "border:1px solid rgba(139,141,152,.4);border-radius:6px;padding:6px 8px"
     return f'<div style="{box}">{head}<div style="{grid}">{hosts}</div></div>'
 
@@ -224,12 +227,18 @@ def _host(state: str, index: int, topology: Topology | None) -> str:
     chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
     below = f'<div style="line-height:1">{_chips(state, chips)}</div>' if chips else ""
     words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
-    return f'<div style="{_box(colour)}">{words}{below}</div>'
+    size = f"box-sizing:border-box;min-width:{_host_px(topology)}px"
+    return f'<div style="{_box(colour)};{size}">{words}{below}</div>'
+
+
+def _host_px(topology: Topology | None) -> int:
+    chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
+    return max(_NARROWEST_PX, 14 + 11 * chips)
 
 
 def _chips(state: str, count: int) -> str:
     colour = _COLOURS.get(state, _COLOURS[PENDING])
-    square = f"display:inline-block;width:9px;height:9px;margin-right:2px;border-radius:2px;background:rgb({colour})"
+    square = f"display:inline-block;width:9px;height:9px;margin:0 2px 2px 0;border-radius:2px;background:rgb({colour})"
     return f'<span style="{square}"></span>' * count
 
 
@@ -251,8 +260,9 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     if not rows:
         return ""
     cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:transparent;border:0"
+    left = "font-weight:normal;opacity:.75;white-space:nowrap"
     body = "".join(
-        f'<tr style="background:transparent"><th style="{cell};font-weight:normal;opacity:.75">{escape(name)}</th>'
+        f'<tr style="background:transparent"><th style="{cell};{left}">{escape(name)}</th>'
         f'<td style="{cell};overflow-wrap:anywhere">{escape(value)}</td></tr>'
         for name, value in rows
     )
