@@ -100,7 +100,8 @@ class Preloader:
         return f"it ended with code {code}{words}" if code is not None else f"it was not ready after {limit_s:g} s{words}"
 
     def close(self) -> None:
-        """End the process; supervisors that it forked go on."""
+        """End the process, whatever it still imports; supervisors that it forked go on."""
+        self._process.kill()
         self._end()
         self._errors.close()
 

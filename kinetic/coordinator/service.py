@@ -24,7 +24,7 @@ from kinetic.coordinator import wire
 from kinetic.coordinator.gang import Gang
 from kinetic.coordinator.nouns import GangEvent
 from kinetic.errors import CorruptRecord, SubmitError, UsageError
-from kinetic.job.outcome import Exit
+from kinetic.job.outcome import Exit, HostReport
 
 logger = logging.getLogger("kinetic.coordinator")
 
@@ -90,6 +90,11 @@ class Coordinator:
     def lost(self, host: int, detail: str) -> None:
         """The agent of this host is known to be dead."""
         self._gang.lost(host, detail, self._clock())
+        self._sweep()
+
+    def report(self, report: HostReport) -> None:
+        """This host's report came another way."""
+        self._gang.report(report, self._clock())
         self._sweep()
 
     def cancel(self, detail: str) -> None:
@@ -165,8 +170,7 @@ class Coordinator:
         return pb.BeatReply(version=self._gang.version)
 
     async def _report(self, request: pb.ReportRequest, context: Context) -> pb.Empty:
-        self._gang.report(wire.report_from_wire(request), self._clock())
-        self._sweep()
+        self.report(wire.report_from_wire(request))
         return pb.Empty()
 
     async def _stacks(self, request: pb.StacksAnswer, context: Context) -> pb.Empty:

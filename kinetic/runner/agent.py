@@ -29,6 +29,7 @@ from kinetic.runner.channel import Message
 from kinetic.runner.child import Child
 from kinetic.runner.ending import ending_of
 from kinetic.runner.identity import Identity
+from kinetic.runner.link import Link
 from kinetic.runner.logs import HostLog, tees
 from kinetic.runner.mountpoints import Mountpoints
 from kinetic.runner.progress import moved
@@ -36,6 +37,9 @@ from kinetic.storage.base import Store
 
 OPEN_LINE_S = 0.05
 """After this time without its end, the beginning of a line is shown."""
+ALONE_S = 0.05
+"""For so long the only host of a simulated slice runs before it speaks with the coordinator: it has nobody to wait for, and a
+small job is over before the two could."""
 STOPPED_GRACE_S = 1.0
 """A host stopped because of another one gets this long at most: it is often stuck in native code and cannot react."""
 
@@ -51,7 +55,10 @@ class Agent:
         self._log_paths = logs
         self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
-        self._armed = self._ready = self._started = self._stopping = self._delivered = self._all_done = False
+        self._alone = identity.hosts == 1 and alive_fd >= 0  # The supervisor sees its end, and finds the report in the store.
+        self._ready = self._alone
+        self._armed = self._started = self._stopping = self._kept = self._delivered = self._all_done = False
+        self._link_at: float | None = None
         self._state = "preparing"
         self._report: HostReport | None = None
         self._end: Message | None = None
@@ -76,14 +83,15 @@ class Agent:
         self._worker = Child(
             f"kinetic-worker {name}", stacks
         )  # Before the first thread of this process: a fork would copy locks that threads hold.
-        from kinetic.runner.link import Link
-
         self._log = HostLog(*self._log_paths)
         self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
         self._mark = self._worker.sample(self._log.size_bytes)
         self._link = Link(self._who, self._beat)
         self._watch()
-        self._link.start()
+        if self._alone:
+            self._link_at = time.monotonic() + ALONE_S
+        else:
+            self._link.start()
         self._prepare()
         self._link.join(self._address())
         if self._end is not None:
@@ -93,7 +101,7 @@ class Agent:
                 self._turn()
         finally:
             self._clean_up()
-        return 0 if self._delivered else 1
+        return 0 if self._is_told() else 1
 
     def _watch(self) -> None:
         ways: list[tuple[Any, Callable[[], None]]] = [
@@ -137,6 +145,9 @@ class Agent:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._worker.kill()
+        if self._link_at is not None and now >= self._link_at:
+            self._link_at = None
+            self._link.start()
         if self._gate is not None and self._gate.opens():
             self._worker.channel.send({"go": True})
         self._maybe_finish()
@@ -147,6 +158,8 @@ class Agent:
             waits.append(self._open_since + OPEN_LINE_S - time.monotonic())
         if self._kill_at is not None:
             waits.append(self._kill_at - time.monotonic())
+        if self._link_at is not None:
+            waits.append(self._link_at - time.monotonic())
         if self._gate is not None and self._gate.holds:
             waits.append(debugger.LOOK_EVERY_S)
         return max(min(waits), 0.0)
@@ -187,6 +200,8 @@ class Agent:
             self._conclude()
             if self._stopping:
                 self._worker.kill()
+            elif self._alone and self._kept:
+                self._dismiss(0.0)
 
     def _on_death(self) -> None:
         if self._worker.channel in self._selector.get_map():
@@ -231,12 +246,16 @@ class Agent:
         if view.stacks_request > self._stacks_asked:
             self._stacks_asked = view.stacks_request
             self._link.stacks(view.stacks_request, self._dump_stacks())
-        if view.stop and not self._stopping:
+        if view.stop and not self._stopping and not self._all_done:
             self._stop(view)
         if view.all_done and not self._all_done:
-            self._all_done = True
-            self._worker.channel.send({"exit": True, "leave": True})
-            self._kill_at = time.monotonic() + max(view.grace_s, 5.0)
+            self._dismiss(view.grace_s)
+
+    def _dismiss(self, grace_s: float) -> None:
+        """Nobody needs the worker any more: let it end as a script ends."""
+        self._all_done = True
+        self._worker.channel.send({"exit": True, "leave": True})
+        self._kill_at = time.monotonic() + max(grace_s, 5.0)
 
     def _stop(self, view: HostView) -> None:
         self._stopping = True
@@ -254,10 +273,9 @@ class Agent:
     def _maybe_start(self) -> None:
         if not (self._armed and self._ready) or self._started or self._stopping or self._end is not None:
             return
-        assert self._view is not None
         self._started = True
         debugging = None if self._gate is None else self._gate.start_message()
-        leader = self._view.addresses[0]
+        leader = self._view.addresses[0] if self._view is not None and self._view.ready else self._who.address
         self._worker.channel.send({"start": start_message(self._who, self._plan, self._workspace, leader, debugging)})
 
     def _dump_stacks(self) -> str:
@@ -300,6 +318,7 @@ class Agent:
         data = self._report.to_json()
         with contextlib.suppress(KineticError):  # The coordinator gets it as well; one of the two is enough.
             self._store.put(paths.report(self._who.job_id, self._who.host), json.dumps(data).encode())
+            self._kept = True
         self._link.report(self._report)
 
     def _with_artifacts(self, report: HostReport) -> HostReport:
@@ -327,9 +346,13 @@ class Agent:
                 )
         return report
 
+    def _is_told(self) -> bool:
+        """Whether the supervisor knows the report, or will find it."""
+        return self._delivered or (self._alone and self._kept)
+
     def _maybe_finish(self) -> None:
-        if self._report is not None and self._delivered and self._worker.gone and (self._all_done or self._stopping):
-            self._finished = True
+        if self._report is not None and self._is_told() and self._worker.gone:
+            self._finished = self._alone or self._all_done or self._stopping
 
     def _clean_up(self) -> None:
         self._worker.kill()

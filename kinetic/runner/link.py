@@ -13,12 +13,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kinetic.coordinator.client import AgentClient
 from kinetic.coordinator.gang import Beat, HostView
 from kinetic.errors import CoordinatorLost, KineticError
 from kinetic.job.outcome import HostReport
 from kinetic.runner.identity import Identity
+
+if TYPE_CHECKING:
+    from kinetic.coordinator.client import AgentClient
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,10 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
 
     def start(self) -> None:
-        """Connect and listen; nothing is promised to the gang yet."""
-        self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
-        self._thread.start()
+        """Connect and listen; nothing is promised to the gang yet. Twice is as good as once."""
+        if self._thread.ident is None:
+            self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
+            self._thread.start()
 
     def join(self, address: str) -> None:
         """Join as a host that its peers reach at `address`; from now on it sends heartbeats."""
@@ -87,6 +91,8 @@ class Link:
         os.write(self._wake, b"!")
 
     def _run(self) -> None:
+        from kinetic.coordinator.client import AgentClient  # Takes longer than a small job, which ends before it is needed.
+
         who = self._identity
         client = AgentClient(who.target, who.token, who.host, unreachable_after_s=who.unreachable_after_s)
         try:

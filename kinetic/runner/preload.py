@@ -16,10 +16,21 @@ import signal
 import socket
 import sys
 
-from kinetic.runner import jaxworld, link, supervisor, worker
+from kinetic.runner import jaxworld, supervisor, worker
 
-LATE = ("setproctitle", "grpc._channel", "grpc.experimental", "kinetic.packaging.series", "kinetic.packaging.delivery")
-"""What packages import only when they are used: after a fork, every process of every job would import it again."""
+LATE = (
+    "setproctitle",
+    *worker.IMPORTED_AHEAD,
+    *("kinetic.packaging.series", "kinetic.packaging.delivery"),
+    *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
+    *supervisor.SPEAKING,
+)
+"""What a first job of one host can begin without, and what packages import only when they are used: after a fork, every process
+of every job would import it again."""
+IDLE_S = 0.1
+"""After so long without a request a first small job is over, and importing takes nothing from it."""
+HURRIED = 4
+"""So many jobs in a row are started before everything is imported; from then on, importing once is cheaper."""
 
 
 def main() -> None:
@@ -28,19 +39,19 @@ def main() -> None:
     caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are not waited for.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # There is nothing to collect yet, and it takes time to see that.
     jaxworld.preload(tuple(modules))
     if not jaxworld.is_fork_safe():
         sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
-    serve(caller)
+    serve(caller, hurried=0 if modules else HURRIED)
 
 
-def serve(caller: socket.socket) -> None:
-    """Fork a supervisor for each request, one JSON line; the supervisor answers itself."""
-    gc.collect()
-    gc.freeze()  # Otherwise the first collection in a child would copy every page.
-    assert link  # Imported for the agents: after a fork each of them would import it again.
-    if not select.select([caller], [], [], 0)[0]:
-        _import_late()
+def serve(caller: socket.socket, *, hurried: int) -> None:
+    """Fork a supervisor for each request, one JSON line; the supervisor answers itself.
+
+    The first `hurried` requests are not kept waiting for imports that their jobs can begin without.
+    """
+    _import_late(caller if hurried else None)
     requests = caller.makefile("rb")
     while line := requests.readline():
         if not line.endswith(b"\n"):
@@ -49,16 +60,22 @@ def serve(caller: socket.socket) -> None:
             os.setsid()
             gc.enable()
             supervisor.main(supervisor.Request(**json.loads(line)), caller)
-        _import_late()
+        hurried -= 1
+        if hurried <= 0 or not _is_asked(caller, IDLE_S):
+            _import_late()
 
 
-def _import_late() -> None:
-    """Import what a worker needs only once its gang is ready: the first caller shall not wait for it."""
-    if worker.IMPORTED_AHEAD[0] not in sys.modules:
-        for name in (*worker.IMPORTED_AHEAD, *LATE):
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()
+def _import_late(caller: socket.socket | None = None) -> None:
+    """Import what is still missing, but only until this caller asks for something."""
+    for name in LATE:
+        if caller is not None and _is_asked(caller, 0.0):
+            break
+        importlib.import_module(name)
+    gc.freeze()  # Otherwise the first collection in a child would copy every page.
+
+
+def _is_asked(caller: socket.socket, patience_s: float) -> bool:
+    return bool(select.select([caller], [], [], patience_s)[0])
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ attempt. It has its own session, so it outlives the caller; the lock is free exa
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -18,23 +18,28 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic.coordinator.gang import Gang, GangEvent, GangSpec
-from kinetic.coordinator.service import Coordinator
 from kinetic.errors import KineticError, StoreFull
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, Outcome, Verdict, judge
+from kinetic.job import paths, record
+from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict, judge
 from kinetic.job.plan import Plan
 from kinetic.packaging import replica
 from kinetic.runner import processes
-from kinetic.runner.agent import Agent
+from kinetic.runner.agent import ALONE_S, Agent
 from kinetic.runner.identity import Identity
 from kinetic.runner.mountpoints import Mountpoints
 from kinetic.storage.local import LocalStore
 
+if TYPE_CHECKING:
+    from kinetic.coordinator.service import Coordinator
+
+SPEAKING = ("kinetic.coordinator.service", "kinetic.coordinator.client")
+"""What a gang's processes need to speak with one another; importing it takes longer than a small job."""
 SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
 RESERVE_BYTES = 1 << 16
@@ -152,10 +157,19 @@ class Supervisor:
     def _attempt(self, plan: Plan) -> Outcome:
         token = os.urandom(16).hex()
         socket_path = self._socket_path()
+        if plan.hosts > 1:
+            _learn_to_speak()  # Before the fork, so that the agents need not do it each.
+        else:
+            self._say_ready()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         self._fork_agents(plan, f"unix:{socket_path}", token)
         self._publish(target=f"unix:{socket_path}", token=token)
         gang = Gang(_gang_spec(plan, self._request), time.monotonic())
-        asyncio.run(self._supervise(gang, token, f"unix:{socket_path}"))
+        if plan.hosts > 1 or not self._ends_at_once(gang):
+            _learn_to_speak()
+            import asyncio
+
+            asyncio.run(self._supervise(gang, token, f"unix:{socket_path}"))
         outcome = judge(
             plan.hosts,
             gang.reports,
@@ -233,15 +247,35 @@ class Supervisor:
 
     # -- while the gang runs -------------------------------------------------------------------------------------------
 
+    def _ends_at_once(self, gang: Gang) -> bool:
+        """Whether a gang of one host is over before its coordinator is worth its start."""
+        if signal.sigtimedwait([signal.SIGCHLD], ALONE_S) is None:
+            return False
+        for host, status in self._dead_agents():
+            report = self._report_kept(host) if status == 0 else None
+            if report is None:
+                gang.lost(host, _agent_death(status), time.monotonic())
+            else:
+                gang.join(host, str(os.getpid()), "", time.monotonic())
+                gang.report(report, time.monotonic())
+        for event in gang.sweep(time.monotonic()):
+            self._on_event(event)
+        return gang.finished
+
     async def _supervise(self, gang: Gang, token: str, target: str) -> None:
+        import asyncio
+
+        from kinetic.coordinator.service import Coordinator
+
         coordinator = Coordinator(gang, token, on_event=self._on_event)
         await coordinator.start(target)
         loop = asyncio.get_running_loop()
         self._all_gone = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, lambda: coordinator.cancel("The job was cancelled."))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        loop.add_signal_handler(signal.SIGCHLD, lambda: self._reap(coordinator))
-        self._reap(coordinator)
+        loop.add_signal_handler(signal.SIGCHLD, lambda: self._reap(coordinator, alone=gang.spec.hosts == 1))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        self._reap(coordinator, alone=gang.spec.hosts == 1)
         await coordinator.wait_finished()
         self._kill_silent(gang)
         with contextlib.suppress(TimeoutError):
@@ -257,24 +291,44 @@ class Supervisor:
             if host in silent:
                 processes.kill(pid, signal.SIGKILL)
 
-    def _reap(self, coordinator: Coordinator) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                pid = 0
-            if pid == 0:
-                break
-            host = self._agents.pop(pid, None)
-            if host is not None and status != 0:
+    def _reap(self, coordinator: Coordinator, *, alone: bool) -> None:
+        for host, status in self._dead_agents():
+            report = self._report_kept(host) if status == 0 and alone else None
+            if report is not None:
+                coordinator.report(report)
+            elif alone or status != 0:
                 coordinator.lost(host, _agent_death(status))
         if not self._agents:
             self._all_gone.set()
 
+    def _dead_agents(self) -> Iterator[tuple[int, int]]:
+        """Reap; yield host and wait status of each agent."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            host = self._agents.pop(pid, None)
+            if host is not None:
+                yield host, status
+
+    def _report_kept(self, host: int) -> HostReport | None:
+        """The report that the agent of a gang of one host left in the store: it need not deliver it."""
+        with contextlib.suppress(KineticError, LookupError):
+            data = record.parse(self._store.get(paths.report(self._request.job_id, host)))
+            report = HostReport.from_json(data)
+            return report if report.attempt == self._request.attempt else None
+        return None
+
     def _on_event(self, event: GangEvent) -> None:
         if event.kind == "ready":
-            self._put("state.json", {"ready": True, "attempt": self._request.attempt})
+            self._say_ready()
         self._event(asdict(event))
+
+    def _say_ready(self) -> None:
+        self._put("state.json", {"ready": True, "attempt": self._request.attempt})
 
     def _event(self, data: dict[str, Any]) -> None:
         line = json.dumps({"time": time.time(), "attempt": self._request.attempt, **data}) + "\n"
@@ -311,6 +365,11 @@ class Supervisor:
             for fd in (spool.fileno(), self._lock_file.fileno()):  # Closing any descriptor of the lock file would free the lock.
                 os.set_inheritable(fd, True)
             os.execv(sys.executable, [sys.executable, "-m", "kinetic.runner.supervisor", str(spool.fileno())])
+
+
+def _learn_to_speak() -> None:
+    for name in SPEAKING:
+        importlib.import_module(name)
 
 
 def _gang_spec(plan: Plan, request: Request) -> GangSpec:

@@ -47,6 +47,42 @@ def test_the_leaders_value_comes_back():
     assert where() == (0, 4, 4, 16, 120.0)
 
 
+def test_a_job_too_short_for_a_coordinator_leaves_the_same_record():
+    @kinetic.run(accelerator="cpu")
+    def wait(seconds):
+        time.sleep(seconds)
+        return seconds
+
+    short, long = wait.run_async(0.0), wait.run_async(0.4)
+    assert (short.result(), long.result()) == (0.0, 0.4)
+    assert [e["kind"] for e in short.events()] == [e["kind"] for e in long.events()]
+    assert [e["kind"] for e in short.events()] == ["joined", "ready", "report", "finished", "ended"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.4])
+def test_a_short_job_that_fails_or_dies_is_blamed_as_any_other(seconds):
+    @kinetic.run(accelerator="cpu")
+    def end(how):
+        time.sleep(seconds)
+        if how == "raise":
+            raise ValueError("on purpose")
+        os.kill(os.getpid() if how == "worker" else os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    with pytest.raises(ValueError, match="on purpose"):
+        end("raise")
+    with pytest.raises(errors.HostLost, match="SIGKILL"):
+        end("worker")
+    with pytest.raises(errors.HostLost, match="agent process was killed by SIGKILL"):
+        end("agent")
+
+
+def test_the_first_job_of_a_caller_waits_for_no_import_that_it_can_begin_without():
+    heavy = "{'grpc', 'asyncio', 'cloudpickle', 'jax'}"
+    code = f"import sys, kinetic.runner.preload; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_a_single_host_needs_no_jax():
     @kinetic.run(accelerator="cpu")
     def add(a, b=2):
