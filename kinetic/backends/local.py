@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -47,15 +48,18 @@ class LocalBackend:
         available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
         unreachable_after_s: float = 30.0,
         has_debugger: Callable[[], bool] = simulation.has_debugger,
+        system: str = sys.platform,
     ) -> None:
         self._store = store
         self._environ = dict(worker_environ)
         self._available_memory_bytes = available_memory_bytes
         self._has_debugger = has_debugger
+        self._system = system
         self._unreachable_after_s = unreachable_after_s
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
+        simulation.check_system(self._system)
         simulation.check_reach(plan)
         simulation.check_memory(plan, self._available_memory_bytes())
         simulation.check_debugger(plan, installed=self._has_debugger)

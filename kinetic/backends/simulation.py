@@ -63,6 +63,19 @@ def _host_bytes(plan: Plan) -> int:
     return JAX_HOST_BYTES if plan.topology.kind != "cpu" or plan.hosts > 1 else PLAIN_HOST_BYTES
 
 
+def check_system(system: str) -> None:
+    """Refuse a machine whose kernel lacks what watches over the processes of a slice (pidfds, subreapers, /proc).
+
+    Raises:
+        PreflightError: says where it would run.
+    """
+    if system != "linux":
+        raise PreflightError(
+            f"Simulated slices need Linux; this is {system!r}. Run the script in a Linux container or virtual machine on this "
+            "computer. Nothing was submitted."
+        )
+
+
 def check_memory(plan: Plan, available_bytes: int | None) -> None:
     """Refuse a slice that this machine cannot hold.
 

@@ -182,6 +182,11 @@ def test_a_machine_that_does_not_tell_its_memory_is_trusted(store):
     local(store, available_memory_bytes=lambda: None).preflight(planned(store, speak, "tpu-v6e-256"))
 
 
+def test_a_machine_without_linux_is_refused(store):
+    with pytest.raises(PreflightError, match="need Linux; this is 'darwin'"):
+        local(store, system="darwin").preflight(planned(store, speak, "cpu"))
+
+
 def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     told = backend.processes(ref)
