@@ -2,8 +2,8 @@
 
 In: a desk, a store, times. Out: what was (or would be) removed. Called by `kinetic jobs prune`.
 
-Content is in use while any plan in the store names it, directly or through the manifest of its tree. The search for names is
-generous on purpose: whatever looks like a digest in a plan or a manifest keeps the content of that name, so that a damaged plan,
+Content is in use while any plan in the store names it, directly or through the lists of its tree. The search for names is
+generous on purpose: whatever looks like a digest in a plan or a list keeps the content of that name, so that a damaged plan,
 or one of a newer version, loses nothing.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kinetic.cli.desk import Desk
 from kinetic.errors import CorruptRecord, NotFound
 from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
-from kinetic.packaging import replica
+from kinetic.packaging import manifest, replica
 from kinetic.packaging.replica import Replica
 from kinetic.storage import refs as stored
 from kinetic.storage.base import Store
@@ -42,8 +43,8 @@ class Content:
     size_bytes: int
     written_at: float
 
-    def is_manifest(self) -> bool:
-        """Whether it is the list of a source tree, and no source file or payload."""
+    def is_list(self) -> bool:
+        """Whether it lists a folder of a source tree, and is no source file or payload."""
         with self.path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
         return head.startswith(b'{"schema"') and b'"entries"' in head
@@ -87,10 +88,11 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     orphans = tuple(_orphans(store, older_than))
     used = _used(store, {*without, *orphans})
     idle = [content for content in _contents(store) if content.digest not in used]
-    # A submission that finds a manifest in the store sends none of its files: files go only together with all their manifests.
-    kept = {d for c in idle if c.written_at >= older_than and c.is_manifest() for d in _digests(c.path.read_bytes())}
+    # A submission that finds a list in the store sends nothing below it: content goes only together with all lists above it.
+    kept = _below(store, {c.digest for c in idle if c.written_at >= older_than and c.is_list()})
     unused = [c for c in idle if c.written_at < older_than and c.digest not in kept]
-    contents = tuple(sorted(unused, key=lambda c: not c.is_manifest()))  # manifests first, should we be killed on the way
+    rank = _from_the_root({c.digest: manifest.named(c.path.read_bytes()) for c in unused if c.is_list()})
+    contents = tuple(sorted(unused, key=lambda c: rank.get(c.digest, len(rank))))  # should we be killed on the way
     data = tuple(r for r in replica.replicas(replica.root_of(store)) if r.used_at < older_than and r.digest not in used)
     size_bytes = sum(c.size_bytes for c in contents) + sum(map(replica.size_bytes, data))
     return Swept(contents, orphans, data, size_bytes, tuple(_empty_batches(store, older_than, without)))
@@ -130,20 +132,43 @@ def _empty_batches(store: LocalStore, older_than: float, without: Collection[str
 def _used(store: LocalStore, without: Collection[str]) -> set[str]:
     """The digests of all content that a plan names."""
     used: set[str] = set()
-    manifests: set[str] = set()
+    roots: set[str] = set()
     for entry in _entries(store.path(paths.JOBS)):
         if entry.name not in without:
             plan = _content(store, paths.plan(entry.name))
             named = _digests(plan)
             used |= named
-            manifests |= named if (known := _manifests(plan)) is None else known
-    for digest in manifests:
-        used |= _digests(_content(store, paths.blob(digest)))
-    return used
+            roots |= named if (known := _roots(plan)) is None else known
+    return used | _below(store, roots)
 
 
-def _manifests(plan: bytes) -> set[str] | None:
-    """The manifests that a plan names; None when the plan cannot be read, for then any of its digests may be one."""
+def _below(store: LocalStore, lists: set[str]) -> set[str]:
+    """The digests of all content that can be reached from these lists."""
+    reached: set[str] = set()
+    todo, seen = set(lists), set(lists)
+    while todo:
+        data = _content(store, paths.blob(todo.pop()))
+        reached |= _digests(data)
+        new = manifest.named(data) - seen
+        todo |= new
+        seen |= new
+    return reached
+
+
+def _from_the_root(lists: Mapping[str, set[str]]) -> dict[str, int]:
+    """Number lists, given what each of them names, so that each comes before those; without any that name each other."""
+    named_by = Counter(digest for below in lists.values() for digest in below)
+    ordered = [digest for digest in lists if not named_by[digest]]
+    for digest in ordered:  # grows meanwhile
+        for below in lists[digest] & lists.keys():
+            named_by[below] -= 1
+            if not named_by[below]:
+                ordered.append(below)
+    return {digest: number for number, digest in enumerate(ordered)}
+
+
+def _roots(plan: bytes) -> set[str] | None:
+    """The roots' lists that a plan names; None when the plan cannot be read, for then any of its digests may be one."""
     try:
         document = record.parse(plan)
         trees = [document["tree"], *(data["tree"] for data in document.get("data", ()))]

@@ -2,7 +2,7 @@
 
 In: ids and indices. Out: keys with "/" between parts. Called by everything that reads or writes the store.
 
-    blobs/sha256/<2 hex>/<62 hex>         content-addressed: payloads, tree manifests, source files
+    blobs/sha256/<2 hex>/<62 hex>         content-addressed: payloads, lists of folders, source files
     refs/<job_id>.json                    the reference: written first, deleted last
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            written last, once

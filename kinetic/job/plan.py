@@ -30,10 +30,10 @@ class Blob:
 
 @dataclass(frozen=True)
 class Tree:
-    """A source tree in the store: the blob of its manifest, and its size.
+    """A source tree in the store: the blob from which all of it can be reached, and its size.
 
     Attributes:
-        manifest: the manifest; its digest is the digest of the tree.
+        manifest: the list of its root, which names the lists of the folders inside; its digest is the digest of the tree.
         files: number of regular files.
         size_bytes: their total size.
     """

@@ -2,9 +2,9 @@
 
 In: a store, the tree's digest, an empty folder. Out: the files. Called on each host, by its workspace and by `replica`.
 
-Nothing is taken on trust: the manifest must have the digest that the plan names, every content the digest that the manifest
-names, and nothing is written outside the folder. A damaged content is removed from the store, so that the next submission
-sends it again.
+Nothing is taken on trust: the root's list must have the digest that the plan names, everything else the digest that its list
+names, and nothing is written outside the folder. What is damaged is removed from the store, with the lists above what is damaged
+or missing, so that the next submission sends it again.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -14,8 +14,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
@@ -30,6 +31,14 @@ _CHUNK_BYTES = 1 << 20
 _AGAIN = "The damaged copy was removed from the store: submit the job again."
 
 
+@dataclass(frozen=True)
+class Listed:
+    """What a tree holds, folders before what is in them; and its lists by digest, each before those that it names."""
+
+    entries: list[manifest.Entry]
+    lists: dict[str, bytes]
+
+
 def unpack(store: Store, tree: Tree, dest: Path) -> None:
     """Write the tree into `dest`, an empty folder or none. Permission bits are restored; folders stay usable by their owner.
 
@@ -37,55 +46,69 @@ def unpack(store: Store, tree: Tree, dest: Path) -> None:
         CorruptRecord: what is stored is not what was sent.
         StoreError: the folder is not empty or cannot be written; StoreFull when its disk is full.
     """
-    entries = listed(store, tree)
+    found = listed(store, tree)
     try:
         dest.mkdir(parents=True, exist_ok=True, mode=0o700)
         if any(dest.iterdir()):
             raise StoreError(f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it first.")
-        _write(store, tree, entries, str(dest))
+        _write(store, tree, found, str(dest))
     except OSError as error:
         kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
         raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
 
 
-def listed(store: Store, tree: Tree) -> list[manifest.Entry]:
+def listed(store: Store, tree: Tree) -> Listed:
     """Return what the tree holds.
 
     Raises:
-        CorruptRecord: its manifest is missing, or not the one that the plan names.
+        CorruptRecord: a list is missing, or not the one that the plan or the list above names.
     """
-    key = paths.blob(tree.manifest.digest)
-    try:
-        data = store.get(key)
-    except NotFound as error:
-        raise CorruptRecord("The manifest of the source tree is missing from the store: submit the job again.") from error
-    if hashlib.sha256(data).hexdigest() != tree.manifest.digest:
-        forget(store, key)
-        raise CorruptRecord(f"The manifest of the source tree is not what was sent. {_AGAIN}")
-    entries = manifest.decode(data)
+    lists: dict[str, bytes] = {}
+
+    def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
+        found = in_threads(lambda each: _list(store, lists, *each), level, worth=not isinstance(store, LocalStore))
+        for (_, digest), data in zip(level, found, strict=True):
+            lists.pop(digest, None)  # One that is named at several levels comes after all that name it.
+            lists[digest] = data
+        return found
+
+    entries = manifest.decode(tree.manifest.digest, read)
     sizes = [entry.size_bytes for entry in entries if isinstance(entry, manifest.File)]
     if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
         raise CorruptRecord(
             "The manifest of the source tree is not the one of this plan: its files differ. Submit the job again."
         )
-    return entries
+    return Listed(entries, lists)
 
 
-def _write(store: Store, tree: Tree, entries: list[manifest.Entry], dest: str) -> None:
-    folders = [entry for entry in entries if isinstance(entry, manifest.Folder)]
-    for folder in sorted(folders, key=lambda each: each.path.count("/")):
+def _list(store: Store, above: dict[str, bytes], folder: str, digest: str) -> bytes:
+    what = f"The list of {folder!r} in the source tree" if folder else "The list of the source tree"
+    try:
+        data = store.get(paths.blob(digest))
+    except NotFound as error:
+        forget(store, above, digest)
+        raise CorruptRecord(f"{what} is missing from the store: submit the job again.") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        forget(store, above, digest, damaged=True)
+        raise CorruptRecord(f"{what} is not what was sent. {_AGAIN}")
+    return data
+
+
+def _write(store: Store, tree: Tree, found: Listed, dest: str) -> None:
+    folders = [entry for entry in found.entries if isinstance(entry, manifest.Folder)]
+    for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
-    files = [entry for entry in entries if isinstance(entry, manifest.File)]
+    files = [entry for entry in found.entries if isinstance(entry, manifest.File)]
     worth = not isinstance(store, LocalStore) or worth_it(tree.files, tree.size_bytes)
-    in_threads(lambda file: write_file(store, tree, file, dest), files, worth=worth)
-    for entry in entries:
+    in_threads(lambda file: write_file(store, found, file, dest), files, worth=worth)
+    for entry in found.entries:
         if isinstance(entry, manifest.Link):
             os.symlink(entry.target, os.path.join(dest, entry.path))
     for folder in folders:
         os.chmod(os.path.join(dest, folder.path), folder.mode | 0o700)
 
 
-def write_file(store: Store, tree: Tree, file: manifest.File, dest: str) -> None:
+def write_file(store: Store, found: Listed, file: manifest.File, dest: str) -> None:
     """Write one file of the tree below `dest` and verify it.
 
     Raises:
@@ -95,19 +118,19 @@ def write_file(store: Store, tree: Tree, file: manifest.File, dest: str) -> None
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb", buffering=0) as target:
-        for chunk in _chunks(store, tree, file):
+        for chunk in _chunks(store, found, file):
             digest.update(chunk)
             size += len(chunk)
             view = memoryview(chunk)
             while view:
                 view = view[target.write(view) :]
         if (digest.hexdigest(), size) != (file.digest, file.size_bytes):
-            forget(store, paths.blob(file.digest), paths.blob(tree.manifest.digest))
+            forget(store, found.lists, file.digest, damaged=True)
             raise CorruptRecord(f"The stored content of {file.path!r} is not what was sent. {_AGAIN}")
         os.fchmod(descriptor, file.mode & 0o777)
 
 
-def _chunks(store: Store, tree: Tree, file: manifest.File) -> Iterator[bytes]:
+def _chunks(store: Store, found: Listed, file: manifest.File) -> Iterator[bytes]:
     key = paths.blob(file.digest)
     try:
         if not isinstance(store, LocalStore):
@@ -117,12 +140,21 @@ def _chunks(store: Store, tree: Tree, file: manifest.File) -> Iterator[bytes]:
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk
     except (NotFound, FileNotFoundError) as error:
-        forget(store, paths.blob(tree.manifest.digest))
+        forget(store, found.lists, file.digest)
         raise CorruptRecord(f"The stored content of {file.path!r} is missing. Submit the job again.") from error
 
 
-def forget(store: Store, *keys: str) -> None:
-    """Remove damaged content, so that the next submission sends it again."""
-    for key in keys:
+def forget(store: Store, lists: dict[str, bytes], digest: str, *, damaged: bool = False) -> None:
+    """Remove the lists from which a content can be reached, and itself when damaged, so that the next submission sends it again.
+
+    Args:
+        lists: by digest, each before those that it names.
+        digest: of the content.
+    """
+    lost = {digest}
+    for above, data in reversed(lists.items()):
+        if any(each.encode() in data for each in lost):
+            lost.add(above)
+    for each in lost if damaged else lost - {digest}:
         with suppress(StoreError):  # A host that may only read has done its part by saying so.
-            store.delete(key)
+            store.delete(paths.blob(each))

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from kinetic.errors import SourceChanged, UsageError
@@ -39,32 +38,27 @@ class Bundle:
     """A source tree, packed.
 
     Attributes:
-        manifest: the list of its content; its digest names the tree.
+        manifests: the lists of its folders, one a line, the root's last; the digest of that one names the tree.
         tree: digest and size.
         root: the folder it was packed from.
         warnings: what people should know of it, one sentence each.
         largest: the largest files, (path, bytes), largest first.
     """
 
-    manifest: bytes
+    manifests: bytes
     tree: Tree
     root: Path
     warnings: tuple[str, ...] = ()
     largest: tuple[tuple[str, int], ...] = ()
 
-    @cached_property
-    def sources(self) -> dict[str, Path]:
-        """A file to read each content from, by digest."""
-        entries = manifest.decode(self.manifest)
-        return {entry.digest: self.root / entry.path for entry in entries if isinstance(entry, manifest.File)}
-
 
 @dataclass(frozen=True)
 class Sent:
-    """What an upload wrote: files that the store did not have, and their total size."""
+    """What an upload wrote: files that the store did not have, their total size, and that of the lists which name them."""
 
     files: int
     size_bytes: int
+    lists_bytes: int = 0
 
 
 def build(
@@ -132,30 +126,57 @@ def _packed(root: str, note: Path, clock_ns: Callable[[], int], scan: Callable[[
         began_ns = clock_ns()
         old = _pack(root, scan(), old, told)
         snapshot.save(note, old, began_ns=began_ns)
-    return Bundle(old.manifest, old.tree, Path(root), old.warnings, old.largest)
+    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest)
 
 
 def upload(bundle: Bundle, store: Store) -> Sent:
-    """Bring the tree's content into the store, the manifest last; a tree that is there sends nothing.
+    """Bring the tree's content into the store; a folder whose list is there sends nothing.
+
+    A list comes after all that it names, so that one which is there vouches for everything below it.
 
     Raises:
         SourceChanged: a file has changed since it was packed.
         StoreError: the store does not take it.
     """
-    key = paths.blob(bundle.tree.manifest.digest)
-    if store.has(key):
+    if store.has(paths.blob(bundle.tree.manifest.digest)):
         return Sent(0, 0)
-    worth = not isinstance(store, LocalStore) or worth_it(bundle.tree.files, bundle.tree.size_bytes)
-    sizes = in_threads(lambda item: _send(store, *item), list(bundle.sources.items()), worth=worth)
-    store.put(key, bundle.manifest, if_absent=True)
+    distant = not isinstance(store, LocalStore)
+    lists = manifest.split(bundle.manifests)
+    levels, sources = _absent(bundle, lists, store, distant)
+    worth = distant or worth_it(bundle.tree.files, bundle.tree.size_bytes)
+    sizes = in_threads(lambda item: _send(store, *item), list(sources.items()), worth=worth)
     sent = [size for size in sizes if size is not None]
-    return Sent(len(sent), sum(sent))
+    lists_bytes = 0
+    for level in reversed(levels):
+        written = in_threads(lambda digest: store.put(paths.blob(digest), lists[digest], if_absent=True), level, worth=distant)
+        lists_bytes += sum(len(lists[digest]) for digest, wrote in zip(level, written, strict=True) if wrote)
+    return Sent(len(sent), sum(sent), lists_bytes)
+
+
+def _absent(bundle: Bundle, lists: Mapping[str, bytes], store: Store, distant: bool) -> tuple[list[list[str]], dict[str, Path]]:
+    """Return the lists that the store lacks, level by level from the root, and where to read the contents that they name."""
+    levels: list[list[str]] = []
+    sources: dict[str, Path] = {}
+    level = {bundle.tree.manifest.digest: ""}
+    while level:
+        there = in_threads(lambda digest: store.has(paths.blob(digest)), list(level), worth=distant)
+        absent = {digest: path for (digest, path), has in zip(level.items(), there, strict=True) if not has}
+        levels.append(list(absent))
+        level = {}
+        for digest, folder in absent.items():
+            for entry in manifest.contents(folder, lists[digest]):
+                if isinstance(entry, manifest.File):
+                    sources[entry.digest] = bundle.root / entry.path
+                elif not isinstance(entry, manifest.Link):
+                    level[entry.digest] = entry.path
+    return levels, sources
 
 
 def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None, told: _Told) -> snapshot.Snapshot:
     entries: list[manifest.Entry] = [manifest.Folder(path, mode) for path, mode in scan.folders.items()]
     entries += [manifest.Link(path, target) for path, target in scan.links.items()]
     files: list[manifest.File] = []
+    inside = root.rstrip("/") + "/"
     watched = dict(scan.watched)
     contents = hashing.contents(scan.files.values(), hashing.known(root, old))
     for path, found in scan.files.items():
@@ -165,15 +186,15 @@ def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None, told: _Told
             continue
         watched[found.path] = content.stamp
         files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
-    data = manifest.encode([*entries, *files])
-    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+    lists = manifest.encode([*entries, *files])
+    digest, data = next(reversed(lists.items()))
     largest = sorted(((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0]))[:_LARGEST]
     return snapshot.Snapshot(
-        manifest=data,
-        tree=Tree(blob, len(files), sum(file.size_bytes for file in files)),
+        manifests=manifest.join(lists),
+        tree=Tree(Blob(digest, len(data)), len(files), sum(file.size_bytes for file in files)),
         warnings=told(scan),
         largest=tuple(largest),
-        followed={path: found.path for path, found in scan.files.items() if found.path != os.path.join(root, path)},
+        followed={path: found.path for path, found in scan.files.items() if found.path != inside + path},
         watched=watched,
     )
 

@@ -3,8 +3,6 @@
 In: files as a walk found them, what was known before. Out: `Content`. Called by `bundle`.
 """
 
-# ruff: noqa: PTH118
-
 from __future__ import annotations
 
 import hashlib
@@ -36,9 +34,10 @@ def known(root: str, old: Snapshot | None) -> Mapping[str, Content]:
     if old is None:
         return {}
     found: dict[str, Content] = {}
-    for entry in manifest.decode(old.manifest):
+    inside = root.rstrip("/") + "/"
+    for entry in manifest.unfold(old.manifests):
         if isinstance(entry, manifest.File):
-            path = old.followed.get(entry.path) or os.path.join(root, entry.path)
+            path = old.followed.get(entry.path) or inside + entry.path
             found[path] = Content(entry.digest, entry.size_bytes, old.watched.get(path, ()))
     return found
 

@@ -133,33 +133,33 @@ def _build(store: Store, tree: Tree, place: Path) -> None:
 
 
 def _fill(store: Store, tree: Tree, dest: str) -> None:
-    entries = arrival.listed(store, tree)
-    folders = [entry.path for entry in entries if isinstance(entry, manifest.Folder)]
-    for folder in sorted(folders, key=lambda path: path.count("/")):
+    found = arrival.listed(store, tree)
+    folders = [entry.path for entry in found.entries if isinstance(entry, manifest.Folder)]
+    for folder in folders:
         os.mkdir(os.path.join(dest, folder), 0o700)
-    for entry in entries:
+    for entry in found.entries:
         if isinstance(entry, manifest.File):
-            _place_file(store, tree, entry, dest)
+            _place_file(store, found, entry, dest)
         elif isinstance(entry, manifest.Link):
             os.symlink(entry.target, os.path.join(dest, entry.path))
     for folder in (*folders, ""):
         os.chmod(os.path.join(dest, folder), 0o555)
 
 
-def _place_file(store: Store, tree: Tree, file: manifest.File, dest: str) -> None:
+def _place_file(store: Store, found: arrival.Listed, file: manifest.File, dest: str) -> None:
     path = os.path.join(dest, file.path)
     executable = bool(file.mode & 0o111)
-    if executable or not isinstance(store, LocalStore) or not _link(store, tree, file, path):
-        arrival.write_file(store, tree, file, dest)
+    if executable or not isinstance(store, LocalStore) or not _link(store, found, file, path):
+        arrival.write_file(store, found, file, dest)
     os.chmod(path, 0o555 if executable else 0o444)
 
 
-def _link(store: LocalStore, tree: Tree, file: manifest.File, path: str) -> bool:
+def _link(store: LocalStore, found: arrival.Listed, file: manifest.File, path: str) -> bool:
     """Make the file a link to the store's content and verify that; return whether the file system did so."""
     try:
         os.link(store.path(paths.blob(file.digest)), path)
     except FileNotFoundError as error:
-        arrival.forget(store, paths.blob(tree.manifest.digest))
+        arrival.forget(store, found.lists, file.digest)
         raise CorruptRecord(f"The stored content of {file.path!r} is missing. Submit the job again.") from error
     except OSError as error:
         if error.errno in _FULL:
@@ -168,7 +168,7 @@ def _link(store: LocalStore, tree: Tree, file: manifest.File, path: str) -> bool
     with open(path, "rb", buffering=0) as content:
         digest, size = hashlib.file_digest(content, "sha256").hexdigest(), os.fstat(content.fileno()).st_size
     if (digest, size) != (file.digest, file.size_bytes):
-        arrival.forget(store, paths.blob(file.digest), paths.blob(tree.manifest.digest))
+        arrival.forget(store, found.lists, file.digest, damaged=True)
         raise CorruptRecord(f"The stored content of {file.path!r} is not what was sent. Submit the job again.")
     return True
 

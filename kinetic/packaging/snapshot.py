@@ -27,7 +27,7 @@ from kinetic.packaging.walk import Stamp, stamp_at
 
 _log = logging.getLogger("kinetic.packaging")
 
-SCHEMA = 1
+SCHEMA = 2
 _WIDTH = 6
 _RACY_NS = 2_000_000_000
 _ABSENT: Stamp = (-1,) * _WIDTH
@@ -40,7 +40,7 @@ class Snapshot:
     """A packed tree, and what it rests on.
 
     Attributes:
-        manifest: its manifest.
+        manifests: the lists of its folders, one a line, the root's last.
         tree: its digest and size.
         warnings: what people should know of it.
         largest: the largest files.
@@ -48,7 +48,7 @@ class Snapshot:
         watched: stamps by absolute path.
     """
 
-    manifest: bytes
+    manifests: bytes
     tree: Tree
     warnings: tuple[str, ...]
     largest: tuple[tuple[str, int], ...]
@@ -101,7 +101,7 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
     for stamp in snapshot.watched.values():
         stamps.extend((stamp or _ABSENT) if trusted(stamp, began_ns) else _DISTRUSTED)
     paths = "\0".join(snapshot.watched).encode("utf-8", "surrogateescape")
-    rest = b"".join((stamps.tobytes(), paths, snapshot.manifest))
+    rest = b"".join((stamps.tobytes(), paths, snapshot.manifests))
     head = {
         "watched": len(snapshot.watched),
         "paths_bytes": len(paths),
@@ -120,11 +120,11 @@ def _decode(content: bytes) -> Snapshot:
     end = head["watched"] * _WIDTH * 8
     stamps = array("q", rest[:end])
     paths = rest[end : end + head["paths_bytes"]].decode("utf-8", "surrogateescape").split("\0")
-    manifest = rest[end + head["paths_bytes"] :]
+    manifests = rest[end + head["paths_bytes"] :]
     tree = Tree(**head["tree"] | {"manifest": Blob(**head["tree"]["manifest"])})
     watched = dict(zip(paths, zip(*[iter(stamps)] * _WIDTH, strict=True), strict=True))
     largest = tuple((str(path), int(size)) for path, size in head["largest"])
-    return Snapshot(manifest, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched)
+    return Snapshot(manifests, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched)
 
 
 def _sweep(folder: Path) -> None:

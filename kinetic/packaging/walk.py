@@ -11,10 +11,11 @@ Symbolic links to what is shipped anyway stay links; others are followed, so tha
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 from kinetic.errors import UsageError
 from kinetic.packaging import ignore
@@ -31,6 +32,7 @@ _SECRETS = (
     ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
     "credentials*.json", "service-account*.json", "service_account*.json", ".netrc", ".pypirc", ".git-credentials",
 )  # fmt: skip
+_SECRET = re.compile("|".join(map(translate, _SECRETS)))  # One search for each file, not thirteen.
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,12 @@ class _Walk:
             info = os.stat(path)
         except OSError:  # It went away since the folder was listed, whose stamp will tell.
             return
-        self._found.watched[path] = stamp_of(info)
+        stamp = stamp_of(info)
+        self._found.watched[path] = stamp
         if not stat.S_ISREG(info.st_mode):
             self._found.special.append(rel)
             return
-        self._found.files[rel] = FoundFile(path, stat.S_IMODE(info.st_mode) & 0o777, info.st_size, stamp_of(info))
+        self._found.files[rel] = FoundFile(path, stat.S_IMODE(info.st_mode) & 0o777, info.st_size, stamp)
         if _looks_secret(rel.rpartition("/")[2]):
             self._found.secrets.append(rel)
         self._count(info.st_size)
@@ -277,4 +280,4 @@ def _prefix(parts: list[str]) -> str:
 
 
 def _looks_secret(name: str) -> bool:
-    return not name.endswith(".pub") and any(fnmatchcase(name, pattern) for pattern in _SECRETS)
+    return _SECRET.match(name) is not None and not name.endswith(".pub")

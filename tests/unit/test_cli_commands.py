@@ -546,7 +546,7 @@ def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: P
     world.job("job-00000001")
     world.plan("job-00000001", world.blob("a"), ship(world, tmp_path / "tree", age=9 * DAY))
     before = set(world.store.list(paths.BLOBS))
-    assert len(before) == 4
+    assert len(before) == 5
     pruning.sweep(world.store, older_than=NOW - DAY)
     assert set(world.store.list(paths.BLOBS)) == before
     world.succeed("job-00000001")
@@ -576,6 +576,66 @@ def test_a_sweep_that_is_killed_leaves_no_manifest_without_its_files(world: Worl
     found = pruning.find_unused(world.store, older_than=NOW - DAY)
     assert len(found.contents) == 21
     assert found.contents[0].digest == manifest
+
+
+def grove(root: Path, leaf: str) -> None:
+    """A tree with folders in folders, some of them the same, and a folder that is wide."""
+    for folder in ("same/in/here", "here", "z/same/in/here", "wide"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "a.py").write_text("a = 1")
+    for number in range(70):
+        (root / f"wide/{number}.py").write_text(f"a = {number}")
+    (root / "z/leaf.py").write_text(leaf)
+
+
+def names_below(world: World, key: str) -> set[str]:
+    """The keys of what a list names; none for other content."""
+    from kinetic.packaging import manifest
+
+    data = world.store.get(key)
+    if not data.startswith(b'{"schema"'):
+        return set()
+    return {paths.blob(each.digest) for each in manifest.contents("", data) if not isinstance(each, manifest.Link)}
+
+
+def test_a_sweep_takes_lists_from_the_root_down(world: World, tmp_path: Path) -> None:
+    """Wherever it is killed, a list that is left has all below it."""
+    grove(tmp_path / "tree", "a = 0")
+    ship(world, tmp_path / "tree", age=9 * DAY)
+    left = set(world.store.list(paths.BLOBS))
+    below = {key: names_below(world, key) for key in left}
+    for content in pruning.find_unused(world.store, older_than=NOW - DAY).contents:
+        left.remove(paths.blob(content.digest))
+        assert all(below[key] <= left for key in left)
+    assert not left
+
+
+def test_what_a_young_tree_took_over_from_an_old_one_stays(world: World, tmp_path: Path) -> None:
+    """Deep below lists that are old themselves; also what a plan names by a root that is young."""
+    grove(tmp_path / "tree", "a = 0")
+    old = ship(world, tmp_path / "tree", age=9 * DAY)
+    before = set(world.store.list(paths.BLOBS))
+    grove(tmp_path / "tree", "a = -1")
+    young = ship(world, tmp_path / "tree", age=60)
+    needed = set(world.store.list(paths.BLOBS)) - before
+    assert len(needed) == 3, "the file, and the lists on the way to it"
+    assert {content.digest for content in pruning.find_unused(world.store, older_than=NOW).contents} >= {old, young}
+    kept = {paths.blob(young)}
+    while new := {key for each in kept for key in names_below(world, each)} - kept:
+        kept |= new
+    pruning.sweep(world.store, older_than=NOW - DAY)
+    assert set(world.store.list(paths.BLOBS)) == kept >= needed
+    world.plan("job-00000001", world.blob("a"), young)
+    world.job("job-00000001")
+    pruning.sweep(world.store, older_than=NOW + DAY)
+    assert set(world.store.list(paths.BLOBS)) == kept | {paths.blob("a" * 64)}
+
+
+def test_lists_that_damage_has_made_to_name_each_other_are_swept(world: World) -> None:
+    for one, other in ("ab", "ba", "cc"):
+        world.blob(one, b'{"schema":2,"entries":[["d","x",493,"%b"]]}' % (other.encode() * 64))
+    pruning.sweep(world.store, older_than=NOW - DAY)
+    assert remaining(world) == ""
 
 
 def test_prune_of_nothing(world: World, capsys: Capture) -> None:

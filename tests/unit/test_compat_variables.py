@@ -36,7 +36,7 @@ def planned(func=len, **options) -> Planned:
 
 def shipped(found: Planned) -> list[str]:
     assert found.bundle is not None
-    return [entry.path for entry in manifest.decode(found.bundle.manifest) if isinstance(entry, manifest.File)]
+    return [entry.path for entry in manifest.unfold(found.bundle.manifests) if isinstance(entry, manifest.File)]
 
 
 @pytest.mark.parametrize(

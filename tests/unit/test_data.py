@@ -181,7 +181,7 @@ def test_only_local_data_has_a_digest():
 
 
 def paths_in(found: bundle.Bundle) -> list[str]:
-    return sorted(entry.path for entry in manifest.decode(found.manifest))
+    return sorted(entry.path for entry in manifest.unfold(found.manifests))
 
 
 def test_nothing_is_left_out_of_data(folder, cache):

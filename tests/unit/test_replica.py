@@ -15,7 +15,7 @@ import pytest
 from kinetic.errors import CorruptRecord, StoreFull
 from kinetic.job import paths
 from kinetic.job.plan import Tree
-from kinetic.packaging import arrival, bundle, manifest, replica
+from kinetic.packaging import arrival, bundle, replica
 from kinetic.storage.local import LocalStore
 
 
@@ -70,7 +70,7 @@ def test_the_second_use_makes_nothing(store, tree, monkeypatch):
 
 def test_plain_files_take_their_space_once(store, tree):
     files = replica.replica(store, tree, replica.root_of(store))
-    entry = next(e for e in manifest.decode(store.get(paths.blob(tree.manifest.digest))) if e.path == "a.txt")
+    entry = next(e for e in arrival.listed(store, tree).entries if e.path == "a.txt")
     assert os.path.samefile(files / "a.txt", store.path(paths.blob(entry.digest)))  # type: ignore[union-attr]
     assert (files / "sub" / "b.sh").stat().st_nlink == 1  # it has another mode than the store's own
 
@@ -108,7 +108,7 @@ def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
 
 @pytest.mark.parametrize("name", ["a.txt", "sub/b.sh"])
 def test_damaged_content_is_told_and_forgotten(store, tree, name):
-    entry = next(e for e in manifest.decode(store.get(paths.blob(tree.manifest.digest))) if e.path == name)
+    entry = next(e for e in arrival.listed(store, tree).entries if e.path == name)
     store.path(paths.blob(entry.digest)).write_text("x")  # type: ignore[union-attr]
     with pytest.raises(CorruptRecord, match=name):
         replica.replica(store, tree, replica.root_of(store))
