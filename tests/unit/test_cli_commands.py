@@ -487,6 +487,19 @@ def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
     assert world.backend.cleaned == ["job-0000000d"]
 
 
+def test_prune_of_many_jobs_keeps_to_one_screen_and_ends_with_what_it_did(world: World, capsys: Capture) -> None:
+    for number in range(25):
+        world.job(f"job-{number:08x}", name="many", age=30 * DAY)
+        world.succeed(f"job-{number:08x}", ended=NOW - 20 * DAY)
+    assert world("jobs", "prune", "--dry-run") == 0
+    assert capsys.readouterr().out.count("  many\n") == 25
+    assert world("jobs", "prune", "--yes") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("Removed ")
+    assert lines[-2].endswith(" more")
+    assert len(lines) == 22
+
+
 def test_prune_asks_and_does_nothing_without_an_answer(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     history(world)
     with open(os.devnull) as nobody:

@@ -20,6 +20,9 @@ from kinetic.job.ref import JobRef
 if TYPE_CHECKING:
     from kinetic.cli.pruning import Swept
 
+LISTED = 20
+"""So many jobs are named when they are removed; a dry run names all."""
+
 _STACKS_HELP = """Show where the Python code of a running job stands, on every host.
 
 Hosts that stand at the same place are shown together; the odd one out comes first.
@@ -140,21 +143,27 @@ def prune(desk: Desk, /, *, older_than: float, dry_run: bool, yes: bool, as_json
     limit = desk.now() - pruning.CONTENT_AGE_S
     unused = pruning.find_unused(desk.store, older_than=limit, without={ref.job_id for ref in old})
     if dry_run:
-        return _tell("Would remove", old, unused, [], as_json)
+        return _tell("Would remove", old, unused, [], as_json, listed=None)
     if not yes and (old or unused.contents or unused.data):
         _ask(old)
     failed = [problem for ref in old if (problem := _removed(desk, ref))]
     kept = {problem["job_id"] for problem in failed}
     swept = pruning.sweep(desk.store, older_than=limit)
-    return _tell("Removed", [ref for ref in old if ref.job_id not in kept], swept, failed, as_json)
+    return _tell("Removed", [ref for ref in old if ref.job_id not in kept], swept, failed, as_json, listed=LISTED)
 
 
 def _ask(old: list[JobRef]) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{text.count(len(old), 'job')} would be removed. Add --yes to remove without being asked.")
-    for ref in old:
-        output.notice(f"  {ref.job_id}  {text.printable(ref.display_name)}")
+    for line in _lines(old, LISTED):
+        output.notice(line)
     click.confirm(f"Remove {text.count(len(old), 'job')} with records and logs?", abort=True, err=True)
+
+
+def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
+    """A line for each of the first jobs, and one for the rest."""
+    lines = [f"  {ref.job_id}  {text.printable(ref.display_name)}" for ref in refs[:limit]]
+    return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 
 
 def _removed(desk: Desk, ref: JobRef) -> dict[str, Any] | None:
@@ -169,7 +178,7 @@ def _removed(desk: Desk, ref: JobRef) -> dict[str, Any] | None:
     return None
 
 
-def _tell(verb: str, refs: list[JobRef], swept: Swept, failed: list[dict[str, Any]], as_json: bool) -> int:
+def _tell(verb: str, refs: list[JobRef], swept: Swept, failed: list[dict[str, Any]], as_json: bool, *, listed: int | None) -> int:
     if as_json:
         output.json_document(
             {
@@ -184,7 +193,7 @@ def _tell(verb: str, refs: list[JobRef], swept: Swept, failed: list[dict[str, An
     else:
         files = f"{text.count(len(swept.contents), 'unused file')} ({text.size(swept.size_bytes)})"
         data = f", {text.count(len(swept.data), 'unused data set')}" if swept.data else ""
+        for line in _lines(refs, listed):
+            output.line(line)
         output.line(f"{verb} {text.count(len(refs), 'job')}{data} and {files}.")
-        for ref in refs:
-            output.line(f"  {ref.job_id}  {text.printable(ref.display_name)}")
     return exit_codes.STORE if failed else exit_codes.OK
