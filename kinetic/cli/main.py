@@ -74,7 +74,6 @@ def root(ctx: click.Context, /, *, profile: str | None) -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    root._main_shell_completion({}, "kinetic")  # answers and leaves when a shell asks what could be written next
     sys.exit(call(sys.argv[1:]))
 
 

@@ -42,6 +42,7 @@ def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
 
 
 def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionItem]:
+    from kinetic.cli import text
     from kinetic.cli.desk import configured
 
     desk, begun = configured({}), incomplete.lower()
@@ -50,7 +51,8 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
         bare = ref.job_id.removeprefix("job-")
         word = ref.job_id if ref.job_id.startswith(begun) else bare
         if word.startswith(begun) and wanted(state := desk.state(ref)):
-            yield CompletionItem(word, help=f"{state.lower()}: {ref.display_name} on {ref.accelerator}")
+            age = text.age(desk.now() - ref.created_at)
+            yield CompletionItem(word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}")
             shown += 1
         if shown == _MOST:
             return
@@ -58,11 +60,21 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
 
 @_quiet
 def accelerators(incomplete: str) -> Iterable[CompletionItem]:
-    """Names of accelerators."""
+    """Names of accelerators; with what may follow a colon once there is one."""
     from kinetic.accelerators.catalog import catalog_rows
 
     begun = incomplete.lower()
-    return [CompletionItem(row.name, help=_size(row.hosts, row.chips)) for row in catalog_rows() if row.name.startswith(begun)]
+    more = ":spot" if ":" in begun else ""
+    named = [(f"{row.name}{more}", row) for row in catalog_rows() if not (more and row.name.startswith("cpu"))]
+    return [CompletionItem(name, help=_size(row.hosts, row.chips)) for name, row in named if name.startswith(begun)]
+
+
+@_quiet
+def backends(incomplete: str) -> Iterable[CompletionItem]:
+    """Names of backends."""
+    from kinetic.backends.registry import NAMES
+
+    return [CompletionItem(name) for name in NAMES if name.startswith(incomplete)]
 
 
 def _size(hosts: int, chips: int) -> str:
@@ -80,3 +92,9 @@ def profiles(incomplete: str) -> Iterable[CompletionItem]:
     by_name = kept.read(settings.profiles_file()).by_name
     named = sorted((name, values) for name, values in by_name.items() if name.startswith(incomplete))
     return [CompletionItem(name, help=", ".join(dict(values).values())) for name, values in named]
+
+
+@_quiet
+def folders(incomplete: str) -> Iterable[CompletionItem]:
+    """Folders: the shell knows them."""
+    return [CompletionItem(incomplete, type="dir")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import kinetic
-from kinetic.cli.main import call
+from kinetic.cli import shells
+from kinetic.cli.main import call, root
 from kinetic.config import profiles, settings
 from kinetic.job import paths
 from kinetic.job.ref import JobRef
@@ -173,16 +173,8 @@ def test_without_profiles_none_of_their_code_is_loaded() -> None:
 
 
 def offered(*words: str) -> list[str]:
-    """What bash would offer for the last word."""
-    env = os.environ | {
-        "_KINETIC_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(("kinetic", *words)),
-        "COMP_CWORD": str(len(words)),
-    }
-    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.stderr == ""
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+    """What a shell would offer for the last word."""
+    return [answer.split("\t")[1] for answer in shells.answers(root, " ".join(("kinetic", *words)))]
 
 
 @pytest.mark.usefixtures("two")
@@ -201,6 +193,11 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("comp") == ["completion"]
     assert "--all-hosts" in offered("run", "--a")
     assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]  # a file, as far as we know
+    assert offered("run", "-a", "cpu:4", "--det") == ["--detach"]
+    assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
+    assert offered("run", "-a", "cpu:s") == []
+    assert offered("run", "--backend", "g") == ["gke"]
+    assert offered("jobs", "list", "--state=fa") == ["--state=failed"]  # shells replace the whole word
     assert {"list", "top", "prune"} <= set(offered("jobs", ""))
 
 
@@ -213,13 +210,25 @@ def test_a_completion_that_fails_offers_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "word"), [("bash", "complete -o"), ("zsh", "#compdef kinetic"), ("fish", "complete --no-files")]
+    "line", ["", "kinetic", "kinetic ", "kinetic nosuch ", "kinetic jobs logs 'open", "A=1 kinetic jobs lo", "\0 \t"]
+)
+def test_whatever_is_written_is_answered(line: str) -> None:
+    answers = [answer.split("\t") for answer in shells.answers(root, line)]
+    assert all(len(answer) == 3 for answer in answers)
+    if line.startswith("A=1"):
+        assert [word for _, word, _ in answers] == ["logs"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "word"), [("bash", "complete -o"), ("zsh", "#compdef kinetic"), ("fish", "complete --command kinetic")]
 )
 def test_the_script_of_a_shell(shell: str, word: str, capsys: Capture) -> None:
     assert kn("completion", shell) == 0
     out = capsys.readouterr().out
     assert word in out
-    assert "_KINETIC_COMPLETE" in out
+    assert f"kinetic completion {shell} --line" in out.replace('"$1"', "kinetic")
+    assert kn("completion", shell, "--line", "kinetic jobs st") == 0
+    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["status", "stacks"]
     assert kn("completion", "tcsh") == 2
 
 

@@ -1,16 +1,13 @@
 """`kinetic completion`: what makes a shell complete `kinetic` commands.
 
-In: the name of a shell. Out: a script for that shell. Called by `main`.
+In: the name of a shell. Out: a script for that shell; what the script asks for. Called by `main`.
 """
 
 from __future__ import annotations
 
 import click
 
-from kinetic.cli import output
-from kinetic.errors import UsageError
-
-SHELLS = ("bash", "zsh", "fish")
+from kinetic.cli import output, shells
 
 _HELP = """Print what makes a shell complete `kinetic` commands: options, ids of jobs, accelerators and profiles.
 
@@ -27,13 +24,13 @@ Example, for this shell only:
 
 
 @click.command("completion", help=_HELP, short_help="Print what makes a shell complete `kinetic` commands.")
-@click.argument("shell", metavar="{bash|zsh|fish}", type=click.Choice(SHELLS))
+@click.argument("shell", metavar="{bash|zsh|fish}", type=click.Choice(tuple(shells.SCRIPTS)))
+@click.option("--line", hidden=True, help="Asked by the script: what could be written at the end of this line.")
 @click.pass_context
-def completion(ctx: click.Context, /, *, shell: str) -> None:
-    """Print the script."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise UsageError(f"This version of click cannot complete in {shell}. Update click.")
-    output.line(kind(ctx.find_root().command, {}, "kinetic", "_KINETIC_COMPLETE").source())
+def completion(ctx: click.Context, /, *, shell: str, line: str | None) -> None:
+    """Print the script, or answer it."""
+    if line is None:
+        return output.line(shells.SCRIPTS[shell].rstrip())
+    for answer in shells.answers(ctx.find_root().command, line):
+        output.line(answer)
+    return None

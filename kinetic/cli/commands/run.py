@@ -93,8 +93,18 @@ class _RunCommand(click.Command):
 @click.option("--hang-timeout", metavar="DURATION", type=DURATION, help="Stop the job when a host's Python stands still so long.")
 @click.option("--retries", metavar="N", type=click.IntRange(min=0), default=0, help="Start a failed job anew, at most N times.")
 @click.option("--name", metavar="NAME", help="What `kinetic jobs list` shows; else the program's name.")
-@click.option("--output-dir", metavar="PATH", help="Where the program may leave files: its KINETIC_OUTPUT_DIR.")
-@click.option("--backend", metavar="NAME", help="gke, pathways, local or ray instead of the configured one.")
+@click.option(
+    "--output-dir",
+    metavar="PATH",
+    shell_complete=suggested("folders"),
+    help="Where the program may leave files: its KINETIC_OUTPUT_DIR.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=suggested("backends"),
+    help="gke, pathways, local or ray instead of the configured one.",
+)
 @click.option("--detach", "-d", is_flag=True, help="Print the job's id and return at once.")
 @click.option("--all-hosts", is_flag=True, help='Print what all hosts print; each line starts with "[host N] ".')
 @click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)

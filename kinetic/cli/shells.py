@@ -1,0 +1,109 @@
+"""How shells ask what could be written next, and how they are answered.
+
+In: the name of a shell; a command line up to the cursor. Out: the script that a shell loads; lines that this script understands,
+"kind, word, meaning" with tabs between. Called by `kinetic completion`.
+
+click has scripts of its own, but with them bash completes nothing behind a colon or an equals sign, zsh replaces the whole of
+`--state=fa`, and fish cuts what words mean at the first comma and forgets their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kinetic.cli import text
+
+if TYPE_CHECKING:
+    import click
+
+_ASSIGNMENT = re.compile(r"\w+=")
+
+_BASH = r"""_kinetic() {
+    local line=${COMP_LINE:0:COMP_POINT} before kind word
+    # bash takes what stands before : or = in a word for a word of its own, and replaces only the rest.
+    before=${line##*[[:space:]]}
+    before=${before%"$2"}
+    COMPREPLY=()
+    while IFS=$'\t' read -r kind word _; do
+        case $kind in
+            file) compopt -o default ;;
+            dir) compopt -o dirnames ;;
+            *) COMPREPLY+=("${word#"$before"}") ;;
+        esac
+    done < <("$1" completion bash --line="$line" 2>/dev/null)
+}
+complete -o nosort -F _kinetic kinetic
+"""
+
+_ZSH = r"""#compdef kinetic
+_kinetic() {
+    local answer kind word meaning
+    local -a bare described
+    for answer in ${(f)"$(kinetic completion zsh --line="${(j: :)words[1,CURRENT-1]} $PREFIX" 2>/dev/null)"}; do
+        IFS=$'\t' read -r kind word meaning <<< "$answer"
+        if [[ $kind == (file|dir) ]]; then
+            [[ $PREFIX == -*=* ]] && compset -P '*='
+            if [[ $kind == dir ]]; then _files -/; else _files; fi
+            return
+        elif [[ -n $meaning ]]; then
+            described+=("${word//:/\\:}:$meaning")
+        else
+            bare+=("$word")
+        fi
+    done
+    (( $#described )) && _describe -V kinetic described
+    (( $#bare )) && compadd -V kinetic -a bare
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    _kinetic "$@"
+else
+    compdef _kinetic kinetic
+fi
+"""
+
+_FISH = r"""function __kinetic_complete
+    for answer in (kinetic completion fish --line=(commandline -cp | string collect) 2>/dev/null)
+        set -l part (string split \t -- $answer)
+        switch $part[1]
+            case file
+                __fish_complete_path (commandline -ct)
+            case dir
+                __fish_complete_directories (commandline -ct)
+            case '*'
+                printf '%s\t%s\n' $part[2] "$part[3]"
+        end
+    end
+end
+complete --command kinetic --no-files --keep-order --arguments '(__kinetic_complete)'
+"""
+
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+def answers(root: click.Command, line: str) -> Iterator[str]:
+    """Return what could be written at the end of the line; nothing where the line is wrong already."""
+    from click.exceptions import ClickException
+    from click.shell_completion import ShellComplete
+
+    args, begun = _split(line)
+    option = f"{begun.partition('=')[0]}=" if begun.startswith("-") and "=" in begun else ""
+    try:
+        items = ShellComplete(root, {}, "kinetic", "").get_completions(args, begun)
+    except ClickException:
+        return
+    for item in items:
+        word = item.value if item.type != "plain" or item.value.startswith(option) else f"{option}{item.value}"
+        yield f"{item.type}\t{word}\t{text.printable(item.help or '')}"
+
+
+def _split(line: str) -> tuple[list[str], str]:
+    """Split the line into the words behind the command's name, and the last one: the one that is being written."""
+    from click.shell_completion import split_arg_string
+
+    words = split_arg_string(line)
+    begun = words.pop() if words and not line[-1:].isspace() else ""
+    while words and _ASSIGNMENT.match(words[0]):  # NAME=value kinetic …
+        del words[0]
+    return words[1:], begun

@@ -1,0 +1,116 @@
+"""Completion in real shells, each on a terminal of its own: what Tab makes of a line. Missing shells are skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic.config import profiles, settings
+from kinetic.job import paths
+from kinetic.job.ref import JobRef
+from kinetic.storage.local import LocalStore
+
+ROOT = Path(kinetic.__file__).parent.parent
+PATIENCE_S = 60.0
+SHELLS = {
+    "bash": (("bash", "--norc", "--noprofile", "-i"), "source <(kinetic completion bash)"),
+    "zsh": (("zsh", "-f", "-i"), "autoload -U compinit; compinit -u -D; source <(kinetic completion zsh)"),
+    "fish": (("fish", "--no-config", "-i"), "kinetic completion fish | source"),
+}
+WRITTEN = {
+    "jo": "jobs",
+    "jobs stat": "jobs status",
+    "jobs logs job-a": "jobs logs job-a0000003",
+    "jobs logs b00": "jobs logs b0000002",
+    "jobs logs job-c": "jobs logs job-c0000001",
+    "jobs list --state=fa": "jobs list --state=failed",
+    "run -a tpu-v6e-25": "run -a tpu-v6e-256",
+    "run -a tpu-v6e-16:s": "run -a tpu-v6e-16:spot",
+    "run -a cpu:4 --det": "run -a cpu:4 --detach",
+    "run -a cpu train": "run -a cpu train_all.py",
+    "run --output-dir=work": "run --output-dir=workspace",
+    "--profile sta": "--profile staging",
+    "profile use de": "profile use dev",
+}
+
+
+class Terminal:
+    """A shell on a terminal."""
+
+    def __init__(self, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.execvpe(argv[0], argv, env)
+        self._seen = ""
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._fd, keys.encode())
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read the screen until the pattern is there; what was before it is forgotten."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := re.search(pattern, self._seen)) is None:
+            ready, _, _ = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, f"no {pattern!r} in {self._seen!r}"
+            self._seen += os.read(self._fd, 65536).decode(errors="replace")
+        self._seen = self._seen[found.end() :]
+        return found
+
+    def close(self) -> None:
+        """Hang up, and wait until the shell has ended."""
+        os.kill(self.pid, signal.SIGHUP)
+        os.close(self._fd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def place(tmp_path: Path, home: Path) -> Path:
+    store = LocalStore(home)
+    for number, letter in ((3, "a"), (2, "b"), (1, "c")):
+        ref = JobRef(f"job-{letter}000000{number}", "local", "gke", "cpu", "f", "train", number, store.uri)
+        store.put(paths.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    profiles.change(settings.profiles_file(), lambda p: p.added("dev", {"zone": "z"}).added("staging", {"zone": "z"}))
+    (tmp_path / "train_all.py").touch()
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "bin").mkdir()
+    programs = {
+        "kinetic": f"#!{sys.executable}\nfrom kinetic.cli.main import main\nmain()\n",
+        "shown": '#!/bin/sh\necho "{$*}"\n',
+    }
+    for name, code in programs.items():
+        (tmp_path / "bin" / name).write_text(code)
+        (tmp_path / "bin" / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
+    argv, load = SHELLS[shell]
+    if shutil.which(argv[0]) is None:
+        pytest.skip(f"{shell} is not installed")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{place}/bin:{os.environ['PATH']}", "TERM": "xterm", "HOME": str(place)}
+    terminal = Terminal(argv, place, env | {"INPUTRC": os.devnull, "EDITOR": "", "VISUAL": "", "COLUMNS": "200"})
+    try:
+        terminal.type(f"{load}; echo read''y\r")
+        terminal.until("ready")
+        for begun, meant in WRITTEN.items():
+            terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: to the beginning of the line
+            told = terminal.until(r"\{([^}]*?)/?\}")[1]  # zsh takes the slash of a folder away again
+            assert told.split() == ["kinetic", *meant.split()], begun
+    finally:
+        terminal.close()
