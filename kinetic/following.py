@@ -21,7 +21,7 @@ from kinetic.backends.base import Backend, LogRequest, Phase
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 from kinetic.job import paths, record
 from kinetic.job.logformat import STDERR, LogChunk
-from kinetic.job.outcome import HostReport, Outcome, judge
+from kinetic.job.outcome import Exit, HostReport, Outcome, judge
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
 
@@ -98,14 +98,16 @@ def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome |
 def is_starting(store: Store, ref: JobRef, phase: Phase, now: float) -> bool:
     """Whether a job that its backend does not know (yet) may be in the hands of the process that submits it.
 
+    A clock that was set back since does not make a job start for ever.
+
     Raises:
         NotFound: the job's records were removed.
     """
     if phase is not Phase.NOT_FOUND:
         return False
-    if not store.has(paths.ref(ref.job_id)):
+    if not (store.has(paths.ref(ref.job_id)) and store.has(paths.plan(ref.job_id))):  # The plan is written first.
         raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
-    return now - ref.created_at < STARTING_S
+    return abs(now - ref.created_at) < STARTING_S
 
 
 def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
@@ -123,7 +125,19 @@ def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
 def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
     reports = list(_reports(store, ref))
     attempt = max((r.attempt for r in reports), default=1)
+    attempt = max(attempt, _attempt_begun(store, ref))
     return judge(ref.hosts, [r for r in reports if r.attempt == attempt], reason=reason, now=now, attempt=attempt)
+
+
+def _attempt_begun(store: Store, ref: JobRef) -> int:
+    """The attempt that was under way: what an earlier one left must not be taken for its end."""
+    begun = 1
+    with contextlib.suppress(NotFound):
+        for line in store.get(paths.events(ref.job_id)).splitlines():
+            with contextlib.suppress(CorruptRecord, TypeError):
+                event = record.parse(line)
+                begun = max(begun, int(event.get("attempt", 1)) + (event.get("kind") == "retry"))
+    return begun
 
 
 def _judge_orphan(store: Store, ref: JobRef, phase: Phase, now: float) -> Outcome:
@@ -131,6 +145,8 @@ def _judge_orphan(store: Store, ref: JobRef, phase: Phase, now: float) -> Outcom
     gone = phase is Phase.NOT_FOUND
     reason = "the job was never started: its submission was interrupted" if gone else "the job's supervisor was killed"
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
+    if not gone and all(r.exit in (Exit.STOPPED, Exit.AGENT_LOST) for r in outcome.reports):
+        outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     try:
         first = store.put(paths.outcome(ref.job_id), json.dumps(outcome.to_json()).encode(), if_absent=True)
     except StoreError as error:
@@ -145,6 +161,10 @@ def _reports(store: Store, ref: JobRef) -> Iterator[HostReport]:
             yield HostReport.from_json(record.parse(store.get(paths.report(ref.job_id, host))))
         except (NotFound, CorruptRecord):
             continue  # The judge takes a host without a report for lost.
+
+
+def _as_agents_saw_it(outcome: Outcome) -> str:
+    return next((r.detail for r in outcome.reports if r.exit is Exit.STOPPED and r.detail), "")
 
 
 class StatusWatch:
@@ -228,8 +248,16 @@ def _write_all(raw: Any, data: bytes) -> None:
         view = view[taken:]
         if view and not taken:
             time.sleep(0.01)
-    with contextlib.suppress(BlockingIOError):
+    while not _flushed(raw):
+        time.sleep(0.01)
+
+
+def _flushed(raw: Any) -> bool:
+    try:
         raw.flush()
+    except BlockingIOError:  # What it still holds would be lost when the stream is closed.
+        return False
+    return True
 
 
 _told: set[str] = set()

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -62,6 +63,7 @@ class Preloader:
             SubmitError: the preloader could not start or died.
         """
         line = json.dumps(request).encode() + b"\n"
+        self._process.send_signal(signal.SIGCONT)  # If somebody has stopped it, it would be waited for without end.
         try:
             self._socket.sendall(line)
             answer = self._read_line()

@@ -32,7 +32,10 @@ if TYPE_CHECKING:  # a list of running jobs does without these, and without what
 QUICK_POLL_S = 0.004
 SLOW_POLL_S = 0.02
 QUICK_FOR_S = 1.0
-CANCEL_KILL_S = 5.0
+LINGER_S = 2.0
+"""How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a second."""
+_FLOCK = "hhqqi4x"
+"""`struct flock`: kind, origin, start, length, process."""
 
 
 class LocalBackend:
@@ -56,6 +59,7 @@ class LocalBackend:
         self._has_debugger = has_debugger
         self._system = system
         self._unreachable_after_s = unreachable_after_s
+        self._orphaned_at: dict[str, float] = {}
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
@@ -102,7 +106,8 @@ class LocalBackend:
             return Phase.RUNNING if (self._folder(ref) / "state.json").exists() else Phase.PENDING
         if not self._folder(ref).exists():
             return self._verdict(ref) or Phase.NOT_FOUND
-        return self._verdict(ref) or Phase.FAILED  # It may have judged and gone between the two looks.
+        verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
+        return verdict or (Phase.RUNNING if self._lingers(ref) else Phase.FAILED)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, and on, until the job has ended."""
@@ -137,13 +142,13 @@ class LocalBackend:
             watch.close()
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the supervisor to stop the gang."""
+        """Ask the supervisor to stop the gang; one that somebody has stopped (SIGSTOP) is let go on, to do so."""
         import signal
 
-        pid = self._supervisor_pid(ref)
-        if pid is not None and self._is_supervised(ref):
+        pid = _lock_holder(self._folder(ref) / "lock")
+        for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signum)
 
     def cleanup(self, ref: JobRef) -> None:
         """Nothing is held for an ended job but its records."""
@@ -177,6 +182,14 @@ class LocalBackend:
     def _folder(self, ref: JobRef) -> Path:
         return self._store.path(f"{paths.job(ref.job_id)}/local")
 
+    def _lingers(self, ref: JobRef) -> bool:
+        """Whether agents of a supervisor that was killed are still ending their hosts: what they report is worth a moment."""
+        since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
+        told = self._supervisor(ref)
+        if not told or time.monotonic() - since > LINGER_S:
+            return False
+        return any(_is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
+
     def _reader(self, ref: JobRef, host: int) -> LogReader:
         from kinetic.backends.logreader import LogReader
 
@@ -197,15 +210,6 @@ class LocalBackend:
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, CorruptRecord):
             return record.parse((self._folder(ref) / "supervisor.json").read_bytes())
-        return None
-
-    def _supervisor_pid(self, ref: JobRef) -> int | None:
-        deadline = time.monotonic() + CANCEL_KILL_S
-        while self._is_supervised(ref) and time.monotonic() < deadline:
-            told = self._supervisor(ref)
-            if told:
-                return int(told["pid"])
-            time.sleep(0.01)  # It has only just been forked.
         return None
 
     def _is_supervised(self, ref: JobRef) -> bool:
@@ -257,6 +261,32 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _lock_holder(path: Path) -> int:
+    """The supervisor that holds the lock; 0 when nobody does. The kernel knows it before it has written anything."""
+    import struct
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        # Whoever only looks (`_is_locked`) may hold it for a moment, shared: that is not what is asked for.
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    return 0 if kind == fcntl.F_UNLCK else max(int(pid), 0)
+
+
+def _is_agent(pid: object, job_id: str) -> bool:
+    """Whether this is an agent of the job, and one that can end: it is not over, and nobody has stopped it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "TtZX" and f"kinetic-agent {job_id}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, IndexError):
+        return False
 
 
 def _drain(readers: list[LogReader]) -> Iterator[LogChunk]:

@@ -53,7 +53,8 @@ def parse(text: str) -> Stack:
 def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int, ...]:
     """Name the hosts that hold the others up, lowest index first.
 
-    A host that did not answer ("") is most to blame. One that waits inside JAX is not blamed while another does something else.
+    A host that did not answer ("", or no stack) is most to blame. One that waits inside JAX is not blamed while another does
+    something else.
     Among those left the smallest group with equal stacks stands out; groups of one size cannot be told apart: all are named.
     """
     parsed = {host: parse(text) for host, text in stacks.items() if host not in returned}
@@ -113,7 +114,8 @@ def _group(stacks: Mapping[int, Stack]) -> dict[Stack, list[int]]:
 
 
 def _without_answer(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
-    return {host: stack for host, stack in stacks.items() if stack.silent}
+    # One that says something else than where it stands (its process is stopped) is as much to blame as one that says nothing.
+    return {host: stack for host, stack in stacks.items() if not stack.frames}
 
 
 def _not_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:

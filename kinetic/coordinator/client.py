@@ -33,6 +33,26 @@ _CLOSE_S = 2.0
 _AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
+class _Patience:
+    """How long nobody answered. A time in which this very process did not run counts as one try at most: while a machine is
+    suspended, nobody can answer."""
+
+    def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
+        self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
+        self.renew()
+
+    def renew(self) -> None:
+        """There was an answer."""
+        self._left_s, self._looked_at = self._limit_s, self._clock()
+
+    def is_over(self) -> bool:
+        """Count what has passed since the last look."""
+        now = self._clock()
+        self._left_s -= min(now - self._looked_at, self._most_s)
+        self._looked_at = now
+        return self._left_s <= 0
+
+
 class _Caller:
     """One channel, and the rules for calling over it."""
 
@@ -51,7 +71,7 @@ class _Caller:
 
     def call(self, method: wire.Method, request: Any, timeout_s: float = _CALL_S) -> Any:
         """Call until there is an answer; raises CoordinatorLost after `give_up_s`."""
-        due = self.clock() + self.give_up_s
+        patience = _Patience(self.give_up_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -59,7 +79,7 @@ class _Caller:
             except grpc.RpcError as error:
                 if error.code() not in _AGAIN:
                     raise self.translate(method, error) from error
-                if self.clock() >= due or self.closed.wait(pause_s):
+                if patience.is_over() or self.closed.wait(pause_s):
                     raise self.lost(error) from error
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -106,7 +126,7 @@ class AgentClient:
     ) -> None:
         self._caller = _Caller(target, token, unreachable_after_s, clock)
         self._host = host
-        self._heard_at = clock()
+        self._patience = _Patience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
         self._watcher: threading.Thread | None = None
         self._stream: Any = None
 
@@ -131,10 +151,10 @@ class AgentClient:
         except grpc.RpcError as error:
             if error.code() not in _AGAIN:
                 raise self._caller.translate(wire.HEARTBEAT, error) from error
-            if self._caller.clock() - self._heard_at >= self._caller.give_up_s:
+            if self._patience.is_over():
                 raise self._caller.lost(error) from error
             return False
-        self._heard_at = self._caller.clock()
+        self._patience.renew()
         return True
 
     def report(self, report: HostReport) -> None:
@@ -158,7 +178,7 @@ class AgentClient:
 
     def _call(self, method: wire.Method, request: Any) -> Any:
         reply = self._caller.call(method, request)
-        self._heard_at = self._caller.clock()
+        self._patience.renew()
         return reply
 
     def _watch(self, on_view: Callable[[HostView], None]) -> None:

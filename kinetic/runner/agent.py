@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from kinetic.runner.identity import Identity
 from kinetic.runner.link import Link
 from kinetic.runner.logs import HostLog, tees
 from kinetic.runner.mountpoints import Mountpoints
-from kinetic.runner.progress import moved
+from kinetic.runner.progress import Stillness
 from kinetic.storage.base import Store
 
 OPEN_LINE_S = 0.05
@@ -67,6 +68,7 @@ class Agent:
         self._stacks_asked = 0
         self._stacks_text = ""
         self._started_at = 0.0
+        self._supervisor = os.getppid()
         self._view: HostView | None = None
         self._finished = False
         self._gate = debugger.Gate(identity, plan, store, port=identity.debug_port) if plan.debug else None
@@ -85,7 +87,7 @@ class Agent:
         )  # Before the first thread of this process: a fork would copy locks that threads hold.
         self._log = HostLog(*self._log_paths)
         self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
-        self._mark = self._worker.sample(self._log.size_bytes)
+        self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
         self._link = Link(self._who, self._beat)
         self._watch()
         if self._alone:
@@ -187,7 +189,7 @@ class Agent:
             self._maybe_start()
         elif message["event"] == "started":
             self._state, self._started_at = "running", message["time"]
-            self._mark = self._worker.sample(self._log.size_bytes)
+            self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
         elif message["event"] in debugger.EVENTS and self._gate is not None:
             self._gate.take(message, str(self._workspace.tree))
             self._state = self._gate.state or "waiting"
@@ -216,14 +218,15 @@ class Agent:
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
-        self._coordinator_lost("The supervisor of the job died.")
+        self._coordinator_lost("The job's supervisor was killed.")
 
     def _on_events(self) -> None:
         for event in self._link.events():
             if event.view is not None:
                 self._see(event.view)
             elif event.lost:
-                self._coordinator_lost(event.lost)
+                self._coordinator_lost(f"{event.lost} This host's agent gave up.")
+                self._end_supervisor()
             elif event.reported:
                 self._delivered = True
 
@@ -237,6 +240,11 @@ class Agent:
             self._end = {"event": Exit.STOPPED, "detail": detail}
             self._conclude()
         self._finished = True
+
+    def _end_supervisor(self) -> None:
+        """On this machine: a supervisor that is there and does not answer would keep the job's callers waiting for ever."""
+        if self._alive_fd >= 0 and os.getppid() == self._supervisor:
+            processes.kill(self._supervisor, signal.SIGKILL)
 
     def _see(self, view: HostView) -> None:
         self._view = view
@@ -292,12 +300,10 @@ class Agent:
 
     def _beat(self) -> Beat:
         now = self._worker.sample(self._log.size_bytes)
-        if self._state != "running" or moved(self._mark, now):
-            self._mark = now
         return Beat(
             host=self._who.host,
             state=self._state,
-            stalled_s=now.time_s - self._mark.time_s,
+            stalled_s=self._stillness.lasts(now) if self._state == "running" else 0.0,
             rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,

@@ -21,6 +21,7 @@ from kinetic.runner.progress import Sample
 PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
+STOPPED = "The worker process is stopped: somebody sent it SIGSTOP. SIGCONT lets it go on."
 _OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py|.*/(site|dist)-packages/debugpy/.*)", line')
 
 
@@ -75,9 +76,10 @@ class Child:
         return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask it to end; one that somebody has stopped (SIGSTOP) is let go on, to do so."""
         if not self.gone:
             processes.kill(self.pid, signal.SIGTERM)
+            processes.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it, and its process group, now."""
@@ -97,6 +99,8 @@ class Child:
         """Its Python stacks, without the runner's own frames; it writes them even while native code blocks."""
         if self.gone:
             return ""
+        if processes.is_stopped(self.pid):
+            return STOPPED
         before = os.fstat(self._stacks).st_size
         processes.kill(self.pid, worker.STACKS_SIGNAL)
         size, deadline = before, time.monotonic() + STACKS_S

@@ -134,6 +134,13 @@ def high_water_bytes(pid: int) -> int:
     return _status_kib(pid, "VmHWM:") * 1024
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, SIGTSTP) holds the process, or a debugger does."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
 def cpu_s(pid: int) -> float:
     """Processor time of the whole process so far, user and system; 0.0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -16,6 +16,9 @@ BUSY_SHARE = 0.10
 MAIN_SHARE = 0.0003
 _MAIN_FLOOR_NS = 1_000_000
 _BUSY_FLOOR_S = 0.1
+MISSED_S = 3.5
+"""After this time between two looks nobody knows how the worker fared: the agent itself did not run (the machine was suspended,
+or all of it was stopped), or the coordinator held it up. Beats come every second and take two at most."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,18 @@ def moved(since: Sample, now: Sample) -> bool:
     if now.main_ns is None or since.main_ns is None:
         return False
     return now.main_ns - since.main_ns > _MAIN_FLOOR_NS + MAIN_SHARE * elapsed * 1e9
+
+
+class Stillness:
+    """For how long a worker has stood still, from one look to the next. Time in which nobody looked does not count."""
+
+    def __init__(self, now: Sample) -> None:
+        self._since = self._last = now
+
+    def lasts(self, now: Sample) -> float:
+        """Take a new sample; return the seconds since the worker last moved."""
+        missed = now.time_s - self._last.time_s > MISSED_S
+        self._last = now
+        if missed or moved(self._since, now):
+            self._since = now
+        return now.time_s - self._since.time_s

@@ -46,6 +46,8 @@ RESERVE_BYTES = 1 << 16
 """Kept on disk so that the verdict can be written when the disk is full."""
 LEAVE_S = 3.0
 """How long agents may take to go, once everything has been reported."""
+LOOK_EVERY_S = 0.5
+"""How often the supervisor looks whether the job's records are still there."""
 NO_RETRY = frozenset({Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE})
 
 
@@ -101,6 +103,7 @@ class Supervisor:
         self._scratch = self._own / "work"
         self._agents: dict[int, int] = {}
         self._socket_dir: Path | None = None
+        self._removed = False
 
     def run(self, caller: socket.socket | None) -> int:
         """Return 0 when a verdict was written."""
@@ -122,9 +125,12 @@ class Supervisor:
         if plan is not None:  # for agents that were killed
             Mountpoints(replica.root_of(self._store)).release(plan.data)
         shutil.rmtree(self._scratch, ignore_errors=True)
-        if plan is not None and _may_retry(outcome, plan.retries):
+        if plan is not None and _may_retry(outcome, plan.retries) and not self._removed:
             self._start_over(outcome)
-        self._write_outcome(outcome)
+        if self._removed and not self._store.has(paths.plan(self._request.job_id)):
+            self._store.delete(paths.job(self._request.job_id))  # What was written since they were removed.
+        else:
+            self._write_outcome(outcome)
         self._sweep_up()
         return 0
 
@@ -276,13 +282,32 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, lambda: self._reap(coordinator, alone=gang.spec.hosts == 1))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         self._reap(coordinator, alone=gang.spec.hosts == 1)
+        looking = asyncio.create_task(self._watch_records(coordinator))
         await coordinator.wait_finished()
+        looking.cancel()
         self._kill_silent(gang)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_gone.wait(), LEAVE_S + gang.spec.grace_s)
         for pid in self._agents:
             processes.kill(pid, signal.SIGKILL)
         await coordinator.stop()
+        # From here on a wish to cancel comes too late, or waits for the next attempt: it must not kill who writes the verdict.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    async def _watch_records(self, coordinator: Coordinator) -> None:
+        """End the job when its records are removed: nobody could find, see or cancel it any more."""
+        import asyncio
+
+        while self._holds_the_lock():
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._removed = True
+        coordinator.cancel("The job's records were removed while it ran.")
+
+    def _holds_the_lock(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._lock_file.fileno()), (self._own / "lock").stat())
+        except OSError:
+            return False
 
     def _kill_silent(self, gang: Gang) -> None:
         """Nothing is to be expected of an agent that never joined or fell silent: do not wait for it to go."""
@@ -323,6 +348,9 @@ class Supervisor:
         return None
 
     def _on_event(self, event: GangEvent) -> None:
+        if event.kind == "stop":
+            for pid in self._agents:  # One that somebody has stopped (SIGSTOP) shall hear it too.
+                processes.kill(pid, signal.SIGCONT)
         if event.kind == "ready":
             self._say_ready()
         self._event(asdict(event))

@@ -5,52 +5,19 @@ In: a job held in a phase. Out: what its caller sees. The fixture `no_leftovers`
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from gangs import PATIENCE_S, assert_next_job_runs, kill, preloaders, processes, start_script, stop, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
-
-PATIENCE_S = 30.0
-
-
-def wait_until(look, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
-    return found
-
-
-def children(pid):
-    found = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
-
-
-def processes(handle):
-    """(supervisor, agents by host), once the gang has been forked."""
-    told = wait_until(handle.processes, "the supervisor has not started")
-    return told["supervisor"], told["agents"]
-
-
-def worker_of(agent):
-    return wait_until(lambda: children(agent), "the agent has no worker")[0]
-
-
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
 
 
 def sleep_long(marker):
@@ -89,10 +56,6 @@ def let_go(phase, agents):
         os.kill(agents[0], signal.SIGCONT)
 
 
-def assert_next_job_runs():
-    assert kinetic.run(accelerator="cpu")(lambda: "next")() == "next"
-
-
 def assert_record_intact(handle):
     """The job is found, has a verdict, and tells it as often as it is asked."""
     again = kinetic.attach(handle.job_id)
@@ -105,7 +68,7 @@ PHASES = ["starting", "joining", "running", "reporting"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_killing_the_supervisor(phase, home):
+def test_killing_the_supervisor(phase, home, nothing_left):
     handle = held_in(phase, home.parent)
     supervisor, agents = processes(handle)
     kill(supervisor)
@@ -113,11 +76,12 @@ def test_killing_the_supervisor(phase, home):
     with pytest.raises(errors.SupervisorLost):
         handle.result()
     assert_record_intact(handle)
+    nothing_left()
     assert_next_job_runs()
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_killing_an_agent(phase, home):
+def test_killing_an_agent(phase, home, nothing_left):
     handle = held_in(phase, home.parent)
     _, agents = processes(handle)
     kill(agents[1])
@@ -126,11 +90,12 @@ def test_killing_an_agent(phase, home):
         handle.result()
     assert caught.value.hosts == (1,)
     assert_record_intact(handle)
+    nothing_left()
     assert_next_job_runs()
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_killing_a_worker(phase, home):
+def test_killing_a_worker(phase, home, nothing_left):
     handle = held_in(phase, home.parent)
     _, agents = processes(handle)
     kill(worker_of(agents[1]))
@@ -139,49 +104,128 @@ def test_killing_a_worker(phase, home):
         handle.result()
     assert caught.value.hosts[0] == 1
     assert_record_intact(handle)
+    nothing_left()
     assert_next_job_runs()
 
 
 CALLER = """
-import json, os, sys, time
+import os, sys, time
 import kinetic
 
 @kinetic.run(accelerator="tpu-v6e-8")
-def long():
+def long(leader_returns):
     print("running", flush=True)
-    time.sleep(SLEEP)
+    if leader_returns and os.environ["KINETIC_HOST_INDEX"] == "0":
+        return "value"
+    time.sleep(1.5)
     return "value"
 
-long()
+long(os.environ.get("PHASE") == "reporting")
 """
 
 
-@pytest.mark.parametrize("phase", ["starting", "running"])
-def test_killing_the_caller(phase, home):
-    """The job goes on without its caller; another process finds it and gets the value."""
-    script = home.parent / "caller.py"
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(textwrap.dedent(CALLER).replace("SLEEP", "2"))
-    caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
-    if phase == "running":
+def wait_for_caller(phase, caller, home):
+    """Return when the job of another process is in the phase."""
+    wait_until(lambda: list(home.glob("jobs/*/local/supervisor.json")), "no supervisor")
+    if phase == "joining":
+        (handle,) = kinetic.list_jobs()
+        stop(processes(handle)[1][0])
+    elif phase == "running":
         assert caller.stdout.readline() == b"running\n"
-    else:
-        wait_until(lambda: list(home.glob("jobs/*/local/supervisor.json")), "no supervisor")
-    caller.kill()
-    caller.wait()
-    caller.stdout.close()
+    elif phase == "reporting":
+        wait_until(lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the leader has not reported")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_killing_the_caller(phase, home, monkeypatch, nothing_left):
+    """The job goes on without its caller; another process finds it and gets the value."""
+    monkeypatch.setenv("PHASE", phase)
+    with start_script(home, CALLER) as caller:
+        wait_for_caller(phase, caller, home)
+        caller.kill()
     (handle,) = kinetic.list_jobs()
+    if phase == "joining":
+        let_go(phase, processes(handle)[1])
+    attached = attach_elsewhere(handle.job_id)
+    assert attached.stdout == "running\nvalue\n", attached.stderr
     assert handle.result() == "value"
+    nothing_left()
     assert_next_job_runs()
 
 
-def test_killing_the_preloader_costs_one_restart():
+def attach_elsewhere(job_id):
+    """What a process that knows only the id prints: the output, from its beginning, and the value."""
+    source = f"import kinetic; print(kinetic.attach({job_id!r}).result(stream_logs=True))"
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def kill_group(caller, terminal):
+    os.killpg(caller.pid, signal.SIGKILL)
+
+
+def close_terminal(caller, terminal):
+    os.close(terminal.pop())
+
+
+@pytest.mark.parametrize("ending", [kill_group, close_terminal])
+def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, nothing_left):
+    """A terminal window that is closed sends SIGHUP to all that runs in it."""
+    ours, theirs = os.openpty()
+    own_terminal = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    terminal = [ours]
+    with start_script(home, own_terminal + CALLER, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as caller:
+        os.close(theirs)
+        wait_until(lambda: b"running" in os.read(ours, 4096), "nothing was printed")
+        ending(caller, terminal)
+        caller.wait(PATIENCE_S)
+    for fd in terminal:
+        os.close(fd)
+    assert caller.returncode in (-signal.SIGHUP, -signal.SIGKILL)
+    (handle,) = kinetic.list_jobs()
+    assert handle.result() == "value"
+    nothing_left()
+    assert_next_job_runs()
+
+
+# -- the preloader -----------------------------------------------------------------------------------------------------
+
+KILLS_ITS_PRELOADER = """
+import os, signal, sys, threading
+import kinetic
+
+sys.path.insert(0, GANGS)
+from gangs import preloaders, kill, wait_until
+
+@kinetic.run(accelerator="cpu")
+def job():
+    return "value"
+
+threading.Thread(target=lambda: kill(wait_until(preloaders, "no preloader")[0])).start()
+print(job())
+"""
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
+def test_killing_the_preloader_while_it_starts(accelerator, home):
+    source = KILLS_ITS_PRELOADER.replace("GANGS", repr(str(Path(__file__).parent)))
+    with start_script(home, source.replace('"cpu"', repr(accelerator)), text=True) as caller:
+        assert caller.stdout.read() == "value\n"
+
+
+def test_killing_the_preloader_between_two_jobs_costs_one_restart():
     job = kinetic.run(accelerator="cpu")(os.getpid)
     job()
-    preloaders = [pid for pid in children(os.getpid()) if b"kinetic.runner.preload" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert preloaders
-    for pid in preloaders:
+    assert preloaders()
+    for pid in preloaders():
         kill(pid)
+    assert job() > 0
+
+
+def test_a_preloader_that_is_stopped_between_two_jobs_goes_on_for_the_next():
+    job = kinetic.run(accelerator="cpu")(os.getpid)
+    job()
+    for pid in preloaders():
+        stop(pid)
     assert job() > 0
 
 
@@ -196,19 +240,100 @@ def test_a_job_whose_preloader_dies_goes_on(home):
 
     handle = short.run_async(str(marker))
     wait_until(marker.exists, "not started")
-    for pid in children(os.getpid()):
-        if b"kinetic.runner.preload" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            kill(pid)
+    for pid in preloaders():
+        kill(pid)
     assert handle.result() == "value"
 
 
-def test_two_deaths_at_once_leave_nothing(home):
+# -- another attempt, and a job that is being cancelled ----------------------------------------------------------------
+
+
+def second_time(marker):
+    """Fails at first, is there to be killed in the second attempt, returns in the third."""
+    attempt = int(os.environ["KINETIC_ATTEMPT"])
+    if attempt == 1:
+        raise ValueError("at first")
+    if attempt == 2:
+        Path(marker).touch()
+        time.sleep(1000)
+    return attempt
+
+
+def in_the_second_attempt(home):
+    marker = home.parent / "marker"
+    handle = kinetic.run(accelerator="tpu-v6e-8", retries=2)(second_time).run_async(str(marker))
+    wait_until(marker.exists, "no second attempt")
+    return handle
+
+
+@pytest.mark.parametrize("which", ["agent", "worker"])
+def test_a_death_in_the_second_attempt_is_followed_by_the_third(which, home):
+    handle = in_the_second_attempt(home)
+    _, agents = processes(handle)
+    kill(agents[1] if which == "agent" else worker_of(agents[1]))
+    assert handle.result() == 3
+    assert handle.outcome().attempt == 3
+
+
+def test_killing_the_supervisor_in_the_second_attempt(home, nothing_left):
+    handle = in_the_second_attempt(home)
+    supervisor, _ = processes(handle)
+    kill(supervisor)
+    with pytest.raises(errors.SupervisorLost):
+        handle.result()
+    assert handle.outcome().attempt == 2
+    assert_record_intact(handle)
+    nothing_left()
+    assert_next_job_runs()
+
+
+def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
+    """It may come at any moment, also while the supervisor becomes that of the next attempt."""
+
+    def fail():
+        raise ValueError("again")
+
+    handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
+    for nth in range(2, 5):  # At different moments around the change.
+        wait_until(lambda nth=nth: sum(e["kind"] == "retry" for e in handle.events()) >= nth, "no retry")
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+
+
+def clean_up_slowly(marker):
+    print("running", flush=True)
+    try:
+        time.sleep(1000)
+    finally:
+        Path(marker).touch()
+        time.sleep(1000)
+
+
+@pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
+def test_a_death_while_the_job_is_being_cancelled(which, home, nothing_left):
+    """It was cancelled, whatever else happened to it."""
+    marker = home.parent / "cleaning"
+    handle = kinetic.run(accelerator="tpu-v6e-8")(clean_up_slowly).run_async(str(marker))
+    wait_until(lambda: "running" in handle.logs(host=0) and "running" in handle.logs(host=1), "not running")
+    supervisor, agents = processes(handle)
+    handle.cancel()
+    wait_until(marker.exists, "SIGTERM did not reach the function")
+    kill({"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which])
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+    nothing_left()
+    assert_next_job_runs()
+
+
+def test_two_deaths_at_once_leave_nothing(home, nothing_left):
     handle = held_in("running", home.parent)
     supervisor, agents = processes(handle)
     for pid in (supervisor, agents[0]):
         kill(pid)
     with pytest.raises(errors.JobFailed):
         handle.result()
+    nothing_left()
     assert_next_job_runs()
 
 

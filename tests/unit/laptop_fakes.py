@@ -122,7 +122,9 @@ def plan(job_id: str = "job-00000001", accelerator: str = "tpu-v6e-16", **change
 
 
 def put_ref(store: Any, job: JobRef) -> JobRef:
+    """Write what a submitter writes, in its order; of the plan only that it is there."""
     kept = dataclasses.replace(job, store_uri=store.uri)
+    store.put(paths.plan(kept.job_id), b"{}")
     store.put(paths.ref(kept.job_id), json.dumps(kept.to_json()).encode())
     return kept
 

@@ -144,6 +144,39 @@ def test_a_submission_that_was_interrupted_is_told_after_a_while(store, backend)
     assert "never started" in finished.outcome.reason
 
 
+def test_a_clock_that_was_set_back_does_not_make_a_job_start_for_ever(store, backend):
+    job = put_ref(store, ref())
+    (finished,) = follow(backend, store, job, now=lambda: NOW - 3600)
+    assert "never started" in finished.outcome.reason
+
+
+def test_a_folder_that_was_removed_is_told_at_once(store, backend):
+    job = put_ref(store, ref())
+    store.delete(paths.job(job.job_id))
+    with pytest.raises(NotFound, match="removed"):
+        follow(backend, store, job)
+    assert not store.has(paths.outcome(job.job_id))
+
+
+def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, backend):
+    job = put_ref(store, ref(hosts=1))
+    backend.phases[job.job_id] = Phase.FAILED
+    put_report(store, job, HostReport(0, Exit.RAISED, detail="of attempt 1"))
+    store.put(paths.events(job.job_id), b'{"kind": "ended", "attempt": 1}\nno json\n{"kind": "retry", "attempt": 1}\n')
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.attempt == 2
+    assert finished.outcome.first.exit is Exit.AGENT_LOST
+    assert finished.outcome.supervisor_lost
+
+
+def test_how_the_supervisor_was_lost_is_told_as_its_agents_saw_it(store, backend):
+    job = put_ref(store, ref(hosts=2))
+    backend.phases[job.job_id] = Phase.FAILED
+    put_report(store, job, HostReport(1, Exit.STOPPED, detail="It did not answer for 30 s."))
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.reason == "It did not answer for 30 s."
+
+
 def test_removed_records_are_not_found(store, backend):
     with pytest.raises(NotFound, match="removed"):
         follow(backend, store, ref())

@@ -1,0 +1,93 @@
+"""Holding the processes of a job in a phase, for tests that do something to them.
+
+In: handles, conditions. Out: process ids. Called by system tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import kinetic
+
+PATIENCE_S = 30.0
+
+
+def wait_until(look, what):
+    """Return the first true answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+    return found
+
+
+def children(pid):
+    """Direct children of a process."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def preloaders():
+    """Those of this process."""
+    found = []
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):
+            if b"kinetic.runner.preload" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def processes(handle):
+    """(supervisor, agents by host), once the gang has been forked."""
+    told = wait_until(handle.processes, "the supervisor has not started")
+    return told["supervisor"], told["agents"]
+
+
+def worker_of(agent):
+    """Its worker."""
+    return wait_until(lambda: children(agent), "the agent has no worker")[0]
+
+
+def family(handle):
+    """Every process of the gang: the supervisor, the agents, the workers."""
+    supervisor, agents = processes(handle)
+    return [supervisor, *agents.values(), *map(worker_of, agents.values())]
+
+
+def kill(pid):
+    """kill -9."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def is_stopped(pid):
+    """Whether SIGSTOP has taken effect."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def stop(pid):
+    """Freeze a process, and wait until it is."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(pid), "SIGSTOP has no effect")
+
+
+def start_script(home, source, **more):
+    """Run a script as a caller of its own."""
+    script = home.parent / "caller.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(textwrap.dedent(source))
+    return subprocess.Popen([sys.executable, str(script)], **({"stdout": subprocess.PIPE} | more))
+
+
+def assert_next_job_runs():
+    """Whatever happened, it is over."""
+    assert kinetic.run(accelerator="cpu")(lambda: "next")() == "next"

@@ -1,0 +1,177 @@
+"""What people do to a job's processes and files short of killing them: stop them, let them go on, remove the folder below them.
+
+In: a running gang. Out: the right end, or none at all for a job that is healthy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gangs import PATIENCE_S, family, processes, stop, wait_until, worker_of
+
+import kinetic
+from kinetic import errors
+from kinetic.backends import registry
+from kinetic.backends.local import LocalBackend
+from kinetic.config.settings import worker_environ
+from kinetic.storage.local import LocalStore
+
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+
+
+def sleep_long(marker):
+    print("running", flush=True)
+    Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
+    time.sleep(1000)
+
+
+def started(home, func=sleep_long, **options):
+    """A job of two hosts that has reached its function on both."""
+    marker = home.parent / "marker"
+    handle = kinetic.run(accelerator="tpu-v6e-8", **options)(func).run_async(str(marker))
+    for host in range(2):
+        wait_until(Path(f"{marker}-{host}").exists, f"host {host} has not started")
+    return handle
+
+
+def who(handle, which):
+    supervisor, agents = processes(handle)
+    return {"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which]
+
+
+# -- stopped, not dead -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
+def test_a_job_of_which_a_process_is_stopped_can_be_cancelled(which, home):
+    handle = started(home)
+    stop(who(handle, which))
+    done = subprocess.run(
+        [*KINETIC, "jobs", "cancel", handle.job_id], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+
+
+def test_a_job_whose_supervisor_is_stopped_at_the_very_start_can_be_cancelled(home):
+    handle = kinetic.run(accelerator="tpu-v6e-8")(sleep_long).run_async(str(home.parent / "marker"))
+    supervisor = holder_of_lock(home / "jobs" / handle.job_id / "local" / "lock")
+    stop(supervisor)
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+
+
+def holder_of_lock(path):
+    """As the kernel lists it, for whoever wonders."""
+    inode = f":{path.stat().st_ino} "
+    (line,) = [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+    return int(line.split()[4])
+
+
+def test_cancelling_a_job_whose_supervisor_is_dead_does_nothing(home):
+    handle = started(home)
+    os.kill(who(handle, "supervisor"), signal.SIGKILL)
+    with pytest.raises(errors.SupervisorLost):
+        handle.result()
+    handle.cancel()
+    assert handle.status().value == "FAILED"
+
+
+@pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
+def test_a_process_that_is_stopped_for_a_moment_harms_nothing(which, home):
+    handle = started(home, func=return_soon)
+    pid = who(handle, which)
+    stop(pid)
+    time.sleep(1.5)
+    os.kill(pid, signal.SIGCONT)
+    assert handle.result() == "value"
+
+
+def return_soon(marker):
+    Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
+    time.sleep(3)
+    return "value"
+
+
+def test_a_stopped_agent_is_a_lost_host(home):
+    handle = started(home)
+    stop(who(handle, "agent"))
+    with pytest.raises(errors.HostLost, match=r"host 1 of 2 was lost.*fell silent") as caught:
+        handle.result()
+    assert caught.value.hosts == (1,)
+
+
+def test_a_stopped_worker_is_a_hung_host_and_is_said_to_be_stopped(home):
+    handle = started(home, hang_timeout=3)
+    stop(who(handle, "worker"))
+    with pytest.raises(errors.HostHung, match="host 1") as caught:
+        handle.result()
+    assert caught.value.hosts == (1,)
+    assert "stopped: somebody sent it SIGSTOP" in str(caught.value)
+
+
+def impatient(home):
+    """A backend whose agents give up soon."""
+    return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=1.0)
+
+
+def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
+    with registry.substituted("local", lambda store: impatient(home)):
+        handle = started(home, backend="local")
+    stop(who(handle, "supervisor"))
+    with pytest.raises(errors.SupervisorLost, match="has not answered for 1 s"):
+        handle.result()
+
+
+# -- all of it stopped: a machine that was suspended -------------------------------------------------------------------
+
+
+def step_now_and_then(marker):
+    """Stands still most of the time, but never for long."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    multihost_utils.process_allgather(np.ones(1))
+    Path(f"{marker}-{jax.process_index()}").touch()
+    for _ in range(4):
+        time.sleep(0.8)
+        multihost_utils.process_allgather(np.ones(1))
+    return "value"
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_suspended_blames_no_host(home):
+    """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that cannot be reached."""
+    with registry.substituted("local", lambda store: impatient(home)):
+        handle = started(home, func=step_now_and_then, backend="local", hang_timeout=4)
+    whole = family(handle)
+    for pid in whole:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(15)
+    for pid in whole:
+        os.kill(pid, signal.SIGCONT)
+    assert handle.result() == "value"
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["the job", "its local part", "the home"])
+def test_a_job_whose_folder_is_removed_ends_and_leaves_nothing(what, home, nothing_left):
+    handle = started(home)
+    folder = home / "jobs" / handle.job_id
+    shutil.rmtree({"the job": folder, "its local part": folder / "local", "the home": home}[what], ignore_errors=True)
+    with pytest.raises((errors.NotFound, errors.JobCancelled), match="were removed"):
+        handle.result()
+    nothing_left()
+    assert not (folder / "local").exists() or what == "its local part"

@@ -1,0 +1,33 @@
+"""For how long a worker has stood still, and when nobody can know."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinetic.runner.progress import Sample, Stillness
+
+
+def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0):
+    return Sample(time_s, cpu_s, main_ns, log_bytes)
+
+
+def looks(*samples):
+    watch = Stillness(samples[0])
+    return [watch.lasts(sample) for sample in samples[1:]]
+
+
+def test_a_worker_that_sleeps_stands_still_for_longer_and_longer():
+    assert looks(*(at(t) for t in range(5))) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("sign", [{"log_bytes": 1}, {"cpu_s": 0.9}, {"main_ns": 5_000_000}])
+def test_any_sign_of_life_counts_from_anew(sign):
+    assert looks(at(0), at(1), at(2, **sign), at(3, **sign)) == [1, 0, 1]
+
+
+def test_a_machine_that_was_suspended_says_nothing_about_the_worker():
+    assert looks(at(0), at(1), at(16), at(17), at(18)) == [1, 0, 1, 2]
+
+
+def test_beats_that_come_a_little_late_do_count():
+    assert looks(at(0), at(3), at(6), at(9)) == [3, 6, 9]
