@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -46,6 +46,7 @@ RESERVE_BYTES = 1 << 16
 """Kept on disk so that the verdict can be written when the disk is full."""
 LEAVE_S = 3.0
 """How long agents may take to go, once everything has been reported."""
+CANCELLED = "The job was cancelled before its next attempt. The last one:"
 LOOK_EVERY_S = 0.5
 """How often the supervisor looks whether the job's records are still there."""
 NO_RETRY = frozenset({Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE})
@@ -126,7 +127,9 @@ class Supervisor:
             Mountpoints(replica.root_of(self._store)).release(plan.data)
         shutil.rmtree(self._scratch, ignore_errors=True)
         if plan is not None and _may_retry(outcome, plan.retries) and not self._removed:
-            self._start_over(outcome)
+            if signal.SIGTERM not in signal.sigpending():
+                self._start_over(outcome)
+            outcome = replace(outcome, verdict=Verdict.CANCELLED, blamed=(), reason=f"{CANCELLED} {outcome.reason}")
         if self._removed and not self._store.has(paths.plan(self._request.job_id)):
             self._store.delete(paths.job(self._request.job_id))  # What was written since they were removed.
         else:
