@@ -1,14 +1,16 @@
 """Lose a host in the middle of a training, and go on where the last checkpoint left off.
 
-    python examples/checkpoint.py
+    python examples/checkpoint.py [FOLDER]
 
 Two hosts train together and save after every step with Orbax: each host writes its part of the arrays below KINETIC_OUTPUT_DIR.
 After step 3 of the first call a host is killed, as when a machine is taken away. The second call is the same call; it finds the
 checkpoint and does only what is left.
 
-`output_dir` is what makes it find the checkpoint: by default every job has a folder of its own.
+`output_dir` is what makes it find the checkpoint: by default every job has a folder of its own. The checkpoints stay in FOLDER;
+without one they go to a temporary folder, which is removed in the end.
 """
 
+import shutil
 import sys
 import tempfile
 
@@ -66,4 +68,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        if len(sys.argv) == 1:
+            shutil.rmtree(FOLDER)

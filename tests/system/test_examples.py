@@ -77,7 +77,8 @@ def test_detached() -> None:
     assert f"{job_id[1]} is SUCCEEDED, its value is 3; it printed:\ncounted to 1\ncounted to 2\ncounted to 3\n" in out
 
 
-def test_checkpoint() -> None:
+def test_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run("checkpoint.py")
     steps = [(n, f"step {n} of 6: the weights sum to {16 * n}") for n in range(1, 7)]
     assert done.stdout.splitlines() == [
@@ -87,6 +88,7 @@ def test_checkpoint() -> None:
         *[line for n, line in steps if n > 3],
         "went on after step 3, the weights sum to 96",
     ]
+    assert [*tmp_path.iterdir()] == [], "the example removes what it wrote to the folder for temporary files"
 
 
 def test_sweep() -> None:
