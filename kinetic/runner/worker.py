@@ -425,4 +425,12 @@ def _short_repr(value: Any) -> str:
 
 
 def _leftover_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t is not threading.main_thread() and t.is_alive() and not t.daemon]
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.is_alive() and not t.daemon]
+    return [t.name for t in others if not _is_idle(t)]
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether it is a pool's, and waits for work: its innermost Python frame is then the pool's own loop."""
+    loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
+    frame = sys._current_frames().get(thread.ident or 0)
+    return loop is not None and frame is not None and frame.f_code is loop.__code__

@@ -92,6 +92,23 @@ def test_threads_left_behind_are_named_and_do_not_keep_the_host():
     assert "straggler" in handle.logs()
 
 
+def test_idle_threads_of_a_pool_are_not_left_behind_but_busy_ones_are():
+    @kinetic.run(accelerator="cpu")
+    def leave_pools():
+        from concurrent.futures import ThreadPoolExecutor
+
+        global pools
+        pools = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("idle", "busy")]
+        pools[0].submit(print, "done").result()
+        begun = threading.Event()
+        pools[1].submit(lambda: (begun.set(), time.sleep(1000)))
+        begun.wait()
+
+    handle = leave_pools.run_async()
+    handle.result()
+    assert handle.outcome().reports[0].leftover_threads == ("busy_0",)
+
+
 def test_hosts_draw_different_random_numbers():
     @kinetic.run(accelerator="tpu-v6e-8")
     def draw():
