@@ -44,8 +44,8 @@ _TAIL_LINES = 60
 class JobHandle(Generic[R_co]):
     """One job. All methods work from any process, and again after the job has ended.
 
-    The fields of the reference are attributes: `job_id`, `backend`, `accelerator`, `func_name`, `display_name`, `created_at`,
-    `project`, `cluster_name`, `zone`, `namespace`, `bucket_name`, `k8s_name`, `image_uri`, `group_id`, `debug`, ...
+    The fields of the reference are attributes: `job_id`, `backend`, `accelerator`, `func_name`, `display_name`, `project`,
+    `cluster_name`, `zone`, `namespace`, `bucket_name`, `k8s_name`, `image_uri`, `group_id`, `debug`, ...
     """
 
     if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class JobHandle(Generic[R_co]):
         accelerator: str
         func_name: str
         display_name: str
-        created_at: float
         store_uri: str
         hosts: int
         project: str
@@ -107,6 +106,11 @@ class JobHandle(Generic[R_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JobHandle.from_dict, (self.to_dict(),)
+
+    @property
+    def created_at(self) -> str:
+        """When it was submitted, in UTC, as ISO 8601 has it: "2026-01-31T12:00:00Z". `ref.created_at` is a number of seconds."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.ref.created_at))
 
     @property
     def output_dir(self) -> str:
@@ -295,9 +299,24 @@ class JobHandle(Generic[R_co]):
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def cancel(self) -> None:
-        """Ask the job to stop. Its records stay; cancelling a job that has ended does nothing."""
+    def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+        """Stop the job. Its records stay; cancelling a job that has ended does nothing.
+
+        Waits until it has stopped, but no longer than `cleanup_timeout` seconds: then it is left to stop, with a warning. With 0
+        it does not wait.
+        """
+        limit_s = seconds(cleanup_timeout)
         self._place.cancel(self.ref)
+        if limit_s:
+            self._wait_for_the_end(limit_s)
+
+    def _wait_for_the_end(self, limit_s: float) -> None:
+        try:
+            self._watch(LogRequest(hosts=()), timeout_s=limit_s)
+        except NotFound:
+            pass
+        except WaitTimeout:
+            _log.warning("%s was asked to stop, and has not stopped within %g s.", self.job_id, limit_s)
 
     def cleanup(self, k8s: bool = True, gcs: bool = True, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Remove the job: what its backend holds (`k8s`), and its records in the store (`gcs`). A running job is stopped first.
@@ -309,7 +328,7 @@ class JobHandle(Generic[R_co]):
         if not self.status().ended:
             if not k8s:
                 raise UsageError(f"{self.job_id} is running and needs its records. Cancel it first, or clean up with k8s=True.")
-            self.cancel()
+            self.cancel(cleanup_timeout=0)
             with contextlib.suppress(NotFound):
                 self._watch(LogRequest(hosts=()), timeout_s=cleanup_timeout)
         if k8s:

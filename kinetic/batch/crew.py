@@ -261,7 +261,7 @@ class Crew:
 
 def _cancel(handle: JobHandle[Any]) -> None:
     with _logged(f"{handle.job_id} could not be cancelled"):
-        handle.cancel()
+        handle.cancel(cleanup_timeout=0)
 
 
 class _logged(suppress):  # noqa: N801 - reads as a statement

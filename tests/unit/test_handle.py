@@ -385,10 +385,30 @@ def test_stacks_of_a_running_job_are_asked_for(backend, handle):
 # -- ending ------------------------------------------------------------------------------------------------------------
 
 
-def test_cancel_keeps_everything(store, backend, job, handle):
-    handle.cancel()
+@pytest.mark.parametrize("limits", [{}, {"cleanup_timeout": 60, "cleanup_poll_interval": 1}])
+def test_cancel_waits_for_the_end_and_keeps_everything(limits, store, backend, job, handle):
+    backend.finish = lambda: put_outcome(store, job, HostReport(0, Exit.CANCELLED))
+    handle.cancel(**limits)
     assert backend.calls == ["cancel"]
+    assert handle.outcome() is not None
     assert not is_gone(store, job)
+
+
+def test_cancel_can_do_without_waiting(backend, handle):
+    handle.cancel(cleanup_timeout=0)
+    assert backend.calls == ["cancel"]
+    assert handle.status() == Phase.RUNNING
+
+
+def test_a_job_that_does_not_stop_in_time_is_left_to_stop(backend, handle, caplog):
+    handle.cancel(cleanup_timeout=0.01)
+    assert "has not stopped within 0.01 s" in caplog.text
+
+
+def test_when_it_was_submitted_is_a_date(handle, store):
+    seen = JobHandle(ref(created_at=1_700_000_000.9), store=store)
+    assert seen.created_at == "2023-11-14T22:13:20Z"
+    assert seen.ref.created_at == 1_700_000_000.9
 
 
 def test_cleaning_up_a_running_job_stops_it_first(store, backend, job, handle):

@@ -93,7 +93,7 @@ def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, c
         if desk.ending(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
-        desk.handle_of(ref).cancel()
+        desk.handle_of(ref).cancel(cleanup_timeout=0)
         output.line(f"{ref.job_id} is being cancelled.")
 
 
