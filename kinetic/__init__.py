@@ -8,7 +8,10 @@ from kinetic.version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kinetic import collections as collections
+    from kinetic import credentials as credentials
+    from kinetic import debug as debug
     from kinetic import errors as errors
+    from kinetic import job_status as job_status
     from kinetic.batch.handle import BatchHandle as BatchHandle
     from kinetic.batch.handle import attach_batch as attach_batch
     from kinetic.errors import BatchError as BatchError
@@ -30,7 +33,12 @@ _HOME_OF = {
     "list_jobs": "handle",
     "run": "remote",
 }
-_ROOMS = ("collections", "errors", "job_status")
+_ROOMS = ("collections", "credentials", "debug", "errors", "job_status")
+_GONE = {
+    "map": "use the decorated function's run_async_map(inputs), or kinetic.collections.map",
+    "submit": "decorate with @kinetic.run(...), and call the function's run_async(...)",
+}
+"""Names that keras-kinetic had before 0.0.4, and what to write instead."""
 
 __all__ = [
     "BatchError",
@@ -55,7 +63,8 @@ if not TYPE_CHECKING:  # A type checker shall report misspelt names.
         if name in _ROOMS:
             return import_module(f"kinetic.{name}")
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'kinetic' has no attribute {name!r}")
+            instead = f": {_GONE[name]}" if name in _GONE else ""
+            raise AttributeError(f"module 'kinetic' has no attribute {name!r}{instead}")
         globals()[name] = found = getattr(import_module(f"kinetic.{_HOME_OF[name]}"), name)
         return found
 

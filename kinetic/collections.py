@@ -1,6 +1,6 @@
 """One function over many inputs, under the name by which scripts import it.
 
-In: a function that submits jobs, inputs. Out: `BatchHandle`. Called by users.
+In: a function that submits jobs, inputs. Out: `BatchHandle`, and what belongs to it. Called by users.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kinetic.batch import launch
-from kinetic.batch.handle import BatchHandle
+from kinetic.batch.handle import BatchHandle, attach_batch
 from kinetic.batch.inputs import calls
 from kinetic.batch.sources import Called
 from kinetic.config import settings as configuration
-from kinetic.errors import UsageTypeError
+from kinetic.errors import BatchError, UsageTypeError
 from kinetic.job import spec
 from kinetic.remote import RemoteCallable
 from kinetic.storage.open import open_store
 
 if TYPE_CHECKING:
     from kinetic.batch.launch import Tags
+
+__all__ = ["BatchError", "BatchHandle", "attach_batch", "map"]
 
 
 def map(

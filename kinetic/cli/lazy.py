@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kinetic.errors import PreflightError
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -28,11 +30,17 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name before their code is loaded."""
+    """A group that knows its commands by name before their code is loaded, and says of some names why they are none.
 
-    def __init__(self, *args: Any, lazy: dict[str, Lazy], **kwargs: Any) -> None:
+    Raises:
+        PreflightError: one of those was called.
+    """
+
+    def __init__(self, *args: Any, lazy: dict[str, Lazy], absent: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
+        self.absent = absent or {}
+        """Names that people may look for here, and why there is no such command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which they were given."""
@@ -61,7 +69,9 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or name the nearest one."""
-        if args and args[0] not in self.lazy and not args[0].startswith("-"):
+        if args and args[0] not in self.lazy and not args[0].startswith("-") and not ctx.resilient_parsing:
+            if args[0] in self.absent:
+                raise PreflightError(self.absent[args[0]])
             raise click.UsageError(_unknown(args[0], tuple(self.lazy)), ctx)
         return super().resolve_command(ctx, args)
 

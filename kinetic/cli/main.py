@@ -31,6 +31,18 @@ _COMMANDS = {
     "completion": Lazy("kinetic.cli.commands.completion:completion", "Print what makes a shell complete `kinetic` commands."),
 }
 
+_NO_CLUSTERS = "This version has no cluster backends yet: it simulates slices on this machine"
+_NO_SETTING_UP = f"{_NO_CLUSTERS}, and there is nothing to set up. `kinetic doctor` checks the machine."
+_ABSENT = {
+    "init": _NO_SETTING_UP,
+    "up": _NO_SETTING_UP,
+    "down": f"{_NO_CLUSTERS}, and nothing but jobs' records to remove: see `kinetic jobs prune`.",
+    "status": f"{_NO_CLUSTERS}. `kinetic doctor` checks the machine; `kinetic jobs list` shows what runs on it.",
+    "pool": f"{_NO_CLUSTERS}, for any accelerator of `kinetic accelerators`; no pools of machines are needed.",
+    "build-image": f"{_NO_CLUSTERS}, in the environment of the caller; no images are built.",
+}
+"""Commands of keras-kinetic about clusters."""
+
 _EPILOG = (
     "\b\nExit codes:\n"
     + "\n".join(f"  {code:<4} {meaning}" for code, meaning in exit_codes.TABLE)
@@ -54,6 +66,7 @@ Examples:
 @click.group(
     cls=LazyGroup,
     lazy=_COMMANDS,
+    absent=_ABSENT,
     help=_EXAMPLES,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -93,6 +93,11 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")(command)
 
 
+def accepted(*names: str, is_flag: bool = False) -> Callable[[F], F]:
+    """Take an option of keras-kinetic that has nothing to change here, so that commands written for it go on working."""
+    return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
+
+
 def yes_option(command: F) -> F:
     """Add --yes."""
     return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)

@@ -301,12 +301,14 @@ def _positive(variable: str, value: Any) -> float:
     return number
 
 
+_SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(("0", "false", "f", "no", "n", "off"), False)
+
+
 def _flag(variable: str, value: Any) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     text = str(value).strip().lower()
-    if text not in known:
+    if text not in _SWITCH:
         raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
-    return known[text]
+    return _SWITCH[text]
 
 
 def _one_of(*names: str) -> Callable[[str, Any], str]:

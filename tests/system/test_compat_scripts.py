@@ -74,6 +74,7 @@ print(Trainer(0.5).fit(4))
 """,
     "detach_and_attach": """
 import time
+from datetime import datetime
 
 import kinetic
 from kinetic.job_status import JobStatus
@@ -89,6 +90,7 @@ def train(epochs):
 
 job = train.run_async(3)
 assert job.job_id.startswith("job-") and job.func_name == "train" and job.accelerator == "cpu"
+assert datetime.fromisoformat(job.created_at).tzinfo is not None
 
 again = kinetic.attach(job.job_id)
 seen = []
@@ -116,11 +118,12 @@ try:
     job.result(timeout=0.2)
 except TimeoutError:
     print("not yet")
-job.cancel()
+job.cancel(cleanup_timeout=60)
+print("cancelled:", job.status().value)
 try:
     job.result(timeout=60)
 except RuntimeError:
-    print("cancelled:", job.status().value.upper() if hasattr(job.status(), "value") else job.status())
+    print("no value")
 """,
     "many_jobs": """
 import kinetic
@@ -193,6 +196,58 @@ def read():
 
 
 print(read(), Path("/volumes-of-a-script").exists())
+""",
+    "data_that_is_mounted": """
+from pathlib import Path
+
+import kinetic
+from kinetic import Data
+
+top = Path("sets")
+(top / "images" / "cats").mkdir(parents=True)
+(top / "images" / "cats" / "tom.txt").write_text("grey")
+(top / "settings.txt").write_text("rate=0.5")
+
+
+images = top / "images"
+
+
+@kinetic.run(accelerator="cpu", volumes={"/compat/images": Data(images, fuse=True), "/compat/copy": Data(str(images))})
+def look(settings, rate=0.1):
+    from pathlib import Path
+
+    found = sorted(p.name for p in Path("/compat").iterdir())
+    return found, Path("/compat/images/cats/tom.txt").read_text(), Path(settings).read_text(), rate
+
+
+print(look(Data(top / "settings.txt", fuse=True), rate=0.2))
+
+
+def job_of(volume):
+    @kinetic.run(accelerator="cpu", volumes=volume)
+    def names():
+        import os
+
+        return os.listdir("/compat/images")
+
+    return names
+
+
+print(job_of({"/compat/images": Data(top / "images", fuse=True)})())
+""",
+    "credentials_switched_off": """
+import kinetic
+import kinetic.credentials
+
+kinetic.credentials.ensure_credentials = lambda *args, **kwargs: None
+
+
+@kinetic.run(accelerator="cpu")
+def double(number):
+    return 2 * number
+
+
+print(double(21))
 """,
     "orbax": """
 import os
@@ -292,7 +347,7 @@ PRINTED = {
     "an_exception_comes_back_as_itself": ["caught: train has no rows", "remote traceback: True"],
     "a_method_and_a_captured_variable": ["('baseline', 7, 2.0)"],
     "detach_and_attach": ["result: {'epochs': 3}", "epoch 2 done", "lines: 3"],
-    "a_timeout_leaves_the_job_running": ["not yet", "cancelled: FAILED"],
+    "a_timeout_leaves_the_job_running": ["not yet", "cancelled: FAILED", "no value"],
     "many_jobs": [
         "singles: [0.1, 0.2, 0.3]",
         "keywords: [1.0, 3.0]",
@@ -303,6 +358,8 @@ PRINTED = {
     ],
     "data": ["({'a.csv': 3, 'b.csv': 2}, '4,5')", "True False False True"],
     "volumes": ["1,2,3 False"],
+    "data_that_is_mounted": ["(['copy', 'images'], 'grey', 'rate=0.5', 0.2)", "['cats']"],
+    "credentials_switched_off": ["42"],
     "orbax": ["(None, 8.0) (2, 20.0) True"],
     "keras_save_and_load": ["saved here: True True", "backend: jax", "equal: True"],
     "pathways": ["Total devices: 16, this host: 0 of 4", "leader returned: (16, 16, 0)"],
@@ -320,7 +377,7 @@ THEIRS = {
     "Data": "path fuse hf_trust_remote_code",
 }
 """Keyword arguments that keras-kinetic knows."""
-PUBLIC = {"run", "Data", "attach", "list_jobs", "attach_batch", "BatchError", "collections"}
+PUBLIC = {"run", "Data", "attach", "list_jobs", "attach_batch", "BatchError", "collections", "credentials"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -321,6 +321,14 @@ def test_logs_of_all_hosts_name_the_host(world: World, capfd: Capture) -> None:
     assert capfd.readouterr().out == "2001-09-09T01:46:40.000Z a\n2001-09-09T01:46:40.000Z b\n"
 
 
+def test_logs_always_begin_at_the_beginning_also_when_that_is_asked_for(world: World, capfd: Capture) -> None:
+    world.job("job-00000001")
+    world.backend.output["job-00000001"] = [chunk(b"one\n")]
+    world.backend.at_end = lambda: world.succeed("job-00000001")
+    assert world("jobs", "logs", "--follow", "--no-resume", "job-00000001") == 0
+    assert capfd.readouterr().out == "one\n"
+
+
 def test_following_ends_with_the_job(world: World, capfd: Capture) -> None:
     world.job("job-00000001")
     world.backend.output["job-00000001"] = [None, chunk(b"a\n"), None]

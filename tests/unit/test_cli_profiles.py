@@ -191,6 +191,7 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("--profile", "") == ["dev", "ops"]
     assert offered("profile", "use", "o") == ["ops"]
     assert offered("comp") == ["completion"]
+    assert offered("stauts", "") == offered("")  # a misspelt command must not spill its error into the line
     assert "--all-hosts" in offered("run", "--a")
     assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]  # a file, as far as we know
     assert offered("run", "-a", "cpu:4", "--det") == ["--detach"]

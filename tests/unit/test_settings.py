@@ -75,9 +75,10 @@ def test_an_unknown_flag_is_refused():
         settings.load(HOME, flags={"zoen": "a"})
 
 
-def test_switches():
-    assert settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": "1"}).no_default_excludes is True
-    assert settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": "false"}).no_default_excludes is False
+@pytest.mark.parametrize(("texts", "value"), [("1 true T yes y ON", True), ("0 false f No n off", False)])
+def test_switches(texts, value):
+    for text in texts.split():
+        assert settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": text}).no_default_excludes is value
 
 
 def test_the_process_environment_is_the_default(home):

@@ -12,7 +12,8 @@ import click
 from kinetic.accelerators.topology import Topology
 from kinetic.cli import output
 from kinetic.cli.lazy import suggested
-from kinetic.cli.options import json_option
+from kinetic.cli.options import accepted, json_option
+from kinetic.errors import PreflightError
 
 _COLUMNS = ("NAME", "KIND", "CHIPS", "HOSTS", "CHIPS/HOST", "SHAPE", "MACHINE TYPE")
 _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST")
@@ -32,9 +33,18 @@ Examples:
 
 @click.command("accelerators", help=_HELP, short_help="List the accelerators that can be asked for.")
 @json_option
+@click.option("--live", is_flag=True, hidden=True)
+@accepted("--project")
+@accepted("--zone")
+@accepted("--cluster")
 @click.argument("words", metavar="[FILTER]", required=False, shell_complete=suggested("accelerators"))
-def accelerators(words: str | None, as_json: bool) -> None:
+def accelerators(words: str | None, as_json: bool, live: bool) -> None:
     """Print the catalog, or the part of it that matches."""
+    if live:
+        raise PreflightError(
+            "--live asks a cloud what it has, and this version has no cluster backends yet. Leave it out: every accelerator of "
+            "`kinetic accelerators` can be simulated on this machine."
+        )
     rows = _matching(words)
     if as_json:
         output.json_document([_document(row) for row in rows])

@@ -12,7 +12,7 @@ import click
 from kinetic.cli import output, text
 from kinetic.cli.desk import UNKNOWN, Desk, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup, suggested
-from kinetic.cli.options import json_option
+from kinetic.cli.options import accepted, json_option
 
 if TYPE_CHECKING:
     from kinetic.job.outcome import HostReport, Outcome
@@ -89,6 +89,7 @@ def jobs() -> None:
     help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
 )
 @click.option("--group", metavar="ID", help="Only jobs of this batch.")
+@accepted("--output-dir")
 @json_option
 @with_desk
 def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], group: str | None, as_json: bool) -> None:

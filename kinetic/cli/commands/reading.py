@@ -12,7 +12,7 @@ import click
 from kinetic.cli import exit_codes, output
 from kinetic.cli.desk import Desk, with_desk
 from kinetic.cli.lazy import suggested
-from kinetic.cli.options import DURATION, json_option
+from kinetic.cli.options import DURATION, accepted, json_option
 from kinetic.cli.prefix import Prefixer
 from kinetic.errors import UsageError
 
@@ -62,6 +62,7 @@ Examples:
 )
 @click.option("--all-hosts", is_flag=True, help='All hosts; each line starts with "[host N] ".')
 @click.option("--timestamps", is_flag=True, help="Start each line with the time at which it was printed (UTC).")
+@accepted("--no-resume", is_flag=True)
 @with_desk
 @click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def logs(

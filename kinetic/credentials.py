@@ -1,0 +1,16 @@
+"""Credentials of a cloud, under the name by which scripts import it or switch it off.
+
+In: nothing. Out: nothing. Called by users; no backend of this version needs credentials, so there is nothing to check.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ensure_credentials", "invalidate_credential_cache"]
+
+
+def ensure_credentials(project: str, zone: str, cluster: str) -> None:
+    """Return at once: jobs run on this machine, as whoever calls."""
+
+
+def invalidate_credential_cache(project: str | None = None, zone: str | None = None, cluster: str | None = None) -> None:
+    """Return at once: nothing is remembered."""
