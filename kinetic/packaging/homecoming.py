@@ -5,6 +5,8 @@ In: bytes of a pickle, and the inside of cloudpickle. Out: the value. Called by 
 A class that was sent by value comes back by value. cloudpickle finds the one that left this process, but then overwrites its
 methods with those that travelled, bound to globals of their own; and in another process (`attach`) it makes a new class that no
 `except` clause names. Here a class that is known is left alone, and one that its module already defines is that one.
+
+Code of another version of Python is refused: to run it would end the process without a word.
 """
 
 from __future__ import annotations
@@ -16,16 +18,24 @@ from typing import Any
 
 
 class Homecoming(pickle.Unpickler):
-    """An unpickler that leaves known classes alone. `inside` is the module cloudpickle.cloudpickle."""
+    """An unpickler that leaves known classes alone.
 
-    def __init__(self, data: bytes | memoryview, inside: Any) -> None:
+    Args:
+        data: the pickle.
+        inside: the module cloudpickle.cloudpickle.
+        python: the version that made the pickle, when it is not the one that reads it.
+    """
+
+    def __init__(self, data: bytes | memoryview, inside: Any, python: str = "") -> None:
         super().__init__(io.BytesIO(data))
         self._inside = inside
+        self._python = python
         self._known = set(inside._DYNAMIC_CLASS_TRACKER_BY_CLASS)
         self._own = {
             "_make_skeleton_class": self._skeleton_class,
             "_make_skeleton_enum": self._skeleton_enum,
             "_class_setstate": self._set_state,
+            "_builtin_type": self._builtin_type,
         }
 
     def find_class(self, module: str, name: str) -> Any:
@@ -53,3 +63,8 @@ class Homecoming(pickle.Unpickler):
 
     def _set_state(self, cls: Any, state: Any) -> Any:
         return cls if cls in self._known else self._inside._class_setstate(cls, state)
+
+    def _builtin_type(self, name: str) -> Any:
+        if self._python and name == "CodeType":
+            raise pickle.UnpicklingError(f"it holds code of Python {self._python} (a function, or a class of a script)")
+        return self._inside._builtin_type(name)

@@ -280,7 +280,7 @@ def unpack_value(data: bytes) -> Any:
     """
     header = _verified(data, "value")
     try:
-        return _loads(memoryview(data)[header.body_offset :])
+        return _loads(memoryview(data)[header.body_offset :], header.versions)
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         raise ResultUnavailable(
             f"The value could not be rebuilt here: {_why(error, header.versions, versions_here())}"
@@ -314,7 +314,7 @@ def unpack_exception(data: bytes) -> BaseException:
 
     header = _verified(data, "exception")
     nodes = pickle.loads(memoryview(data)[header.body_offset :])
-    return raised.rebuild(nodes, loads=_loads)
+    return raised.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
 
 
 def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
@@ -365,13 +365,14 @@ def _attempt(value: object) -> Exception | None:
     return None
 
 
-def _loads(data: bytes | memoryview) -> Any:
+def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
     """Unpickle what comes back from a host, without touching the classes that are known here."""
     from cloudpickle import cloudpickle as inside
 
     from kinetic.packaging.homecoming import Homecoming
 
-    return Homecoming(data, inside).load()
+    python = "" if made is None or made.python == versions_here().python else made.python
+    return Homecoming(data, inside, python).load()
 
 
 def _why(error: BaseException, made: Versions, here: Versions) -> str:

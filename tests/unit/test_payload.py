@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.errors import CorruptRecord, PicklingError, ResultUnavailable, SetupFailed
+from kinetic.errors import CorruptRecord, PicklingError, ResultUnavailable, SetupFailed, UserCodeFailed
 from kinetic.packaging import payload
 from kinetic.packaging.byvalue import portable, project_modules
 
@@ -439,3 +439,34 @@ def test_a_value_that_cannot_be_rebuilt_is_unavailable():
 def test_importing_loads_no_vendor():
     code = "import kinetic.packaging.payload\nprint(sorted({'cloudpickle', 'tblib', 'pathspec'} & set(sys.modules)))"
     assert elsewhere(code, b"") == "[]"
+
+
+# -- another Python ------------------------------------------------------------------------------------------------------------
+
+
+def of_python_2(data: bytes) -> bytes:
+    """The same record, as if Python 2.7 had made it."""
+    here = f'"python": "{payload.versions_here().python}"'.encode()
+    assert here in data
+    return data.replace(here, b'"python": "2.7"', 1)
+
+
+def test_code_of_another_python_is_refused() -> None:  # it would end the process by a signal
+    space = in_main("class Point:\n    def double(self): return 2\nvalue = [Point(), 1]")
+    for value in (lambda: 1, space["value"]):
+        with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):
+            payload.unpack_value(of_python_2(payload.pack_value(value)))
+        payload.unpack_value(payload.pack_value(value))
+
+
+def test_values_without_code_come_from_any_python() -> None:
+    value = {"loss": 0.5, "steps": [1, 2], "how": double}
+    assert payload.unpack_value(of_python_2(payload.pack_value(value))) == value
+
+
+def test_an_exception_with_code_of_another_python_arrives_as_text() -> None:
+    error = in_main("class Oops(Exception):\n    def why(self): return 'x'\nerror = Oops('no rows')")["error"]
+    with pytest.raises(UserCodeFailed, match=r"Oops: no rows\n.*code of Python 2\.7"):
+        payload.unpack_exception(of_python_2(payload.pack_exception(error)))
+    rebuilt = payload.unpack_exception(of_python_2(payload.pack_exception(KeyError("a"))))
+    assert type(rebuilt) is KeyError
