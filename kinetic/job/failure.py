@@ -146,7 +146,7 @@ def _sentence(text: str) -> str:
 def _raised(first: HostReport) -> str:
     if first.error is None:
         return _cut(first.detail)
-    return f"{first.error.type_name}: {_cut(first.error.message)}"
+    return f"{first.error.type_name}: {_cut(first.error.message)}" if first.error.message else first.error.type_name
 
 
 def _host(evidence: Evidence, host: int) -> str:

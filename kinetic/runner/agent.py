@@ -34,6 +34,7 @@ from kinetic.runner.link import Link
 from kinetic.runner.logs import HostLog, tees
 from kinetic.runner.mountpoints import Mountpoints
 from kinetic.runner.progress import Stillness
+from kinetic.runner.worker import LAST_WORD
 from kinetic.storage.base import Store
 
 OPEN_LINE_S = 0.05
@@ -41,6 +42,9 @@ OPEN_LINE_S = 0.05
 ALONE_S = 0.05
 """For so long the only host of a simulated slice runs before it speaks with the coordinator: it has nobody to wait for, and a
 small job is over before the two could."""
+LEFTOVER_GRACE_S = 0.2
+"""How long processes that the function left behind may take to end by themselves, once the worker is gone."""
+LEFTOVERS_NAMED = 5
 STOPPED_GRACE_S = 1.0
 """A host stopped because of another one gets this long at most: it is often stuck in native code and cannot react."""
 
@@ -146,6 +150,8 @@ class Agent:
             self._open_since = None
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
+            if self._all_done:
+                self._log.say("kinetic: the process had not ended 5 s after the function (an exit handler?) and was killed.")
             self._worker.kill()
         if self._link_at is not None and now >= self._link_at:
             self._link_at = None
@@ -211,10 +217,30 @@ class Agent:
         self._selector.unregister(self._worker.pidfd)
         self._worker.reap()
         self._kill_at = None
+        self._end = self._end or self._last_word()
+        if self._end is not None and not self._stopping:
+            self._name_leftovers()
         processes.kill_descendants()
         for tee in self._tees:
             tee.drain()
         self._conclude()
+
+    def _last_word(self) -> Message | None:
+        """How the function ended, from a worker that it had cut off."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: there is no workspace yet.
+            message: Message = json.loads((self._workspace.root / LAST_WORD).read_bytes())
+            return message
+        return None
+
+    def _name_leftovers(self) -> None:
+        """Say in the log which processes the function left behind; those that end by themselves in time are not named."""
+        pids = processes.await_leaving(LEFTOVER_GRACE_S)
+        left = [f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})" for pid in pids]
+        if left:
+            shown = ", ".join(left[:LEFTOVERS_NAMED]) + (" and others" if len(left) > LEFTOVERS_NAMED else "")
+            for tee in self._tees:
+                tee.drain()
+            self._log.say(f"kinetic: still running after the function ended, and killed: processes {shown}")
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)

@@ -5,11 +5,17 @@ In: dicts. Out: dicts. Called by agent (never blocks on reading) and worker (blo
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
+from kinetic.runner import processes
+
 Message = dict[str, Any]
+READ_BYTES = 1 << 20
 
 
 class Channel:
@@ -17,48 +23,77 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._searched = 0
+        self._file = _file_of(sock.fileno())
 
     def fileno(self) -> int:
         """File descriptor, for a selector."""
         return self._sock.fileno()
 
+    def lift(self, least_fd: int) -> None:
+        """Move to a descriptor that is not below `least_fd`, out of the way of code that closes or reuses low ones."""
+        lifted = processes.lifted(self._sock.fileno(), least_fd)
+        if lifted != self._sock.fileno():
+            self._sock.close()
+            self._sock = socket.socket(fileno=lifted)
+
+    def is_whole(self) -> bool:
+        """Whether the descriptor is still this channel's: other code of the process may have closed or replaced it."""
+        return self._file is not None and _file_of(self._sock.fileno()) == self._file
+
     def send(self, message: Message) -> bool:
         """Send; return False when the other end is gone."""
         try:
-            self._sock.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            # The first newline ends whatever somebody else wrote into the channel.
+            self._sock.sendall(b"\n" + json.dumps(message, separators=(",", ":")).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
 
     def receive(self) -> Message | None:
         """Wait for the next message; None when the other end is gone."""
-        while b"\n" not in self._buffer:
+        while True:
+            for message in self._whole():
+                return message
             if not self._fill():
                 return None
-        return self._pop()
 
     def available(self) -> tuple[list[Message], bool]:
-        """Read once and return whole messages that are there, and whether the other end is still open."""
-        is_open = self._fill()
-        messages = []
-        while b"\n" in self._buffer:
-            messages.append(self._pop())
-        return messages, is_open
+        """Return the whole messages that are there, without waiting for more, and whether the other end is still open."""
+        is_open = self._fill(socket.MSG_DONTWAIT)
+        return list(self._whole()), is_open
 
     def close(self) -> None:
         """Close this end."""
         self._sock.close()
 
-    def _fill(self) -> bool:
+    def _fill(self, flags: int = 0) -> bool:
         try:
-            data = self._sock.recv(1 << 16)
+            data = self._sock.recv(READ_BYTES, flags)
+        except BlockingIOError:
+            return True
         except ConnectionResetError:
             return False
         self._buffer += data
         return bool(data)
 
-    def _pop(self) -> Message:
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message: Message = json.loads(line)
-        return message
+    def _whole(self) -> Iterator[Message]:
+        """Take whole messages out of the buffer; what is none is passed over."""
+        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
+        self._searched = len(self._buffer)
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -55,6 +55,7 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
         kind,
         detail=detail,
         exit_code=end.get("exit_code"),
+        signal=end.get("signal", 0),
         error=error,
         peak_rss_bytes=peak_bytes,
         leftover_threads=tuple(end.get("leftover_threads", ())),

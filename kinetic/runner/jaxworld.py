@@ -171,8 +171,7 @@ def is_consequence(error: BaseException) -> bool:
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        text = str(at).lower()
-        if type(at).__name__ in _CONSEQUENCE_TYPES and any(word in text for word in _CONSEQUENCE_WORDS):
+        if type(at).__name__ in _CONSEQUENCE_TYPES and any(word in str(at).lower() for word in _CONSEQUENCE_WORDS):
             return True
         at = at.__cause__ or at.__context__
     return False

@@ -66,6 +66,10 @@ class HostLog:
             if self.lost_bytes:
                 self._align_index()
 
+    def say(self, text: str) -> None:
+        """Keep a line of kinetic's own."""
+        self.write(STDERR, f"{text}\n".encode(errors="backslashreplace"))
+
     def _align_index(self) -> None:
         # A record cut short by a full disk or a killed agent would shift all that follow it.
         size = os.fstat(self._index).st_size

@@ -52,6 +52,15 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def lifted(fd: int, least: int) -> int:
+    """A descriptor of the same file, not below `least`, for this program alone; the given one where there is none."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
+    return fd
+
+
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -100,6 +109,31 @@ def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
             kill(pid, signal.SIGKILL)
         _reap(left)
         time.sleep(0.001)
+
+
+def await_leaving(limit_s: float) -> list[int]:
+    """Wait until nothing lives below this process or the time is up; return what is left. Reaps what has ended."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        below = descendants(os.getpid())
+        _reap(below)
+        left = [pid for pid in below if _state(pid) not in ("", "Z", "X")]
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(0.002)
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return ""
+
+
+def name(pid: int) -> str:
+    """What the kernel calls the process: the beginning of its program's name; "" when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return ""
 
 
 def _reap(pids: Iterable[int]) -> None:

@@ -7,75 +7,49 @@ lives here: a report is sent before the interpreter winds down, because JAX may 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
 import faulthandler
 import functools
 import hashlib
 import importlib
-import io
+import json
 import os
 import signal
 import sys
 import threading
 import time
 import types
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kinetic.errors import KineticError, PicklingError
+from kinetic.errors import KineticError
 from kinetic.job.outcome import Exit
-from kinetic.runner import jaxworld, processes
+from kinetic.runner import jaxworld, mending, processes, streams, telling
 from kinetic.runner.channel import Channel, Message
+from kinetic.runner.start import Start
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
-REPR_LIMIT = 20_000
-IMPORTED_AHEAD = ("cloudpickle", "kinetic.packaging.payload", "kinetic.packaging.raised", "kinetic.packaging.homecoming")
-_OWN_CODE = (str(Path(__file__).parent) + os.sep, "<kinetic>")
-"""Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what `kinetic run` sends."""
+IMPORTED_AHEAD = (
+    "cloudpickle",
+    "traceback",
+    "kinetic.packaging.payload",
+    "kinetic.packaging.raised",
+    "kinetic.packaging.homecoming",
+)
+HIGH_FD = (1 << 13) - 16
+"""Where the worker's own descriptors lie: beyond those that programs close when they close "all" of them, as daemons do."""
+LAST_WORD = "end.json"
+"""In the host's folder: how the function ended, where it cut the worker off from the agent."""
+TURNS = 4
+"""How often the end is tried to be told, while what the function left behind strikes at it."""
+EXECUTORS_S = 1.0
+"""How long pools of `concurrent.futures` that were left open may take to end."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """What the agent tells the worker when the whole gang is ready.
-
-    Attributes:
-        payload: file of the pickled call.
-        payload_digest: its SHA-256, verified before anything is unpickled.
-        function: file of the pickled function, where the payload holds only arguments and the function's SHA-256; else "".
-        env: the whole environment, without what the payload carries.
-        cwd: working directory.
-        sys_path: entries that go before the interpreter's own.
-        scratch: folder for the value or the exception.
-        world: this process's place among the processes of JAX.
-        joins_jax: whether JAX is initialised before the function starts.
-        name: of the function, for people.
-        tree: where the source tree lies on this host.
-        client_root: where it lies on the caller's machine; tracebacks name files there.
-        cells: source that lies in no file, so that tracebacks can show it.
-        debugger: port and window of the job's debugger, or None when nobody debugs.
-        places: where each declared data lies.
-        mounts: what has to be mounted for that; see `mounts.Mount`.
-    """
-
-    payload: str
-    payload_digest: str
-    function: str
-    env: dict[str, str]
-    cwd: str
-    sys_path: list[str]
-    scratch: str
-    world: dict[str, Any]
-    joins_jax: bool
-    name: str
-    tree: str
-    client_root: str
-    cells: list[dict[str, str]] = field(default_factory=list)
-    debugger: dict[str, Any] | None = None
-    places: list[str] = field(default_factory=list)
-    mounts: list[dict[str, Any]] = field(default_factory=list)
+_End = tuple[Any, BaseException | None]
+_NOTHING: _End = (None, None)
 
 
 class _Ended(Exception):
@@ -98,10 +72,10 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             code = _serve(channel, Start(**message["start"]))
     except SystemExit as stopped:  # SIGTERM outside the function: nothing is left to unwind, and nothing to complain of.
         code = stopped.code if isinstance(stopped.code, int) else code
-    except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
-        _print_own_failure()
+    except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
+        _tell_own_failure(channel, error)
     finally:
-        _flush_streams()
+        streams.flush()
         os._exit(code)
 
 
@@ -111,11 +85,15 @@ def _import_ahead() -> None:
         importlib.import_module(name)
 
 
-def _print_own_failure() -> None:
+def _tell_own_failure(channel: Channel, error: BaseException) -> None:
+    """A fault of kinetic must not look like one of the function."""
     import traceback
 
     with contextlib.suppress(Exception):
-        traceback.print_exc()
+        told = "".join(traceback.format_exception(error))
+        channel.send(
+            {"event": Exit.SETUP_FAILED, "detail": f"kinetic's own code failed; this is no fault of the function:\n{told}"}
+        )
 
 
 def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
@@ -125,24 +103,18 @@ def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: in
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
-    keep = sorted({channel.fileno(), stacks_fd})
+    limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
+    high = min(HIGH_FD, limit - 16)
+    stacks_fd = processes.lifted(stacks_fd, high)
+    channel.lift(high)
     low = 3
-    for fd in [*keep, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 16]:
+    for fd in [*sorted({channel.fileno(), stacks_fd}), limit]:
         os.closerange(low, fd)
         low = fd + 1
-    _open_streams()
+    streams.renew()
     _reset_signals()
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
-
-
-def _open_streams() -> None:
-    for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        raw = open(fd, mode + "b", closefd=False)
-        errors = "backslashreplace" if fd else "replace"
-        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
 
 
 def _reset_signals() -> None:
@@ -156,49 +128,115 @@ def _reset_signals() -> None:
 
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
     """Unless the function handles SIGTERM itself, unwind it, so that `finally` and context managers run."""
-    raise SystemExit(128 + signum)
+    raise telling.Terminated(128 + signum)
 
 
 def _serve(channel: Channel, start: Start) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to go.
     message = _attempt(channel, start)
-    _flush_streams()
+    streams.flush()
+    world = jaxworld.World(**start.world)
+    if not channel.is_whole():
+        _leave_word(message, start)
+        return _wind_down(world, leave=False)
     channel.send(message)
     reply = channel.receive()
     if reply is None or not reply.get("exit"):
         return 1
-    return _wind_down(jaxworld.World(**start.world), leave=bool(reply.get("leave")))
+    return _wind_down(world, leave=bool(reply.get("leave")))
 
 
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).fflush(None)  # What native code printed waits in the C library's own buffers.
+def _leave_word(message: Message, start: Start) -> None:
+    """Tell the end where the agent looks when this process is gone."""
+    streams.say("kinetic: the function closed file descriptors that it had not opened, kinetic's among them.")
+    telling.save(start, LAST_WORD, json.dumps(message).encode())
 
 
 def _wind_down(world: jaxworld.World, *, leave: bool) -> int:
     """End as a script ends, except that threads that will not end do not keep the host."""
-    import atexit
-
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         if leave:
             jaxworld.leave(world)
+    with contextlib.suppress(BaseException):
+        _end_executors()
+    with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    _flush_streams()
+    streams.flush()
     return 0
+
+
+def _end_executors() -> None:
+    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers. There is no public way to ask."""
+    for end in reversed(getattr(threading, "_threading_atexits", ())):
+        ending = threading.Thread(target=end, daemon=True)
+        ending.start()
+        ending.join(EXECUTORS_S)
 
 
 def _attempt(channel: Channel, start: Start) -> Message:
     try:
         func, args, kwargs = _prepare(start)
         _meet_debugger(channel, start)
-        channel.send({"event": "started", "time": time.time()})
-        value = _call(func, args, kwargs, start)
-        return _returned(value, start)
     except _Ended as ended:
-        return ended.message | {"leftover_threads": _leftover_threads()}
+        return ended.message | {"leftover_threads": telling.leftover_threads()}
+    channel.send({"event": "started", "time": time.time()})
+    return _run(func, args, kwargs, start)
+
+
+def _run(func: Any, args: Any, kwargs: Any, start: Start) -> Message:
+    """Call the function, and tell how it ended however it left the interpreter."""
+    before, own_pid, end = mending.Interpreter(), os.getpid(), [_NOTHING]
+    try:
+        _call(end, func, *args, **kwargs)
+    except BaseException:  # noqa: BLE001 - a tracer of the function's that strikes at our frames; `end` has what counts
+        pass
+    for turn in range(TURNS):
+        try:
+            before.mend()
+            if end[0][1] is None and hasattr(type(end[0][0]), "__await__"):
+                _call(end, _await, end[0][0])
+                before.mend()
+            value, error = end[0]
+            if os.getpid() != own_pid:
+                _end_fork(error)
+            mending.silence_signals()
+            return telling.returned(value, start) if error is None else telling.raised(error, start)
+        except BaseException as broken:  # noqa: BLE001 - a tracer or a thread of the function's can raise anywhere
+            if turn == TURNS - 1:
+                return telling.untold(end[0][1], broken)
+            mending.disarm_tracers()
+    raise AssertionError  # for the type checker: the last turn returns
+
+
+def _call(end: list[_End], func: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Call, and keep the end without another call: the function may have left a profiler that raises at calls and returns."""
+    try:
+        end[0] = (func(*args, **kwargs), None)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the function's
+        end[0] = (None, error)
+
+
+def _await(value: Any) -> Any:
+    import asyncio
+
+    async def outer() -> Any:
+        return await value
+
+    return asyncio.run(outer())
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End a child that the function forked and that came back from it: it must not pass for the worker."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            streams.say(telling.text(error.code))
+    elif error is not None:
+        code = 1
+        streams.say(telling.traceback_of(error).rstrip())
+    streams.flush()
+    os._exit(code & 0xFF)
 
 
 def _prepare(start: Start) -> tuple[Any, Any, Any]:
@@ -218,11 +256,11 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         _join(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
-        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | _describe(error, start)) from error
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | telling.described(error, start)) from error
     try:
         call: tuple[Any, Any, Any] = payload.unpack(data, function, source_map=_source_map(start))
     except Exception as error:
-        raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | _describe(error, start)) from error
+        raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | telling.described(error, start)) from error
     _adopt_main(call[0], start)
     return call
 
@@ -313,124 +351,3 @@ def _join(start: Start) -> None:
         signal.signal(signal.SIGTERM, _terminate)
     elif world.process == 0:
         print("kinetic: JAX is not installed, so the hosts are not joined: pip install 'kinetic-sdk[jax]'.", file=sys.stderr)  # noqa: T201
-
-
-def _call(func: Any, args: Any, kwargs: Any, start: Start) -> Any:
-    try:
-        value = func(*args, **kwargs)
-        return _await(value) if hasattr(value, "__await__") else value
-    except SystemExit as error:
-        return _exited(error, start)
-    except BaseException as error:
-        raise _Ended({"event": Exit.RAISED} | _describe(error, start)) from error
-
-
-def _await(value: Any) -> Any:
-    import asyncio
-
-    async def outer() -> Any:
-        return await value
-
-    return asyncio.run(outer())
-
-
-def _exited(error: SystemExit, start: Start) -> None:
-    if error.code in (None, 0):
-        return
-    code = error.code if isinstance(error.code, int) else 1
-    if not isinstance(error.code, int):
-        print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
-    detail = f"The function called sys.exit({error.code!r})."
-    raise _Ended({"event": Exit.SYS_EXIT, "exit_code": code, "detail": detail} | _describe(error, start)) from error
-
-
-def _describe(error: BaseException, start: Start) -> Message:
-    """The exception as text and, where possible, as a pickle file."""
-    import traceback
-
-    from kinetic.packaging import payload
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Nothing is left to unwind; what there is to tell shall be told whole.
-    _drop_own_frames(error)
-    told: Message = {
-        "type_name": _qualified_name(type(error)),
-        "message": _text(error),
-        "traceback": _as_seen_by_caller("".join(traceback.format_exception(error)), start),
-        "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
-    }
-    places = (start.tree, start.client_root) if start.client_root else None
-    with contextlib.suppress(BaseException):  # Pickling runs the user's code, which may do anything, exiting included.
-        told["error_file"] = _save(start, "error.pkl", payload.pack_exception(error, source_map=places))[0]
-    return {"error": told}
-
-
-def _as_seen_by_caller(text: str, start: Start) -> str:
-    if start.cells:
-        from kinetic.packaging import cells
-
-        text = cells.titled(text, start.cells)
-    return text.replace(start.tree, start.client_root) if start.client_root else text
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - the user's __str__ may do anything
-        return f"<the exception's __str__ raised {type(broken).__name__}>"
-
-
-def _qualified_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _drop_own_frames(error: BaseException) -> None:
-    at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
-        at = at.tb_next
-    if at is not None:
-        error.__traceback__ = at
-
-
-def _save(start: Start, name: str, data: bytes) -> tuple[str, str, int]:
-    path = Path(start.scratch) / name
-    path.write_bytes(data)
-    return str(path), hashlib.sha256(data).hexdigest(), len(data)
-
-
-def _returned(value: Any, start: Start) -> Message:
-    threads = _leftover_threads()
-    if threads:
-        print(f"kinetic: still running after the function returned, and ended: threads {', '.join(threads)}", file=sys.stderr)  # noqa: T201
-    message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
-    if start.world["process"] != 0:
-        return message
-    from kinetic.packaging import payload
-
-    try:
-        path, digest, size = _save(start, "result.pkl", payload.pack_value(value))
-    except OSError as error:
-        detail = f"The value could not be written on the host: {error}."
-        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
-    except (PicklingError, Exception, RecursionError) as error:  # noqa: BLE001 - pickling runs the user's code
-        detail = f"The function returned a {_qualified_name(type(value))}, which cannot be pickled: {error}"
-        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
-    return message | {"result_file": path, "result_digest": digest, "result_size_bytes": size}
-
-
-def _short_repr(value: Any) -> str:
-    try:
-        return repr(value)[:REPR_LIMIT]
-    except Exception as error:  # noqa: BLE001 - the user's __repr__ may do anything
-        return f"<repr raised {type(error).__name__}>"
-
-
-def _leftover_threads() -> list[str]:
-    others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.is_alive() and not t.daemon]
-    return [t.name for t in others if not _is_idle(t)]
-
-
-def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it is a pool's, and waits for work: its innermost Python frame is then the pool's own loop."""
-    loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
-    frame = sys._current_frames().get(thread.ident or 0)
-    return loop is not None and frame is not None and frame.f_code is loop.__code__

@@ -14,7 +14,8 @@ import sys
 from kinetic.runner import worker
 
 class Channel:
-    def send(self, message): pass
+    def send(self, message):
+        print(message.get("detail", ""), flush=True)
     def receive(self): return {"start": {}}
 
 def stopped(*_):
@@ -32,10 +33,14 @@ worker.main(Channel(), 1, 2, 3, 0)
     ("raised", "code", "told"),
     [("SystemExit(143)", 143, ""), ("SystemExit('text')", 70, ""), ("ValueError('mine')", 70, "ValueError: mine")],
 )
-def test_a_worker_that_is_stopped_when_its_function_is_over_prints_nothing(raised: str, code: int, told: str) -> None:
+def test_a_worker_that_ends_outside_the_function_prints_nothing_and_tells_its_own_faults(
+    raised: str, code: int, told: str
+) -> None:
     done = subprocess.run([sys.executable, "-c", STOPPED % raised], capture_output=True, text=True)
     assert done.returncode == code
-    assert done.stderr.strip().endswith(told) if told else done.stderr == ""
+    assert done.stderr == ""
+    assert done.stdout.strip().endswith(told)
+    assert ("no fault of the function" in done.stdout) == bool(told)
 
 
 LINE = b"[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"

@@ -1,0 +1,178 @@
+"""How the function ended, as a message to the agent: the value or the exception as a file, and the rest as text.
+
+In: what was returned or raised. Out: a message, files in the host's folder. Called by the worker. All of this meets the user's
+objects, whose own code (`__str__`, `__repr__`, `__reduce__`) may raise anything, exiting included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kinetic.errors import PicklingError
+from kinetic.job.outcome import Exit
+from kinetic.runner import jaxworld, mending, streams
+from kinetic.runner.channel import Message
+from kinetic.runner.start import Start
+
+REPR_LIMIT = 20_000
+TEXT_LIMIT = 100_000
+"""Characters of a message or a traceback; the pickled exception has them all."""
+THREADS_NAMED = 10
+_OWN_CODE = (str(Path(__file__).parent) + "/", "<kinetic>")
+"""Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what `kinetic run` sends."""
+
+
+class Terminated(SystemExit):
+    """Somebody sent SIGTERM to the worker; the function unwinds."""
+
+
+def returned(value: Any, start: Start) -> Message:
+    """The function returned: the leader's value becomes a file."""
+    threads = leftover_threads()
+    if threads:
+        shown = ", ".join(threads[:THREADS_NAMED]) + (" and others" if len(threads) > THREADS_NAMED else "")
+        streams.say(f"kinetic: still running after the function returned, and ended: threads {shown}")
+    message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
+    if start.world["process"] != 0:
+        return message
+    from kinetic.packaging import payload
+
+    try:
+        path, digest, size = save(start, "result.pkl", payload.pack_value(value))
+    except OSError as error:
+        detail = f"The value could not be written on the host: {error}."
+        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
+    except (PicklingError, Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the user's code
+        detail = f"The function returned a {_qualified_name(type(value))}, which cannot be pickled: {_named(error)}"
+        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
+    return message | {"result_file": path, "result_digest": digest, "result_size_bytes": size}
+
+
+def raised(error: BaseException, start: Start) -> Message:
+    """The function raised, or left by way of `sys.exit`."""
+    if isinstance(error, SystemExit) and not isinstance(error, Terminated):
+        return _exited(error, start)
+    if isinstance(error, Terminated):
+        ended: Message = {"event": Exit.SIGNAL, "signal": 15, "detail": "Somebody sent SIGTERM to the worker process."}
+    else:
+        ended = {"event": Exit.RAISED}
+    return ended | described(error, start) | {"leftover_threads": leftover_threads()}
+
+
+def _exited(error: SystemExit, start: Start) -> Message:
+    if error.code in (None, 0):
+        return returned(None, start)
+    code = error.code if isinstance(error.code, int) else 1
+    if not isinstance(error.code, int):
+        streams.say(text(error.code))  # as the interpreter does
+    detail = f"The function called sys.exit({_short_repr(error.code)})."
+    ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": detail} | described(error, start)
+    return ended | {"leftover_threads": leftover_threads()}
+
+
+def untold(error: BaseException | None, broken: BaseException) -> Message:
+    """What is left to say when telling itself has failed, twice."""
+    why = f"What the function left behind broke kinetic's own code: {type(broken).__name__}: {text(broken)}"
+    if error is None:
+        return {"event": Exit.RESULT_UNPICKLABLE, "detail": why}
+    told = {"type_name": type(error).__name__, "message": why, "traceback": "", "consequence": False}
+    return {"event": Exit.RAISED, "error": told}
+
+
+def described(error: BaseException, start: Start) -> Message:
+    """The exception as text and, where possible, as a pickle file."""
+    from kinetic.packaging import payload
+
+    mending.silence_signals()  # What there is to tell shall be told whole.
+    told: Message = {
+        "type_name": _qualified_name(type(error)),
+        "message": _short(text(error)),
+        "traceback": _short(_as_seen_by_caller(traceback_of(error), start)),
+        "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
+    }
+    places = (start.tree, start.client_root) if start.client_root else None
+    with contextlib.suppress(BaseException):  # Pickling runs the user's code, which may do anything, exiting included.
+        told["error_file"] = save(start, "error.pkl", payload.pack_exception(error, source_map=places))[0]
+    return {"error": told}
+
+
+def traceback_of(error: BaseException) -> str:
+    """The formatted traceback, from the function's own frame on."""
+    import traceback
+
+    _drop_own_frames(error)
+    return "".join(traceback.format_exception(error))
+
+
+def save(start: Start, name: str, data: bytes) -> tuple[str, str, int]:
+    """Write a file into the host's folder, which the function may have removed; return path, SHA-256 and size."""
+    path = Path(start.scratch) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o600)  # The function may have set a umask under which not even the agent could read it.
+    return str(path), hashlib.sha256(data).hexdigest(), len(data)
+
+
+def leftover_threads() -> list[str]:
+    """Names of the threads that a script would wait for at its end, without those of pools that have nothing to do."""
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.is_alive() and not t.daemon]
+    return [t.name for t in others if not _is_idle(t)]
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether it is a pool's, and waits for work: its innermost Python frame is then the pool's own loop."""
+    loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
+    frame = sys._current_frames().get(thread.ident or 0)
+    return loop is not None and frame is not None and frame.f_code is loop.__code__
+
+
+def text(value: object) -> str:
+    """`str()` of something of the user's."""
+    try:
+        return str(value)
+    except BaseException as broken:  # noqa: BLE001 - the user's __str__ may do anything
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _short(whole: str) -> str:
+    """The beginning and the end of a text: where it is long, the end says what happened."""
+    if len(whole) <= TEXT_LIMIT:
+        return whole
+    half = TEXT_LIMIT // 2
+    return f"{whole[:half]}\n… {len(whole) - 2 * half:,} characters left out …\n{whole[-half:]}"
+
+
+def _short_repr(value: object) -> str:
+    try:
+        return repr(value)[:REPR_LIMIT]
+    except BaseException as error:  # noqa: BLE001 - the user's __repr__ may do anything
+        return f"<repr raised {type(error).__name__}>"
+
+
+def _named(error: BaseException) -> str:
+    return text(error) if isinstance(error, PicklingError) else f"{type(error).__name__}: {text(error)}"
+
+
+def _qualified_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _as_seen_by_caller(told: str, start: Start) -> str:
+    if start.cells:
+        from kinetic.packaging import cells
+
+        told = cells.titled(told, start.cells)
+    return told.replace(start.tree, start.client_root) if start.client_root else told
+
+
+def _drop_own_frames(error: BaseException) -> None:
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+        at = at.tb_next
+    if at is not None:
+        error.__traceback__ = at

@@ -1,0 +1,597 @@
+"""Functions that do their worst to the process they run in: the right value, or an error that names the truth, and nothing left.
+
+In: real jobs. The fixture `no_leftovers` looks for processes after each test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import kinetic
+from kinetic import errors
+from kinetic.handle import JobHandle
+
+PATIENCE_S = 60.0
+OURS = ("/kinetic/runner/", "exit code 70")
+
+
+def started(function, *args, **options) -> JobHandle:
+    return kinetic.run(accelerator="cpu", **options)(function).run_async(*args)
+
+
+def failure_of(handle: JobHandle, kind: type[BaseException]) -> BaseException:
+    with pytest.raises(kind) as caught:
+        handle.result(timeout=PATIENCE_S, stream_logs=False)
+    return caught.value
+
+
+def told(handle: JobHandle, error: BaseException | None = None) -> str:
+    """All that a caller can read about the job."""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return f"{error}\n{notes}\n{handle.logs()}" if isinstance(error, errors.KineticError) else f"{notes}\n{handle.logs()}"
+
+
+# -- what a function may do to the worker, and still return ------------------------------------------------------------------
+
+
+def close_low_descriptors():
+    os.closerange(0, 1024)
+
+
+def close_all_descriptors():
+    os.closerange(3, 1 << 16)
+
+
+def replace_all_descriptors():
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != null:
+            os.dup2(null, fd)
+
+
+def write_into_all_descriptors():
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2:
+            try:
+                os.write(fd, b"garbage without an end")
+            except OSError:
+                pass
+
+
+def break_standard_output():
+    class Broken:
+        def write(self, text):
+            raise KeyboardInterrupt("in write")
+
+        def flush(self):
+            raise SystemExit("in flush")
+
+    sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = Broken()
+
+
+def no_standard_output():
+    sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
+
+
+def clear_the_import_system():
+    for each in (sys.path, sys.modules, sys.meta_path, sys.path_hooks, sys.path_importer_cache):
+        each.clear()
+
+
+def replace_the_import_system():
+    sys.path, sys.modules, sys.meta_path = None, {}, ()
+
+
+def break_builtins():
+    import builtins
+
+    for name in ("open", "print", "isinstance", "len", "dict", "str", "type", "__import__"):
+        setattr(builtins, name, None)
+
+
+def lower_the_recursion_limit():
+    sys.setrecursionlimit(60)
+
+
+def raise_from_a_tracer():
+    def tracer(frame, *_):
+        if "/kinetic/runner/" in frame.f_code.co_filename:
+            raise ZeroDivisionError("in the tracer")
+
+    sys.settrace(tracer)
+    sys.setprofile(tracer)
+
+
+def remove_the_working_folder():
+    shutil.rmtree(os.getcwd())
+
+
+def remove_the_hosts_folder():
+    scratch = os.path.dirname(os.path.dirname(kinetic_file("tree")))
+    shutil.rmtree(scratch)
+
+
+def kinetic_file(part):
+    return os.getcwd()[: os.getcwd().index(f"/{part}") + len(part) + 1] + "/x"
+
+
+def forbid_all_in_umask():
+    os.umask(0o777)
+
+
+def empty_the_environment():
+    os.environ.clear()
+
+
+def go_elsewhere():
+    os.chdir("/")
+
+
+def stop_collecting():
+    import gc
+
+    gc.disable()
+    gc.freeze()
+
+
+def set_an_alarm():
+    def handler(*_):
+        raise RuntimeError("the alarm")
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+
+
+def interrupt_afterwards():
+    import _thread
+
+    def strike():
+        for _ in range(200):
+            _thread.interrupt_main()
+            time.sleep(0.001)
+
+    threading.Thread(target=strike, daemon=True).start()
+
+
+def ignore_all_signals():
+    for signum in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def exit_in_a_thread():
+    thread = threading.Thread(target=sys.exit, args=(3,))
+    thread.start()
+    thread.join()
+
+
+def leave_daemon_threads_printing():
+    def chatter():
+        while True:
+            print("chatter")
+
+    for _ in range(5):
+        threading.Thread(target=chatter, daemon=True).start()
+
+
+def raise_at_exit():
+    import atexit
+
+    atexit.register(lambda: 1 / 0)
+    atexit.register(exit_with, 9)
+
+
+def exit_hard_at_exit():
+    import atexit
+
+    atexit.register(os._exit, 9)
+
+
+class RaisesWhenDeleted:
+    def __del__(self):
+        raise ValueError("in __del__")
+
+
+def keep_what_raises_when_deleted():
+    global kept
+    kept = RaisesWhenDeleted()
+    kept = [RaisesWhenDeleted()]
+
+
+def leave_an_event_loop():
+    import asyncio
+
+    async def endless():
+        while True:
+            await asyncio.sleep(0.001)
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    asyncio.run_coroutine_threadsafe(endless(), loop)
+
+
+def leave_pools_open():
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+    global pools
+    pools = ThreadPoolExecutor(2), ProcessPoolExecutor(2)
+    assert [pool.submit(abs, -1).result() for pool in pools] == [1, 1]
+
+
+def leave_a_pool_that_never_ends():
+    from concurrent.futures import ThreadPoolExecutor
+
+    ThreadPoolExecutor(1).submit(time.sleep, 1000)
+
+
+def recurse():
+    try:
+        recurse()
+    except RecursionError:
+        pass
+
+
+def leave_handlers_that_fork():
+    os.register_at_fork(before=lambda: 1 / 0)
+
+
+HARMLESS = [
+    close_low_descriptors,
+    close_all_descriptors,
+    replace_all_descriptors,
+    write_into_all_descriptors,
+    break_standard_output,
+    no_standard_output,
+    clear_the_import_system,
+    replace_the_import_system,
+    break_builtins,
+    lower_the_recursion_limit,
+    raise_from_a_tracer,
+    remove_the_working_folder,
+    remove_the_hosts_folder,
+    forbid_all_in_umask,
+    empty_the_environment,
+    go_elsewhere,
+    stop_collecting,
+    set_an_alarm,
+    interrupt_afterwards,
+    ignore_all_signals,
+    exit_in_a_thread,
+    leave_daemon_threads_printing,
+    raise_at_exit,
+    exit_hard_at_exit,
+    keep_what_raises_when_deleted,
+    leave_an_event_loop,
+    leave_pools_open,
+    leave_a_pool_that_never_ends,
+    recurse,
+    leave_handlers_that_fork,
+]
+
+
+def then_return(havoc):
+    havoc()
+    return {"still": "told"}
+
+
+class Mine(Exception):
+    pass
+
+
+def then_raise(havoc):
+    mine = Mine("still told")
+    havoc()
+    raise mine
+
+
+@pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
+def test_a_value_comes_back_all_the_same(havoc):
+    handle = started(then_return, havoc, timeout=PATIENCE_S)
+    if havoc is interrupt_afterwards and not handle.wait(PATIENCE_S).ok:
+        failure_of(handle, errors.UserCodeFailed)  # It struck before the function was over.
+        return
+    assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
+    assert not any(word in told(handle) for word in OURS)
+
+
+@pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
+def test_an_exception_comes_back_all_the_same(havoc):
+    handle = started(then_raise, havoc, timeout=PATIENCE_S)
+    if havoc in (set_an_alarm, interrupt_afterwards):  # These may strike in the function as well.
+        failure_of(handle, (Mine, RuntimeError, errors.UserCodeFailed))
+    else:
+        error = failure_of(handle, Mine)
+        assert str(error) == "still told"
+        assert "raise mine" in told(handle, error)
+        assert not any(word in told(handle, error) for word in OURS)
+
+
+# -- processes that stay behind ----------------------------------------------------------------------------------------------
+
+
+def leave_sleepers():
+    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    return 1
+
+
+def leave_an_orphan():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        time.sleep(1000)
+    return 1
+
+
+def leave_many():
+    for _ in range(60):
+        if os.fork() == 0:
+            os.fork()
+            time.sleep(1000)
+    return 1
+
+
+def leave_the_deaf():
+    if os.fork() == 0:
+        for signum in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(signum, signal.SIG_IGN)
+        time.sleep(1000)
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("leave", "named"),
+    [
+        (leave_sleepers, "processes sleep ("),
+        (leave_an_orphan, "processes fork of the function ("),
+        (leave_many, " and others"),
+        (leave_the_deaf, "processes fork of the function ("),
+    ],
+)
+def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
+    handle = started(leave)
+    assert handle.result(stream_logs=False) == 1
+    report = handle.outcome().reports[0]
+    assert handle.outcome().ended_at - report.ended_at < 2.5  # It waited for no time limit: the shortest is 3 s.
+    assert "still running after the function ended, and killed" in handle.logs()
+    assert named in handle.logs()
+
+
+def fork_and_come_back(how):
+    if os.fork() == 0:
+        if how == "raise":
+            raise Mine("of the fork")
+        if how == "exit":
+            sys.exit(0)
+        return "the fork"
+    os.wait()
+    return "the function"
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "exit"])
+def test_a_fork_that_comes_back_does_not_pass_for_the_function(how):
+    handle = started(fork_and_come_back, how)
+    assert handle.result(stream_logs=False) == "the function"
+    assert ("Mine: of the fork" in handle.logs()) == (how == "raise")
+    assert "/kinetic/runner/" not in handle.logs()
+
+
+def hang_at_exit():
+    import atexit
+
+    atexit.register(time.sleep, 1000)
+    return 1
+
+
+def test_an_exit_handler_that_hangs_is_ended_and_named():
+    handle = started(hang_at_exit)
+    assert handle.result(timeout=PATIENCE_S, stream_logs=False) == 1
+    assert "exit handler" in handle.logs()
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------------
+
+
+def end_by(how):
+    if how == "alarm":
+        signal.alarm(1)
+        time.sleep(1000)
+    if how == "terminate itself":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1000)
+    if how == "kill its group":
+        os.killpg(0, signal.SIGKILL)
+    if how == "kill its agent":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if how == "exit in a fork of the interpreter's end":
+        os._exit(7)
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("alarm", "SIGALRM"),
+        ("terminate itself", "SIGTERM"),
+        ("kill its group", "SIGKILL"),
+        ("kill its agent", "agent process was killed by SIGKILL"),
+        ("exit in a fork of the interpreter's end", "exit code 7"),
+    ],
+)
+def test_a_death_is_called_what_it_was(how, words):
+    handle = started(end_by, how)
+    assert words in str(failure_of(handle, errors.HostLost))
+
+
+def test_a_function_that_stops_itself_runs_into_its_timeout():
+    handle = started(lambda: os.kill(os.getpid(), signal.SIGSTOP), timeout=1.0)
+    assert "timeout of 1 s" in str(failure_of(handle, errors.JobTimeout))
+
+
+# -- exceptions --------------------------------------------------------------------------------------------------------------
+
+
+class NoWords(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
+class ExitsWhenAsked(Exception):
+    def __str__(self):  # noqa: PLE0307
+        sys.exit("no words")
+
+    __repr__ = __str__
+
+
+class OddInit(Exception):
+    def __init__(self, a, *, b):
+        super().__init__()
+        self.a, self.b = a, b
+
+
+class Base(BaseException):
+    pass
+
+
+def raise_by(how):
+    if how == "group":
+        deep = ExceptionGroup("inner", [TypeError("two")])
+        deep.add_note("a note")
+        raise ExceptionGroup("outer", [ValueError("one"), deep]) from KeyError("cause")
+    if how == "long":
+        raise ValueError("x" * 10_000_000)
+    if how == "cycle":
+        first, second = ValueError("first"), ValueError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+    raise {
+        "no words": NoWords(),
+        "exits when asked": ExitsWhenAsked(),
+        "odd init": OddInit(1, b=2),
+        "base": Base("mine"),
+        "stop": StopIteration(3),
+        "interrupt": KeyboardInterrupt(),
+        "generator exit": GeneratorExit("mine"),
+        "base group": BaseExceptionGroup("mixed", [KeyboardInterrupt(1), SystemExit(2)]),
+    }[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("no words", NoWords),
+        ("odd init", OddInit),
+        ("base", Base),
+        ("stop", StopIteration),
+        ("group", ExceptionGroup),
+        ("base group", BaseExceptionGroup),
+        ("long", ValueError),
+        ("cycle", ValueError),
+        ("exits when asked", errors.UserCodeFailed),
+        ("interrupt", errors.UserCodeFailed),
+        ("generator exit", errors.UserCodeFailed),
+    ],
+)
+def test_odd_exceptions_arrive(how, kind):
+    handle = started(raise_by, how)
+    error = failure_of(handle, kind)
+    assert not any(word in told(handle, error) for word in OURS)
+    assert "raise_by" in told(handle, error)
+    if how == "group":
+        assert str(error.__cause__) == "'cause'"
+        assert error.exceptions[1].__notes__ == ["a note"]
+    if how == "odd init":
+        assert (error.a, error.b) == (1, 2)
+    if how == "long":
+        assert len(str(error)) == 10_000_000
+        assert len(told(handle, error)) < 200_000
+    if how == "interrupt":
+        assert "raised KeyboardInterrupt." in str(error)
+
+
+def exit_with(code):
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("code", [True, -1, 10**30, {"a": 1}, b"\xff"], ids=repr)
+def test_odd_exit_codes_are_told(code):
+    assert f"sys.exit({code!r})" in str(failure_of(started(exit_with, code), errors.UserCodeFailed))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------------
+
+
+class OnlyThere:
+    def __reduce__(self):
+        return __import__, ("a_module_that_is_nowhere",)
+
+
+class Exits:
+    def __reduce__(self):
+        sys.exit(4)
+
+
+class ExitsHere:
+    def __reduce__(self):
+        return sys.exit, (4,)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(OnlyThere, "a_module_that_is_nowhere"), (Exits, "SystemExit"), (ExitsHere, "SystemExit"), (threading.Lock, "lock")],
+)
+def test_a_value_that_cannot_travel_is_told(value, words):
+    error = failure_of(started(value), errors.ResultUnavailable)
+    assert words in str(error)
+
+
+def test_a_function_may_run_another():
+    inner = kinetic.run(accelerator="cpu")(lambda x: x + 1)
+    assert kinetic.run(accelerator="cpu")(lambda x: inner(x) * 10)(1) == 20
+
+
+# -- output ------------------------------------------------------------------------------------------------------------------
+
+ODD = b"\0NUL \x1b[31mred\x1b[0m \xff\xfe not UTF-8 \r\n"
+LONG_BYTES = 100_000_000
+
+
+def print_odd():
+    os.write(1, ODD)
+
+
+def print_long():
+    block = b"x" * 1_000_000
+    for _ in range(LONG_BYTES // len(block)):
+        view = memoryview(block)
+        while view:
+            view = view[os.write(1, view) :]
+
+
+def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
+    from kinetic.cli.main import call
+
+    handle = started(print_odd)
+    handle.result(stream_logs=False)
+    assert (home / "jobs" / handle.job_id / "hosts" / "0" / "log").read_bytes() == ODD
+    capfdbinary.readouterr()
+    assert call(["jobs", "logs", handle.job_id]) == 0
+    assert capfdbinary.readouterr().out == ODD
+
+
+def test_a_line_of_a_hundred_million_bytes_is_kept(home):
+    handle = started(print_long)
+    handle.result(timeout=PATIENCE_S, stream_logs=False)
+    log = home / "jobs" / handle.job_id / "hosts" / "0" / "log"
+    assert log.stat().st_size == LONG_BYTES
+    assert handle.tail(1).strip("x") in ("", "\n")
