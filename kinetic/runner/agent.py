@@ -151,7 +151,7 @@ class Agent:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             if self._all_done:
-                self._log.say("kinetic: the process had not ended 5 s after the function (an exit handler?) and was killed.")
+                self._log.say("kinetic: the process went on for too long after the function (an exit handler?) and was killed.")
             self._worker.kill()
         if self._link_at is not None and now >= self._link_at:
             self._link_at = None
