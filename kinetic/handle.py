@@ -493,7 +493,7 @@ def seconds(timeout_s: object) -> float:
 
 
 def _stacks_text(outcome: Outcome) -> str:
-    from kinetic.coordinator.blame import format_groups
+    from kinetic.coordinator.blame import summarize_groups
 
-    stacks = {r.host: r.stacks for r in outcome.reports if r.stacks}
-    return format_groups(stacks) if stacks else ""
+    stacks = {r.host: r.stacks for r in outcome.reports if r.stacks or r.exit is Exit.HANG}
+    return summarize_groups(stacks, outcome.blamed) if stacks else ""

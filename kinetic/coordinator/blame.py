@@ -18,7 +18,14 @@ _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _WAITING = re.compile(r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]")
 
+_PACKAGES = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen ")
+
 _MAX_TEXT = 4000
+_MAX_RUNS = 12
+_MOST_GROUPS = 3
+_MOST_FRAMES = 8
+"""Of a host to blame; of the others two of their own code and the innermost one."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Stack:
 
 def parse(text: str) -> Stack:
     """Keep what tells two hosts apart: the main thread's calls, without addresses."""
-    frames = tuple(_frame(m) for line in _main_thread(text).splitlines() if (m := _FRAME.match(line)))
+    frames = tuple(_frame(m) for line in main_thread(text).splitlines() if (m := _FRAME.match(line)))
     return Stack(frames) if frames else Stack(text=_HEX.sub("", text).strip()[:_MAX_TEXT])
 
 
@@ -72,10 +79,41 @@ def format_groups(stacks: Mapping[int, str]) -> str:
     return "\n".join(f"{name_hosts(hosts)}:\n{_show(stack)}" for stack, hosts in order)
 
 
+def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
+    """Print on less than a screen where hosts that hung stood: those to blame first, and what the others waited in."""
+    groups = _group({host: parse(text) for host, text in stacks.items()})
+    guilty = [(stack, hosts) for stack, hosts in groups.items() if hosts[0] in blamed]
+    others = sorted(((s, h) for s, h in groups.items() if h[0] not in blamed), key=lambda item: (-len(item[1]), item[1]))
+    shown = [f"{name_hosts(hosts)}:\n{_innermost(stack)}" for stack, hosts in guilty[:_MOST_GROUPS]]
+    shown += [f"{name_hosts(hosts)} {_does(stack, hosts)}:\n{_gist(stack)}" for stack, hosts in others[:_MOST_GROUPS]]
+    rest = [host for part in (guilty, others) for _, hosts in part[_MOST_GROUPS:] for host in hosts]
+    return "".join(shown) + (f"{name_hosts(rest)}: elsewhere\n" if rest else "")
+
+
+def _does(stack: Stack, hosts: Collection[int]) -> str:
+    return ("waits in" if len(hosts) == 1 else "wait in") if stack.waits else ("is at" if len(hosts) == 1 else "are at")
+
+
+def _innermost(stack: Stack) -> str:
+    more = len(stack.frames) - _MOST_FRAMES
+    head = f"  … {more} more calls …\n" if more > 0 else ""
+    return head + _show(Stack(stack.frames[:_MOST_FRAMES], "\n".join(stack.text.splitlines()[:_MOST_FRAMES])))
+
+
+def _gist(stack: Stack) -> str:
+    """Where in its own code, and in what that waits; the many calls in between are left out."""
+    own = [frame for frame in stack.frames if not _LIBRARY.search(frame[0])][:2]
+    frames = own if not stack.frames or stack.frames[0] in own else [stack.frames[0], *own]
+    short = tuple((_PACKAGES.sub("", where), function) for where, function in frames)
+    return _show(Stack(short, "\n".join(stack.text.splitlines()[:2])))
+
+
 def name_hosts(hosts: Iterable[int]) -> str:
-    """Return "host 3" or "hosts 0, 2-5"."""
+    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and how many more there are."""
     runs = _runs(sorted(set(hosts)))
-    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS])
+    more = sum(last - first + 1 for first, last in runs[_MAX_RUNS:])
+    names += f" and {more} more" if more else ""
     one = len(runs) == 1 and runs[0][0] == runs[0][1]
     return f"host {names}" if one else f"hosts {names}"
 
@@ -94,7 +132,8 @@ def _frame(match: re.Match[str]) -> Frame:
     return f"{match['file']}:{match['line']}", _HEX.sub("", match["function"].strip())
 
 
-def _main_thread(text: str) -> str:
+def main_thread(text: str) -> str:
+    """Return the part of a dump that tells where the main thread is, most recent call first."""
     # faulthandler prints the newest thread first, so the main thread comes last; of more than 100 threads it prints the newest
     # 100 and "...", and then only the thread that took the signal, which is the main one, is worth having.
     starts = [m.start() for m in _THREAD.finditer(text)]
@@ -125,5 +164,7 @@ def _not_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
 def _show(stack: Stack) -> str:
     if stack.silent:
         return "  (no answer)\n"
-    lines = [f"  {where} in {function}" for where, function in reversed(stack.frames)] or stack.text.splitlines()
+    lines = [f"  {where} in {function}" for where, function in reversed(stack.frames)] or [
+        f"  {line.strip()}" for line in stack.text.splitlines()
+    ]
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kinetic.coordinator.blame import format_groups, name_hosts, odd_hosts
+from kinetic.coordinator.blame import format_groups, main_thread, name_hosts, odd_hosts
 from kinetic.coordinator.nouns import Beat, GangEvent, GangPhase, GangSpec, HostView
 from kinetic.coordinator.roster import Member, Roster
 from kinetic.errors import UsageError
@@ -35,6 +35,7 @@ _CONSEQUENCE_RANK = 5
 _SILENT_RANK = 3
 _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
+_MAX_WAITING = 8 * 1024
 
 __all__ = ["Beat", "Gang", "GangEvent", "GangPhase", "GangSpec", "HostView"]
 
@@ -100,8 +101,8 @@ class Gang:
         self._advance(now)
         if member.report is not None and not _improves(report, member.report):
             return
-        if report.exit is Exit.HANG and not report.stacks:
-            report = replace(report, stacks=member.stacks)
+        if not report.stacks:
+            report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
         self._hosts.record(member, report)
         self._emit("report", report.host, f"{report.exit}: {report.detail}" if report.detail else str(report.exit))
         self._weigh(report)
@@ -417,8 +418,15 @@ class Gang:
         self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)
 
     def _made_up(self, host: int, how: Exit, detail: str) -> HostReport:
-        stacks = self._hosts[host].stacks if how is Exit.HANG else ""
+        stacks = self._stacks_worth_keeping(self._hosts[host], how)
         return HostReport(host=host, exit=how, detail=detail, stacks=stacks, attempt=self.spec.attempt)
+
+    def _stacks_worth_keeping(self, member: Member, how: Exit) -> str:
+        """Of a host that held a hung gang up all of it; of one that waited for it where it stood."""
+        if how is Exit.HANG:
+            return member.stacks
+        hung = Exit.HANG in self._stop_exits.values()
+        return main_thread(member.stacks)[:_MAX_WAITING] if hung and how is Exit.STOPPED else ""
 
     def _name(self, hosts: tuple[int, ...]) -> str:
         return f"{name_hosts(hosts)} of {self.spec.hosts}"

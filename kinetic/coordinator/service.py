@@ -93,7 +93,9 @@ class Coordinator:
         self._sweep()
 
     def report(self, report: HostReport) -> None:
-        """This host's report came another way."""
+        """The only host's report came another way, maybe before it could join."""
+        if not self._gang.ready:
+            self._gang.join(report.host, "kept", "", self._clock())
         self._gang.report(report, self._clock())
         self._sweep()
 

@@ -104,6 +104,7 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
         lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
     if first.exit is Exit.HANG and evidence.stacks:
         lines += ["Where the hosts stood:", _indented(_shortened(evidence.stacks.rstrip(), _STACK_LINES))]
+        lines += [f"All of it: kinetic jobs stacks {evidence.job_id}"]
     return [*lines, *_others(evidence), *_tail(evidence, first), _more(evidence, first)]
 
 

@@ -74,7 +74,7 @@ class HostReport:
         error: what was raised, if anything.
         peak_rss_bytes: high-water mark of the worker's memory, 0 if unknown.
         leftover_threads: names of non-daemon threads still running at the end.
-        stacks: Python stacks of the worker when it hung, or "".
+        stacks: Python stacks of the worker when it hung, or "". When others hung, where its main thread waited.
         lost_log_bytes: output that could not be kept (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
         attempt: which start of the gang this belongs to, from 1.

@@ -228,6 +228,8 @@ def test_a_host_that_stands_still_is_named_with_its_stack():
         hang_on_one()
     assert caught.value.hosts == (1,)
     assert "sleep_for_ever" in str(caught.value)
+    assert "hosts 0, 2-3 " in str(caught.value)  # Where they are, or what they wait in.
+    assert len(str(caught.value).splitlines()) < 24
 
 
 def test_timeout_ends_the_job_and_lets_it_clean_up(home):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.coordinator.blame import format_groups, name_hosts, odd_hosts, parse
+from kinetic.coordinator.blame import format_groups, name_hosts, odd_hosts, parse, summarize_groups
 
 JAX = '  File "/v/site-packages/jax/_src/array.py", line 9 in _value\n'
 USER = '  File "/w/train.py", line 5 in <module>\n'
@@ -112,3 +112,30 @@ def test_somebody_is_always_blamed_and_never_who_has_returned(stacks, returned):
     assert bool(odd) == bool(stacks.keys() - returned)
     assert list(odd) == sorted(odd)
     format_groups(stacks)
+
+
+def test_the_gist_names_who_holds_up_and_what_the_others_wait_in():
+    many_calls = '  File "/v/site-packages/jax/_src/api.py", line 7 in call\n' * 9
+    assert summarize_groups({0: JAX + many_calls + LOADING, 1: LOADING, 2: JAX + many_calls + LOADING}, (1,)) == (
+        "host 1:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n"
+        "hosts 0, 2 wait in:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  jax/_src/array.py:9 in _value\n"
+    )
+
+
+def test_the_gist_says_who_did_not_answer_and_who_said_something_else():
+    assert summarize_groups({0: "", 1: "it is stopped", 2: OTHER}, (0, 1)) == (
+        "host 0:\n  (no answer)\nhost 1:\n  it is stopped\nhost 2 is at:\n  /w/train.py:5 in <module>\n  /w/data.py:8 in parse\n"
+    )
+
+
+@given(st.dictionaries(st.integers(0, 999), st.sampled_from([WAITING, LOADING * 40, OTHER * 99, "", "text\n" * 50])))
+def test_the_gist_fits_on_a_screen(stacks):
+    by_itself = {host: f'  File "/w/own-{host}.py", line 1 in f\n{text}' for host, text in stacks.items()}
+    for shown in (stacks, by_itself):
+        text = summarize_groups(shown, odd_hosts(shown, ()))
+        assert len(text.splitlines()) <= 43
+        assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_very_many_hosts_are_counted_not_listed():
+    assert name_hosts(range(0, 1000, 2)) == "hosts 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 488 more"

@@ -359,7 +359,9 @@ def test_a_hang_asks_for_stacks_and_names_the_odd_host_out():
     assert "hosts 0-2 of 4 stood still for 31 s" in gang.stop_reason
     assert "host 2 stands apart" in gang.stop_reason
     gang.report(ended(2, Exit.HANG), 41.0)
-    assert gang.reports[0].stacks == SLEEPING
+    gang.report(ended(1, Exit.STOPPED), 41.0)
+    gang.report(ended(0, Exit.RAISED), 41.0)
+    assert [r.stacks for r in gang.reports] == ["", WAITING, SLEEPING, ""]
 
 
 def test_a_host_that_moves_but_keeps_the_others_waiting_is_the_odd_one():
