@@ -70,6 +70,10 @@ class Desk:
         """Return the job with this id, or the only one whose id begins so."""
         return stored.find(self.store, text)
 
+    def find_to_end(self, text: str) -> JobRef:
+        """Return the job with this id, also when its reference is damaged: enough to stop it and to remove it."""
+        return stored.find_to_end(self.store, text)
+
     def handle(self, text: str) -> JobHandle[Any]:
         """Return the handle of the job with this id, or the only one whose id begins so."""
         return self.handle_of(self.find(text))

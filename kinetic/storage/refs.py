@@ -5,13 +5,16 @@ In: a store, the beginning of an id. Out: `JobRef`s. Called by handle.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from kinetic.errors import CorruptRecord, NotFound, UsageError
 from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
+from kinetic.storage.local import LocalStore
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _SHOWN = 5
@@ -24,7 +27,7 @@ def refs(store: Store) -> list[JobRef]:
 
 def ids(store: Store) -> list[str]:
     """Return the ids of all jobs, without reading their references."""
-    return [_id(key) for key in store.list(paths.REFS)]
+    return [_id(key) for key in _keys(store)]
 
 
 def find(store: Store, text: str) -> JobRef:
@@ -35,16 +38,54 @@ def find(store: Store, text: str) -> JobRef:
         UsageError: several do, or the text cannot be an id.
         CorruptRecord: the reference is damaged.
     """
-    if not isinstance(text, str) or not _ID.fullmatch(text.strip().lower()):
-        raise UsageError(f"{text!r} is no job id. Ids look like job-1a2b3c4d, and their beginning is enough.")
-    wanted = text.strip().lower()
+    wanted = _checked(text)
     try:
         return _read(store, paths.ref(wanted))
     except NotFound:
         return _read(store, paths.ref(_only(wanted, ids(store))))
 
 
+def find_to_end(store: Store, text: str) -> JobRef:
+    """Like `find`; on this machine a damaged or lost reference is replaced by what it takes to stop and remove the job.
+
+    Raises:
+        NotFound, UsageError: as above.
+        CorruptRecord: the reference is damaged, and where the job runs is known to nobody else.
+    """
+    try:
+        return find(store, text)
+    except (CorruptRecord, NotFound) as error:
+        wanted = _checked(text)
+        if not isinstance(store, LocalStore):
+            raise
+        if isinstance(error, CorruptRecord):
+            wanted = _only(wanted, ids(store))
+        elif not store.path(paths.job(wanted)).is_dir():
+            raise
+        return JobRef(wanted, "local", "local", "", "", wanted, 0.0, store.uri)
+
+
+def _checked(text: str) -> str:
+    if not isinstance(text, str) or not _ID.fullmatch(text.strip().lower()):
+        raise UsageError(f"{text!r} is no job id. Ids look like job-1a2b3c4d, and their beginning is enough.")
+    return text.strip().lower()
+
+
+def _keys(store: Store) -> list[str]:
+    """The keys of all references, also of those in whose place lies something that is no file."""
+    return [*store.list(paths.REFS), *_misplaced(store)]
+
+
+def _misplaced(store: Store) -> list[str]:
+    if isinstance(store, LocalStore):
+        with suppress(OSError), os.scandir(store.path(paths.REFS)) as entries:
+            return [f"{paths.REFS}/{e.name}" for e in entries if e.name.endswith(".json") and not e.is_file()]
+    return []
+
+
 def _only(wanted: str, known: Sequence[str]) -> str:
+    if wanted in known:
+        return wanted
     found = [i for i in known if i.startswith(wanted)] or [i for i in known if i.startswith(f"job-{wanted}")]
     if len(found) == 1:
         return found[0]
@@ -67,7 +108,7 @@ def _nearest(wanted: str, known: Sequence[str]) -> list[str]:
 
 
 def _readable(store: Store) -> Iterator[JobRef]:
-    for key in store.list(paths.REFS):
+    for key in _keys(store):
         try:
             yield _read(store, key)
         except NotFound:
@@ -79,14 +120,24 @@ def _readable(store: Store) -> Iterator[JobRef]:
 
 
 def _read(store: Store, key: str) -> JobRef:
-    data = store.get(key)
     try:
-        ref = JobRef.from_json(record.parse(data))
+        ref = JobRef.from_json(record.parse(store.get(key)))
+    except NotFound:
+        if key in _misplaced(store):
+            raise _damaged(key, "it is no file") from None
+        raise
     except CorruptRecord as error:
-        raise CorruptRecord(f"The reference {_id(key)} is damaged: {error}.") from error
+        raise _damaged(key, str(error)) from error
     if not _sound(ref):
-        raise CorruptRecord(f"The reference {_id(key)} is damaged: its fields have the wrong types.")
+        raise _damaged(key, "its fields have the wrong types")
     return ref
+
+
+def _damaged(key: str, why: str) -> CorruptRecord:
+    job_id = _id(key)
+    return CorruptRecord(
+        f"The reference {job_id} is damaged: {why.rstrip('.')}. `kinetic jobs cleanup {job_id}` removes the job."
+    )
 
 
 def _sound(ref: JobRef) -> bool:

@@ -124,7 +124,7 @@ def cleanup(
 
 def _all(desk: Desk, job_ids: tuple[str, ...]) -> list[JobRef]:
     """All references before anything is done: a wrong id among several must not leave half of them done."""
-    return list({ref.job_id: ref for ref in map(desk.find, job_ids)}.values())
+    return list({ref.job_id: ref for ref in map(desk.find_to_end, job_ids)}.values())
 
 
 @click.command("prune", help=_PRUNE_HELP)
