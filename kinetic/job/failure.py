@@ -118,10 +118,11 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
         return _sentence(outcome.reason or "the job left no value")
     detail = _cut(first.detail)
     who = f"host {first.host} of {len(outcome.reports)}"
+    maybe = "probably " if "probably" in detail else ""
     told = {
         Exit.RAISED: f"{who} raised {_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
         Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on host {first.host}.",
-        Exit.OUT_OF_MEMORY: f"{who} ran out of memory. {detail} Use a larger machine, or smaller batches.",
+        Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or smaller batches.",
         Exit.AGENT_LOST: f"{who} was lost. {detail}",
         Exit.SETUP_FAILED: f"{who} could not be prepared. {detail}",
         Exit.UNPICKLE_FAILED: f"{who} could not load the function. {detail}",

@@ -24,7 +24,7 @@ from kinetic.errors import KineticError
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport
 from kinetic.job.plan import Plan
-from kinetic.runner import datasets, debugger, processes, workspace
+from kinetic.runner import datasets, debugger, memory, processes, workspace
 from kinetic.runner.briefing import start_message
 from kinetic.runner.channel import Message
 from kinetic.runner.child import Child
@@ -83,12 +83,12 @@ class Agent:
         """Do everything; return the exit code of the agent process (0: the report was delivered)."""
         os.setpgid(0, 0)
         processes.adopt_orphans()
-        self._oom_before = processes.out_of_memory_kills()
         name = f"{self._who.job_id} host {self._who.host}"
         stacks = Path(self._who.scratch) / f"stacks-{self._who.host}"
         self._worker = Child(
             f"kinetic-worker {name}", stacks
         )  # Before the first thread of this process: a fork would copy locks that threads hold.
+        self._memory = memory.Watch(self._worker.pid)
         self._log = HostLog(*self._log_paths)
         self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
         self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
@@ -215,6 +215,7 @@ class Agent:
         if self._worker.channel in self._selector.get_map():
             self._on_message()
         self._selector.unregister(self._worker.pidfd)
+        self._memory.look()
         self._worker.reap()
         self._kill_at = None
         self._end = self._end or self._last_word()
@@ -326,6 +327,7 @@ class Agent:
 
     def _beat(self) -> Beat:
         now = self._worker.sample(self._log.size_bytes)
+        self._memory.look()
         return Beat(
             host=self._who.host,
             state=self._state,
@@ -342,8 +344,7 @@ class Agent:
             return
         status, peak = (self._worker.status if self._worker.gone else None), self._worker.peak_bytes
         stop = self._view if self._stopping else None
-        oom = processes.out_of_memory_kills() > self._oom_before
-        report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, oom_killed=oom)
+        report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, memory=self._memory.verdict())
         self._report = self._with_artifacts(report)
         if self._gate is not None:
             self._gate.close()

@@ -13,9 +13,11 @@ from typing import Any
 from kinetic.coordinator.gang import HostView
 from kinetic.job.outcome import Exit, HostReport, RemoteError
 from kinetic.runner import processes
+from kinetic.runner.memory import Verdict
 
 NEARLY_ALL = 0.85
-"""A worker killed with SIGKILL at this share of the memory limit is taken for a victim of the out-of-memory killer."""
+"""A worker that used this share of all the memory there is, and is killed, probably ran out of it: daemons that guard a machine's
+memory, and clusters, kill without the kernel's counting it."""
 
 
 def ending_of(
@@ -25,7 +27,7 @@ def ending_of(
     host: int,
     *,
     peak_bytes: int = 0,
-    oom_killed: bool = False,
+    memory: Verdict = Verdict(),  # noqa: B008 - frozen
 ) -> HostReport:
     """Decide how the host ended.
 
@@ -38,7 +40,7 @@ def ending_of(
         return HostReport(host, Exit(stop.stop_exit), detail=stop.stop_reason, peak_rss_bytes=peak_bytes)
     if end is not None:
         return _said(end, host, peak_bytes)
-    return _died(status or 0, host, peak_bytes, oom_killed=oom_killed)
+    return _died(status or 0, host, peak_bytes, memory)
 
 
 def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
@@ -64,7 +66,7 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
     )
 
 
-def _died(status: int, host: int, peak_bytes: int, *, oom_killed: bool) -> HostReport:
+def _died(status: int, host: int, peak_bytes: int, known: Verdict) -> HostReport:
     memory = f" (peak memory {peak_bytes / 2**20:,.0f} MiB)" if peak_bytes else ""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
@@ -74,10 +76,18 @@ def _died(status: int, host: int, peak_bytes: int, *, oom_killed: bool) -> HostR
         return HostReport(host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes)
     signum = os.WTERMSIG(status)
     name = processes.signal_name(signum)
-    limit = processes.memory_limit_bytes()
-    if signum == signal.SIGKILL and (oom_killed or (limit and peak_bytes > NEARLY_ALL * limit)):
-        detail = f"The worker process ran out of memory and was killed{memory}."
-        return HostReport(host, Exit.OUT_OF_MEMORY, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
+    if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
+        return HostReport(host, Exit.OUT_OF_MEMORY, detail=reason, signal=signum, peak_rss_bytes=peak_bytes)
     return HostReport(
         host, Exit.SIGNAL, detail=f"The worker process was killed by {name}{memory}.", signal=signum, peak_rss_bytes=peak_bytes
     )
+
+
+def _out_of_memory(peak_bytes: int, known: Verdict) -> str:
+    """Why a worker that got SIGKILL ran out of memory; "" when nothing says so."""
+    peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, known.limit_bytes))
+    if known.struck:
+        return f"The kernel's out-of-memory killer ended the worker process (peak memory {peak}, limit {limit})."
+    if known.limit_bytes and peak_bytes > NEARLY_ALL * known.limit_bytes:
+        return f"The worker process was killed by SIGKILL at a peak memory of {peak} of {limit}: probably out of memory."
+    return ""

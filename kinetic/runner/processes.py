@@ -191,31 +191,3 @@ def main_thread_cpu_ns(pid: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
     return None
-
-
-def memory_limit_bytes() -> int:
-    """Memory that this process could use at most: the control group's limit, else the machine's; 0 if unknown."""
-    limits = [_meminfo_bytes("MemTotal:")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path(path).read_text()))
-    known = [n for n in limits if n > 0]
-    return min(known) if known else 0
-
-
-def _meminfo_bytes(field: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith(field):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def out_of_memory_kills() -> int:
-    """How often the kernel's out-of-memory killer struck in this control group, else on this machine; 0 if unknown."""
-    for path, field in (("/sys/fs/cgroup/memory.events", "oom_kill "), ("/proc/vmstat", "oom_kill ")):
-        with contextlib.suppress(OSError, ValueError, IndexError), open(path) as lines:
-            for line in lines:
-                if line.startswith(field):
-                    return int(line.split()[1])
-    return 0

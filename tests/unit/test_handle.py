@@ -213,6 +213,7 @@ CASES = [
     ),
     (HostReport(2, Exit.OS_EXIT, "ended with exit code 9", exit_code=9), errors.HostLost, "host 2 of 4 died.*exit code 9"),
     (HostReport(2, Exit.OUT_OF_MEMORY, "peak memory 3 MiB."), errors.HostLost, "host 2 of 4 ran out of memory.*3 MiB"),
+    (HostReport(2, Exit.OUT_OF_MEMORY, "9 of 10 MiB: probably."), errors.HostLost, "host 2 of 4 probably ran out of memory"),
     (HostReport(2, Exit.AGENT_LOST, "No heartbeat for 10 s."), errors.HostLost, "host 2 of 4 was lost.*No heartbeat"),
     (HostReport(2, Exit.HANG, stacks="Thread 0x1 (most recent call first):\n"), errors.HostHung, "host 2"),
     (HostReport(2, Exit.NEVER_JOINED, "pod pending"), errors.GangTimeout, "host 2"),

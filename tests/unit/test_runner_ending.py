@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from kinetic.coordinator.gang import HostView
 from kinetic.job.outcome import Exit
 from kinetic.runner.ending import ending_of
+from kinetic.runner.memory import Verdict
 from kinetic.runner.progress import Sample, moved
 
 RETURNED = {"event": "returned", "result_digest": "ab", "result_size_bytes": 3, "leftover_threads": ["t"]}
@@ -45,21 +47,28 @@ def test_a_stopped_worker_ended_as_the_coordinator_says(kind):
 
 
 @pytest.mark.parametrize(
-    ("status", "oom", "peak", "kind", "words"),
+    ("status", "memory", "peak", "kind", "words"),
     [
-        (exited(3), False, 0, Exit.OS_EXIT, "exit code 3"),
-        (exited(0), False, 0, Exit.OS_EXIT, "exit code 0"),
-        (KILLED, False, 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
-        (signal.SIGSEGV, False, 0, Exit.SIGNAL, "SIGSEGV"),
-        (KILLED, True, 1 << 30, Exit.OUT_OF_MEMORY, "out of memory"),
-        (KILLED, False, 1 << 60, Exit.OUT_OF_MEMORY, "out of memory"),
-        (signal.SIGSEGV, True, 1 << 30, Exit.SIGNAL, "SIGSEGV"),
+        (exited(3), Verdict(), 0, Exit.OS_EXIT, "exit code 3"),
+        (exited(0), Verdict(struck=True), 0, Exit.OS_EXIT, "exit code 0"),
+        (KILLED, Verdict(), 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
+        (KILLED, Verdict(limit_bytes=10 << 20), 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
+        (signal.SIGSEGV, Verdict(), 0, Exit.SIGNAL, "SIGSEGV"),
+        (
+            KILLED,
+            Verdict(struck=True, limit_bytes=2 << 30),
+            1 << 30,
+            Exit.OUT_OF_MEMORY,
+            "killer ended.*1,024 MiB, limit 2,048 MiB",
+        ),
+        (KILLED, Verdict(limit_bytes=11 << 20), 10 << 20, Exit.OUT_OF_MEMORY, "10 MiB of 11 MiB: probably out of memory"),
+        (signal.SIGSEGV, Verdict(struck=True), 1 << 30, Exit.SIGNAL, "SIGSEGV"),
     ],
 )
-def test_a_death_is_named(status, oom, peak, kind, words):
-    report = ending_of(None, status, None, 2, peak_bytes=peak, oom_killed=oom)
+def test_a_death_is_named(status, memory, peak, kind, words):
+    report = ending_of(None, status, None, 2, peak_bytes=peak, memory=memory)
     assert report.exit is kind
-    assert words in report.detail
+    assert words in report.detail or re.search(words, report.detail)
 
 
 BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
