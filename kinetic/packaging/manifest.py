@@ -23,6 +23,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kinetic.errors import CorruptRecord
 
@@ -32,6 +33,7 @@ _MOST_ENTRIES = 5_000_000  # A few lists that name each other twice could unfold
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _NAMED = re.compile(rb'\["[ds]",(?:"(?:[^"\\]|\\.)*",\d+,)?"([0-9a-f]{64})"\]')
 _MODES = 0o777
+_NO_NAMES = frozenset(("", ".", ".."))
 _Row = tuple[str | int, ...]
 
 
@@ -145,7 +147,7 @@ def contents(folder: str, data: bytes) -> list[Entry | Part]:
         if document["schema"] != SCHEMA:
             raise CorruptRecord(f"The manifest has schema {document['schema']!r}; this kinetic reads {SCHEMA}.")
         inside = f"{folder}/" if folder else ""
-        return [Part(folder, _digest(*row[1:])) if row[0] == "s" else _entry(inside, *row) for row in document["entries"]]
+        return [_entry(folder, inside, *row) for row in document["entries"]]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptRecord(f"The manifest of the source tree is damaged: {error!r}.") from error
 
@@ -171,28 +173,40 @@ def unfold(text: bytes) -> list[Entry]:
     return decode(next(reversed(lists)), lambda level: [lists[digest] for _, digest in level])
 
 
-def _digest(text: object) -> str:
-    if not isinstance(text, str) or not _DIGEST.match(text):
+def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:
+    if kind == "s":
+        (digest,) = row
+        return Part(folder, _digest(digest))
+    name, *rest = row
+    if name in _NO_NAMES or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no name inside a folder")
+    path = inside + name
+    if kind == "f":
+        mode, size_bytes, digest = rest
+        if type(size_bytes) is not int or size_bytes < 0:
+            raise ValueError(f"{path!r} has size {size_bytes!r}")
+        return File(path, _mode(mode), size_bytes, _digest(digest))
+    if kind == "d":
+        mode, digest = rest
+        return Folder(path, _mode(mode), _digest(digest))
+    if kind != "l":
+        raise ValueError(f"{path!r} is no file, no folder and no link, but {kind!r}")
+    (target,) = rest
+    if type(target) is not str or not target or "\0" in target:
+        raise ValueError(f"{path!r} leads to {target!r}")
+    return Link(path, target)
+
+
+def _mode(mode: object) -> int:
+    if type(mode) is not int or not 0 <= mode <= _MODES:
+        raise ValueError(f"{mode!r} is no mode")
+    return mode
+
+
+def _digest(text: str) -> str:
+    if not _DIGEST.match(text):
         raise ValueError(f"{text!r} is no digest")
     return text
-
-
-def _entry(inside: str, kind: str, name: str, *rest: object) -> Entry:
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is no name inside a folder")
-    made: Entry
-    match kind, *rest:
-        case "d", int(mode), digest:
-            made = Folder(inside + name, mode, _digest(digest))
-        case "f", int(mode), int(size_bytes), digest if size_bytes >= 0:
-            made = File(inside + name, mode, size_bytes, _digest(digest))
-        case "l", str(target) if target and "\0" not in target:
-            return Link(inside + name, target)
-        case _:
-            raise ValueError(f"{inside + name!r} is not described as a file, a folder or a link")
-    if isinstance(mode, bool) or not 0 <= mode <= _MODES:
-        raise ValueError(f"{inside + name!r} has mode {mode!r}")
-    return made
 
 
 def _verify(entries: list[Entry]) -> None:
