@@ -44,9 +44,12 @@ class Content:
     written_at: float
 
     def is_list(self) -> bool:
-        """Whether it lists a folder of a source tree, and is no source file or payload."""
-        with self.path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        """Whether it lists a folder of a source tree, and is no source file or payload; False when it is gone."""
+        try:
+            with self.path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except FileNotFoundError:  # A host found it damaged.
+            return False
         return head.startswith(b'{"schema"') and b'"entries"' in head
 
 
@@ -91,7 +94,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     # A submission that finds a list in the store sends nothing below it: content goes only together with all lists above it.
     kept = _below(store, {c.digest for c in idle if c.written_at >= older_than and c.is_list()})
     unused = [c for c in idle if c.written_at < older_than and c.digest not in kept]
-    rank = _from_the_root({c.digest: manifest.named(c.path.read_bytes()) for c in unused if c.is_list()})
+    rank = _from_the_root({c.digest: manifest.named(_content(store, paths.blob(c.digest))) for c in unused if c.is_list()})
     contents = tuple(sorted(unused, key=lambda c: rank.get(c.digest, len(rank))))  # should we be killed on the way
     data = tuple(r for r in replica.replicas(replica.root_of(store)) if r.used_at < older_than and r.digest not in used)
     size_bytes = sum(c.size_bytes for c in contents) + sum(map(replica.size_bytes, data))
@@ -191,7 +194,10 @@ def _digests(data: bytes) -> set[str]:
 def _contents(store: LocalStore) -> Iterator[Content]:
     for folder in _entries(store.path(paths.BLOBS)):
         for entry in _entries(Path(folder.path)):
-            facts = entry.stat(follow_symlinks=False)
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
             yield Content(Path(entry.path), folder.name + entry.name, facts.st_size, facts.st_mtime)
 
 

@@ -652,6 +652,16 @@ def test_what_a_young_tree_took_over_from_an_old_one_stays(world: World, tmp_pat
     assert set(world.store.list(paths.BLOBS)) == kept | {paths.blob("a" * 64)}
 
 
+def test_a_sweep_survives_content_that_vanishes_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host removes what it finds damaged, without a lock."""
+    young, old = world.blob("1", b'{"schema":2,"entries":[]}', age=60), world.blob("2", b'{"schema":2,"entries":[]}')
+    found = list(pruning._contents(world.store))
+    for digest in (young, old):
+        world.store.delete(paths.blob(digest))
+    monkeypatch.setattr(pruning, "_contents", lambda _: found)
+    assert [each.digest for each in pruning.sweep(world.store, older_than=NOW - DAY).contents] == [old]
+
+
 def test_lists_that_damage_has_made_to_name_each_other_are_swept(world: World) -> None:
     for one, other in ("ab", "ba", "cc"):
         world.blob(one, b'{"schema":2,"entries":[["d","x",493,"%b"]]}' % (other.encode() * 64))
