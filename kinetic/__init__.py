@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kinetic import debug as debug
     from kinetic import errors as errors
     from kinetic import job_status as job_status
+    from kinetic import jobs as jobs
     from kinetic.batch.handle import BatchHandle as BatchHandle
     from kinetic.batch.handle import attach_batch as attach_batch
     from kinetic.errors import BatchError as BatchError
@@ -33,7 +34,7 @@ _HOME_OF = {
     "list_jobs": "handle",
     "run": "remote",
 }
-_ROOMS = ("collections", "credentials", "debug", "errors", "job_status")
+_ROOMS = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
 _GONE = {
     "map": "use the decorated function's run_async_map(inputs), or kinetic.collections.map",
     "submit": "decorate with @kinetic.run(...), and call the function's run_async(...)",

@@ -67,7 +67,7 @@ def select(requested: str | None, topology: Topology, settings: Settings, *, sli
             'This version has no Ray backend yet. Use backend="local", which simulates the slice on this machine.'
         )
     if settings.cluster_settings:
-        raise PreflightError(_no_cluster_yet(name, settings.cluster_settings))
+        raise PreflightError(_no_cluster_yet(name, settings.cluster_settings, fixed=requested is not None))
     return Selection(name, "local", _standing_in(topology, slices))
 
 
@@ -126,9 +126,14 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _no_cluster_yet(name: str, named: Mapping[str, Setting]) -> str:
-    told = " and ".join(f"{setting_name} is {s.value!r} ({s.source})" for setting_name, s in named.items())
+def _no_cluster_yet(name: str, named: Mapping[str, Setting], *, fixed: bool) -> str:
+    told = " and ".join(f"{setting_name} is {s.value!r} ({_origin(s)})" for setting_name, s in named.items())
+    instead = f'write backend="local" for backend="{name}"' if fixed else 'set KINETIC_BACKEND=local (or backend="local")'
     return (
         f"A cluster is configured: {told}. This version has no {name!r} backend yet, it runs jobs on this machine only. "
-        'Take the setting away, or set KINETIC_BACKEND=local (or backend="local") to simulate the slice here.'
+        f"Take the setting away, or {instead} to simulate the slice here."
     )
+
+
+def _origin(setting: Setting) -> str:
+    return "an argument or a flag" if setting.source == "flag" else setting.source

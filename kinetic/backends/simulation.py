@@ -122,13 +122,19 @@ def check_reach(plan: Plan) -> None:
     if remote:
         raise UsageError(
             f"{remote[0]} comes with the cloud backends: a slice that is simulated on this machine reads local data only. "
-            "Give kinetic.Data a local path."
+            f"{_local_copy(remote[0])}, and give kinetic.Data that path."
         )
     if plan.output_dir is not None and "://" in plan.output_dir:
         raise UsageError(
             f"The output folder {plan.output_dir} comes with the cloud backends: a slice that is simulated on this machine "
             "writes to local folders only. Set output_dir= or KINETIC_OUTPUT_DIR to a local folder, or leave it out."
         )
+
+
+def _local_copy(source: str) -> str:
+    if source.startswith("hf://"):
+        return "Save it to a folder (datasets.load_dataset(...).save_to_disk(folder))"
+    return "Copy it to this machine (gcloud storage cp --recursive)"
 
 
 def available_memory_bytes() -> int | None:

@@ -7,6 +7,7 @@ users, remote and `collections`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +29,7 @@ from kinetic.storage.open import open_store
 if TYPE_CHECKING:
     from kinetic.drawing import Picture
 
+_log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
 _SHOWN = 5
@@ -184,8 +186,18 @@ class BatchHandle:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Submit nothing more, and ask the jobs that run to stop. Cancelling a batch that has ended does nothing."""
+        """Submit nothing more, and stop the jobs that run. Cancelling a batch that has ended does nothing.
+
+        Waits until they have stopped, but no longer than three minutes: then they are left to stop, with a warning.
+        """
+        try:
+            self._stop()
+        except WaitTimeout as error:
+            _log.warning("%s was cancelled: %s", self.group_id, error)
+
+    def _stop(self) -> None:
         self._crew.cancel("the batch was cancelled")
+        self.wait(_STOPPING_S, progress=False)
 
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
         """Remove the jobs of the batch: what their backends hold (`k8s`), and their records and that of the batch (`gcs`).
@@ -195,8 +207,7 @@ class BatchHandle:
             WaitTimeout: the jobs did not stop within three minutes.
         """
         if k8s and (self._crew.submits or not self._crew.ledger.done):
-            self.cancel()
-            self.wait(_STOPPING_S, progress=False)
+            self._stop()
         for job in self.jobs:
             if job is not None:
                 with contextlib.suppress(NotFound):

@@ -19,6 +19,7 @@ Capture = pytest.CaptureFixture[str]
         ("kinetic", "run RemoteCallable Data JobHandle attach list_jobs BatchHandle BatchError attach_batch __version__"),
         ("kinetic.job_status", "JobStatus"),
         ("kinetic.collections", "map BatchHandle BatchError attach_batch"),
+        ("kinetic.jobs", "JobHandle JobStatus attach list_jobs"),
         ("kinetic.debug", "cleanup_port_forward"),
         ("kinetic.credentials", "ensure_credentials invalidate_credential_cache"),
     ],

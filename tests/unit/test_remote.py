@@ -380,9 +380,11 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
-        ({"project": "p"}, {}, "project is 'p' (flag)"),
+        ({"project": "p"}, {}, "project is 'p' (an argument or a flag)"),
         ({}, {"KINETIC_CLUSTER": "c"}, "cluster is 'c' (environment KINETIC_CLUSTER)"),
         ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, "environment KINETIC_PROJECT"),
+        ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, 'write backend="local" for backend="gke"'),
+        ({}, {"KINETIC_PROJECT": "p"}, "or set KINETIC_BACKEND=local"),
         ({"backend": "ray"}, {}, "no Ray backend yet"),
         ({}, {"KINETIC_BACKEND": "ray"}, "no Ray backend yet"),
     ],
