@@ -51,6 +51,7 @@ class Gang:
         self.version = 1
         self.stop_reason = ""
         self.first_failure: tuple[int, ...] = ()
+        self.unwanted = False
         self._hosts = Roster(spec.hosts)
         self._now = self._started = now
         self._watched = 0.0
@@ -125,8 +126,9 @@ class Gang:
     # --- what people say ------------------------------------------------------------------------------------------------
 
     def cancel(self, detail: str, now: float) -> None:
-        """Stop the gang because somebody wants it."""
+        """Stop the gang because somebody wants it. What is stopping already ends as it would have, and is not started again."""
         self._advance(now)
+        self.unwanted = True
         self._stop(Exit.CANCELLED, f"cancelled: {detail}" if detail else "cancelled")
 
     def request_stacks(self, now: float) -> int:

@@ -104,7 +104,7 @@ class Supervisor:
         self._scratch = self._own / "work"
         self._agents: dict[int, int] = {}
         self._socket_dir: Path | None = None
-        self._removed = False
+        self._removed = self._unwanted = False
 
     def run(self, caller: socket.socket | None) -> int:
         """Return 0 when a verdict was written."""
@@ -127,7 +127,7 @@ class Supervisor:
             Mountpoints(replica.root_of(self._store)).release(plan.data)
         shutil.rmtree(self._scratch, ignore_errors=True)
         if plan is not None and _may_retry(outcome, plan.retries) and not self._removed:
-            if signal.SIGTERM not in signal.sigpending():
+            if not self._unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(outcome)
             outcome = replace(outcome, verdict=Verdict.CANCELLED, blamed=(), reason=f"{CANCELLED} {outcome.reason}")
         if self._removed and not self._store.has(paths.plan(self._request.job_id)):
@@ -179,6 +179,7 @@ class Supervisor:
             import asyncio
 
             asyncio.run(self._supervise(gang, token, f"unix:{socket_path}"))
+        self._unwanted = gang.unwanted
         outcome = judge(
             plan.hosts,
             gang.reports,

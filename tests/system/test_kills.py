@@ -293,12 +293,18 @@ def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
     def fail():
         raise ValueError("again")
 
-    handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
-    for nth in range(2, 5):  # At different moments around the change.
-        wait_until(lambda nth=nth: sum(e["kind"] == "retry" for e in handle.events()) >= nth, "no retry")
-    handle.cancel()
-    with pytest.raises(errors.JobCancelled):
-        handle.result()
+    for nth in range(1, 5):
+        handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
+        wait_until(lambda nth=nth, handle=handle: retried(handle) >= nth, "no retry")
+        time.sleep(0.03 * nth)  # At different moments around the change.
+        handle.cancel(cleanup_timeout=30)
+        with pytest.raises(errors.JobCancelled):
+            handle.result(timeout=0)
+        assert retried(handle) < 1000
+
+
+def retried(handle):
+    return sum(event["kind"] == "retry" for event in handle.events())
 
 
 def clean_up_slowly(marker):
@@ -317,7 +323,7 @@ def test_a_death_while_the_job_is_being_cancelled(which, home, nothing_left):
     handle = kinetic.run(accelerator="tpu-v6e-8")(clean_up_slowly).run_async(str(marker))
     wait_until(lambda: "running" in handle.logs(host=0) and "running" in handle.logs(host=1), "not running")
     supervisor, agents = processes(handle)
-    handle.cancel()
+    handle.cancel(cleanup_timeout=0)
     wait_until(marker.exists, "SIGTERM did not reach the function")
     kill({"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which])
     with pytest.raises(errors.JobCancelled):

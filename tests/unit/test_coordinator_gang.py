@@ -571,3 +571,12 @@ def test_a_cause_reported_within_the_window_is_blamed(order, causes, pauses):
         gang.report(raised(host, consequence=host not in causes), now)
     expected = next(host for host in order if host in causes)
     assert gang.first_failure == (expected,)
+
+
+def test_a_wish_to_cancel_that_comes_after_a_failure_is_remembered():
+    gang = gang_of(2)
+    gang.report(ended(0, Exit.RAISED), 1.0)
+    assert not gang.unwanted
+    gang.cancel("enough", 1.1)
+    assert gang.unwanted
+    assert gang.first_failure == (0,)
