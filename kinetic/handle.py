@@ -487,9 +487,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 def seconds(timeout_s: object) -> float:
     """Check how long somebody wants to wait."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s <= math.inf:
         raise UsageTypeError(f"timeout must be a number of seconds, or None to wait for ever; it is {timeout_s!r}.")
-    return float(timeout_s)
+    return float(min(timeout_s, 1e300))
 
 
 def _stacks_text(outcome: Outcome) -> str:

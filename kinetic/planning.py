@@ -300,7 +300,9 @@ def _source(spec: JobSpec, settings: Settings, data: Sequence[Path]) -> tuple[Pr
     )
     if found.root is None:
         return found, None
-    apart = [p.resolve() for p in (settings.home, settings.cache_dir, *data)]
+    apart = [
+        Path(os.path.realpath(p)) for p in (settings.home, settings.cache_dir, *data)
+    ]  # A loop of links is the store's to tell.
     entry = found.root / found.entry_rel
     own = [p for p in apart if p.is_relative_to(found.root) and not entry.is_relative_to(p)]  # never the function's own folder
     return found, bundle.build(

@@ -284,6 +284,16 @@ def _path(variable: str, value: Any) -> str:
     return text
 
 
+def _lasting(variable: str, value: Any) -> str:
+    text = _path(variable, value)
+    if not text.startswith(("/", "~/")) and text != "~":
+        raise UsageError(
+            f"{variable} must be an absolute path: {text!r} is another folder after every change of the working directory. "
+            f"Write {str(Path(text).absolute())!r}."
+        )
+    return text
+
+
 def _number(variable: str, value: Any) -> float:
     try:
         number = float(value)
@@ -329,7 +339,7 @@ def _level(variable: str, value: Any) -> str:
 
 
 _ROWS: dict[str, _Row] = {
-    "home": _Row("KINETIC_HOME", _path),
+    "home": _Row("KINETIC_HOME", _lasting),
     "cache_dir": _Row("KINETIC_CACHE_DIR", _path),
     "project": _Row("KINETIC_PROJECT", _text, fallback="GOOGLE_CLOUD_PROJECT"),
     "zone": _Row("KINETIC_ZONE", _text),

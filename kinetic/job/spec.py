@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
@@ -97,7 +97,10 @@ def text(name: str, value: object) -> str | None:
 
 def path_text(name: str, value: object) -> str | None:
     """Check an optional path or URI."""
-    return text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    if path is not None and not _is_system_text(path):
+        raise UsageError(f"{name} is no path: {path!r:.80} contains a NUL or half a character.")
+    return path
 
 
 def count(name: str, value: object, *, least: int) -> int:
@@ -125,7 +128,7 @@ def seconds(name: str, value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageTypeError(f"{name} must be a number of seconds, or None for no limit; it is {value!r}.")
-    if not math.isfinite(value) or value <= 0:
+    if not 0 < value <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
         raise UsageError(f"{name} must be more than 0 seconds; it is {value}. None means no limit.")
     return float(value)
 
@@ -156,9 +159,17 @@ def variables(value: object) -> dict[str, str]:
         variable("env", name)
         if not isinstance(content, str):
             raise UsageTypeError(f"env[{name!r}] must be a string; it is {content!r}. Write {str(content)!r}.")
-        if "\0" in content:
-            raise UsageError(f"env[{name!r}] contains a NUL character, which no environment can hold.")
+        if not _is_system_text(content):
+            raise UsageError(f"env[{name!r}] contains a NUL or half a character, which no environment can hold: {content!r:.80}.")
     return dict(value)
+
+
+def _is_system_text(text: str) -> bool:
+    """Whether the operating system takes it: surrogates stand for bytes that are no text, or for nothing."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def names(where: str, value: object) -> tuple[str, ...]:

@@ -61,6 +61,13 @@ def of_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 def of_value(value: object, component: str, *, attempt: Attempt) -> Culprit:
     """Follow the failure into containers and attributes as far as it goes."""
+    try:
+        return _followed(value, component, attempt)
+    except Exception:  # noqa: BLE001 - looking at an object may run its own code, which may raise anything
+        return Culprit(component, type(value).__name__)
+
+
+def _followed(value: object, component: str, attempt: Attempt) -> Culprit:
     path, seen = "", {id(value)}
     while len(seen) < _DEEPEST:
         step = next(((name, part) for name, part in _parts(value, attempt) if attempt(part)), None)

@@ -126,7 +126,7 @@ class Agent:
             self._workspace = workspace.prepare(self._who, self._plan, self._store)
             self._mountpoints.keep(self._plan.data)
             self._state = "waiting"
-        except (KineticError, OSError) as error:
+        except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
     def _address(self) -> str:

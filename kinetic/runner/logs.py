@@ -20,6 +20,10 @@ DRAIN_BYTES = 1 << 22
 """More than a pipe can hold."""
 LINE_LIMIT_BYTES = 1 << 16
 """A line longer than this is kept in pieces."""
+KEEP_FREE_BYTES = 1 << 20
+"""Output that would leave less of the disk is dropped: the value, the reports and the verdict must still find room."""
+LOOK_EVERY_BYTES = 1 << 18
+"""How much is written between two looks at the free space."""
 LAST_LINE_BYTES = 200
 _LAST_WINDOW_BYTES = 2048
 GLOO_NOISE = re.compile(
@@ -42,6 +46,7 @@ class HostLog:
         self._end = os.fstat(self._log).st_size
         self._align_index()
         self.lost_bytes = 0
+        self._allowed_bytes = 0
 
     @property
     def size_bytes(self) -> int:
@@ -58,7 +63,23 @@ class HostLog:
 
     def write(self, stream: int, data: bytes) -> None:
         """Keep a chunk: first the bytes, then the record that points at their end."""
-        written = self._append(self._log, data)
+        written = self._append(self._log, data[: self._allowance(len(data))])
+        self._keep_account(stream, data, written)
+
+    def _allowance(self, wanted: int) -> int:
+        """How many of so many bytes may be written."""
+        if self._allowed_bytes < wanted:
+            try:
+                disk = os.fstatvfs(self._log)
+            except OSError:
+                return wanted
+            free = max(disk.f_bavail * disk.f_frsize - KEEP_FREE_BYTES, 0)
+            self._allowed_bytes = min(free, max(wanted, LOOK_EVERY_BYTES))
+        granted = min(wanted, self._allowed_bytes)
+        self._allowed_bytes -= granted
+        return granted
+
+    def _keep_account(self, stream: int, data: bytes, written: int) -> None:
         self._end += written
         self.lost_bytes += len(data) - written
         if written:  # A record that does not fit is a lost time stamp, not lost output.
@@ -67,8 +88,9 @@ class HostLog:
                 self._align_index()
 
     def say(self, text: str) -> None:
-        """Keep a line of kinetic's own."""
-        self.write(STDERR, f"{text}\n".encode(errors="backslashreplace"))
+        """Keep a line of kinetic's own, for which there is room when there is none for output."""
+        data = f"{text}\n".encode(errors="backslashreplace")
+        self._keep_account(STDERR, data, self._append(self._log, data))
 
     def _align_index(self) -> None:
         # A record cut short by a full disk or a killed agent would shift all that follow it.
@@ -89,7 +111,7 @@ class HostLog:
     def close(self) -> None:
         """Say how much was lost, if anything, and close."""
         if self.lost_bytes:
-            self.write(STDERR, f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.\n".encode())
+            self.say(f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.")
         for fd in (self._log, self._index):
             with contextlib.suppress(OSError):
                 os.close(fd)

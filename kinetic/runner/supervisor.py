@@ -193,7 +193,7 @@ class Supervisor:
 
     def _socket_path(self) -> Path:
         path = self._own / "socket"
-        if len(str(path)) > SOCKET_PATH_LIMIT:
+        if not _is_socket_path(path):
             import tempfile
 
             self._socket_dir = Path(tempfile.mkdtemp(prefix="kinetic-"))
@@ -402,6 +402,14 @@ class Supervisor:
 def _learn_to_speak() -> None:
     for name in SPEAKING:
         importlib.import_module(name)
+
+
+def _is_socket_path(path: Path) -> bool:
+    """Whether the kernel and gRPC take it: not too many bytes, and text."""
+    try:
+        return len(str(path).encode()) <= SOCKET_PATH_LIMIT
+    except UnicodeEncodeError:
+        return False
 
 
 def _gang_spec(plan: Plan, request: Request) -> GangSpec:

@@ -105,6 +105,20 @@ def test_a_full_disk_loses_output_but_says_so_and_recovers(files, monkeypatch):
     assert b"10 bytes of output were lost" in text
 
 
+def test_output_leaves_room_for_the_verdict(files, monkeypatch):
+    class Disk:
+        f_frsize, f_bavail = 1, logs.KEEP_FREE_BYTES + 7
+
+    monkeypatch.setattr(logs.os, "fstatvfs", lambda fd: Disk)
+    log = HostLog(*files, clock_ns=clock)
+    log.write(STDOUT, b"kept 1\nlost\n")
+    Disk.f_bavail = 0
+    log.write(STDOUT, b"lost too\n")
+    log.close()
+    text = b"".join(c.data for c in read_all(files))
+    assert text == b"kept 1\nkinetic: 14 bytes of output were lost: the disk is full.\n"
+
+
 def test_a_second_attempt_appends_and_a_torn_record_is_cut_off(files):
     HostLog(*files, clock_ns=clock).write(STDOUT, b"first\n")
     with open(files[1], "ab") as index:

@@ -63,6 +63,8 @@ def test_a_project_of_other_tools_is_known_but_is_no_cluster():
         ("KINETIC_NO_DEFAULT_EXCLUDES", "maybe"),
         ("KINETIC_PRELOAD", "sometimes"),
         ("KINETIC_HOME", "a\0b"),
+        ("KINETIC_HOME", "relative/home"),
+        ("KINETIC_HOME", "~other/home"),
     ],
 )
 def test_a_bad_value_is_a_usage_error_that_names_the_variable(variable, text):
