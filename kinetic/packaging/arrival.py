@@ -33,7 +33,7 @@ _AGAIN = "The damaged copy was removed from the store: submit the job again."
 
 @dataclass(frozen=True)
 class Listed:
-    """What a tree holds, folders before what is in them; and its lists by digest, each before those that it names."""
+    """What a tree holds, folders before what is in them; and its lists by digest, level by level from the root."""
 
     entries: list[manifest.Entry]
     lists: dict[str, bytes]
@@ -68,8 +68,7 @@ def listed(store: Store, tree: Tree) -> Listed:
     def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
         found = in_threads(lambda each: _list(store, lists, *each), level, worth=not isinstance(store, LocalStore))
         for (_, digest), data in zip(level, found, strict=True):
-            lists.pop(digest, None)  # One that is named at several levels comes after all that name it.
-            lists[digest] = data
+            lists.setdefault(digest, data)
         return found
 
     entries = manifest.decode(tree.manifest.digest, read)
@@ -145,11 +144,13 @@ def _chunks(store: Store, found: Listed, file: manifest.File) -> Iterator[bytes]
 
 
 def forget(store: Store, lists: dict[str, bytes], digest: str, *, damaged: bool = False) -> None:
-    """Remove the lists from which a content can be reached, and itself when damaged, so that the next submission sends it again.
+    """Remove the lists on the way to a content, and itself when damaged, so that the next submission comes by and sends it again.
 
     Args:
-        lists: by digest, each before those that it names.
+        store: where they are.
+        lists: by digest, level by level from the root.
         digest: of the content.
+        damaged: whether it is there, but wrong.
     """
     lost = {digest}
     for above, data in reversed(lists.items()):

@@ -663,7 +663,8 @@ def test_a_file_becomes_a_folder_and_a_file_again(root, place, name):
 @given(data=st.data())
 def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, data):
     place = tmp_path_factory.mktemp("p").resolve()
-    write(place / "root", {"a": "one", "d/b": "two", "d/e": "two", "d/f": "three"})
+    same = {f"{folder}/{name}": name for folder in ("d", "p/q/d", "p/d") for name in "bef"}
+    write(place / "root", {"a": "one", "p/q/only": "b"} | same)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manifest, "_WIDE", 2)
         made, store = sent(place / "root", place)
