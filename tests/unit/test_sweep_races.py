@@ -1,0 +1,71 @@
+"""Processes that submit trees which share folders, while another sweeps whatever no plan names: every job finds its tree."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import shutil
+import time
+from pathlib import Path
+
+from kinetic.cli import pruning
+from kinetic.errors import CorruptRecord
+from kinetic.job import paths
+from kinetic.packaging import bundle
+from kinetic.storage.local import LocalStore
+from kinetic.storage.turn import submitting
+
+SUBMISSIONS = 25
+
+
+def plant(root: Path) -> None:
+    for folder in ("a/x", "a/y", "b/x", "b/y"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "file").write_text(folder)
+    for number in range(70):
+        (root / f"{number}").write_text(str(number))
+
+
+def submit(place: Path, number: int, answers) -> None:
+    store, chance, told = LocalStore(place / "store"), random.Random(number), []
+    root, dest = place / f"root{number}", place / f"dest{number}"
+    plant(root)
+    for turn in range(SUBMISSIONS):
+        (root / chance.choice("ab") / chance.choice("xy") / "file").write_text(str(chance.randrange(3)))
+        made, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
+        store.put(paths.ref(job), b"{}")
+        with submitting(store):
+            bundle.upload(made, store)
+            store.put(paths.plan(job), json.dumps({"tree": {"manifest": {"digest": made.tree.manifest.digest}}}).encode())
+        try:
+            bundle.unpack(store, made.tree, dest)
+        except CorruptRecord as error:
+            told.append(str(error))
+        shutil.rmtree(dest, ignore_errors=True)
+        if chance.random() < 0.7:
+            store.delete(paths.job(job))
+            store.delete(paths.ref(job))
+    answers.put(told)
+
+
+def sweep(place: Path, done) -> None:
+    while not done.is_set():
+        pruning.sweep(LocalStore(place / "store"), older_than=time.time())
+
+
+def test_every_job_finds_its_tree(tmp_path):
+    context = multiprocessing.get_context("fork")
+    (tmp_path / "store").mkdir()
+    answers, done = context.Queue(), context.Event()
+    submitters = [context.Process(target=submit, args=(tmp_path, number, answers)) for number in range(2)]
+    sweeper = context.Process(target=sweep, args=(tmp_path, done))
+    for process in (*submitters, sweeper):
+        process.start()
+    try:
+        assert [answers.get(timeout=120) for _ in submitters] == [[], []]
+    finally:
+        done.set()
+        for process in (*submitters, sweeper):
+            process.join(60)
+    assert sweeper.exitcode == 0
