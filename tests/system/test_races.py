@@ -1,0 +1,112 @@
+"""Several processes that end, collect and remove one job at once: each gets a true answer, and nothing is left half done.
+
+In: a job that runs, or has ended. Out: what each of them was told, and what is left of the job.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from gangs import PATIENCE_S, wait_until
+
+import kinetic
+from kinetic import errors
+from kinetic.job import paths
+from kinetic.storage.local import LocalStore
+
+ONE_OF_MANY = """
+import sys, time
+from pathlib import Path
+import kinetic
+from kinetic import errors
+
+what, job_id, ready, go = sys.argv[1:]
+handle = kinetic.attach(job_id)
+Path(ready).touch()
+while not Path(go).exists():
+    time.sleep(0.001)
+try:
+    if what == "prune":
+        from kinetic.cli.main import main
+        sys.argv[1:] = ["jobs", "prune", "--older-than", "0s", "--yes"]
+        main()
+    else:
+        print(what, getattr(handle, what)())
+except errors.KineticError as error:
+    print(what, type(error).__name__)
+"""
+
+TRUE = {
+    "result": {"value", "JobCancelled", "NotFound", "ResultUnavailable"},
+    "cancel": {"None"},
+    "cleanup": {"None"},
+    "prune": set(),
+}
+
+
+def quick():
+    return "value"
+
+
+def slow():
+    print("running", flush=True)
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("func", [quick, slow])
+def test_many_processes_end_one_job_at_once(func, home):
+    handle = kinetic.run(accelerator="cpu")(func).run_async()
+    if func is quick:
+        handle.wait()
+    else:
+        wait_until(lambda: "running" in handle.logs(), "not running")
+    script = home.parent / "one.py"
+    script.write_text(textwrap.dedent(ONE_OF_MANY))
+    go, kinds = home.parent / "go", [*TRUE, *TRUE]
+    crew = [start(script, kind, handle.job_id, home.parent / f"ready-{i}", go) for i, kind in enumerate(kinds)]
+    for i in range(len(crew)):
+        wait_until((home.parent / f"ready-{i}").exists, "not ready")
+    go.touch()
+    for kind, member in zip(kinds, crew, strict=True):
+        out, err = member.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in err, err
+        if kind != "prune":
+            assert out.split()[1] in TRUE[kind], out
+    assert not LocalStore(home).has(paths.ref(handle.job_id))
+    assert not (home / paths.job(handle.job_id)).exists()
+
+
+def start(script, *words):
+    command = [sys.executable, str(script), *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_job_that_is_removed_while_others_collect_it_is_never_called_failed(home):
+    """Again and again: removal must not be seen half done."""
+    job = kinetic.run(accelerator="cpu")(quick)
+    for _ in range(10):
+        handle = job.run_async()
+        handle.wait()
+        answers = []
+        crew = [threading.Thread(target=collect, args=(handle.job_id, answers)) for _ in range(4)]
+        for member in crew:
+            member.start()
+        handle.cleanup()
+        for member in crew:
+            member.join(PATIENCE_S)
+        assert set(answers) <= {"value", "NotFound", "ResultUnavailable"}, answers
+        assert not (home / paths.job(handle.job_id)).exists()
+
+
+def collect(job_id, answers):
+    try:
+        attached = kinetic.attach(job_id)
+        for _ in range(50):
+            answers.append(attached.result())
+    except errors.KineticError as error:
+        answers.append(type(error).__name__)
