@@ -353,6 +353,9 @@ class Agent:
             self._store.put(paths.report(self._who.job_id, self._who.host), json.dumps(data).encode())
             self._kept = True
         self._link.report(self._report)
+        if damaged := (self._end or {}).get("damaged"):
+            with contextlib.suppress(KineticError):  # What is there is not sent again: the next submission shall find it absent.
+                self._store.delete(paths.blob(damaged))
 
     def _with_artifacts(self, report: HostReport) -> HostReport:
         """Put the pickled value or exception into the store and complete the report with it and with what the agent knows."""

@@ -23,7 +23,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kinetic.errors import KineticError
+from kinetic.errors import CorruptRecord, KineticError
 from kinetic.job.outcome import Exit
 from kinetic.runner import jaxworld, mending, processes, streams, telling
 from kinetic.runner.channel import Channel, Message
@@ -248,8 +248,8 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
     except OSError as error:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
-        detail = "The payload is not what was submitted (its SHA-256 differs); nothing of it was run."
-        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail})
+        detail = "The payload is not what was submitted (its SHA-256 differs); nothing of it was run. Submit the job again."
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest})
     _see_data(start)
     try:
         _enter(start, payload.read_header(data).env_vars)
@@ -259,6 +259,9 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | telling.described(error, start)) from error
     try:
         call: tuple[Any, Any, Any] = payload.unpack(data, function, source_map=_source_map(start))
+    except CorruptRecord as error:  # The payload is whole, so it is the function.
+        digest = payload.read_header(data).function_digest
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}) from error
     except Exception as error:
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | telling.described(error, start)) from error
     _adopt_main(call[0], start)

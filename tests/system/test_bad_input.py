@@ -425,9 +425,24 @@ def test_what_was_tampered_with_is_not_run(home, project, monkeypatch, change, a
         handle.result(timeout=PATIENCE_S)
     assert not marker.exists()
     mended = kinetic.run(accelerator="cpu")(touch).run_async(str(marker))  # Submitting again sends what is missing or wrong.
-    if change not in (payload_flipped, payload_of_another_job):
-        mended.result(timeout=PATIENCE_S)
-        assert marker.exists()
+    mended.result(timeout=PATIENCE_S)
+    assert marker.exists()
+
+
+def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, monkeypatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(touch, "__module__", "__main__")
+    marks = [str(project.parent / name) for name in ("first", "second")]
+
+    def function_flipped(store, plan):
+        flipped(store.path(paths.blob(plan["function"]["digest"])))
+
+    with registry.substituted("local", lambda store: Tampering(store, function_flipped)):
+        batch = kinetic.run(accelerator="cpu")(touch).run_async_map(marks, max_concurrent=1)
+        batch.wait(PATIENCE_S)
+    assert not any(Path(mark).exists() for mark in marks)
+    assert {type(job.error()) for job in batch.jobs} == {errors.SetupFailed}
+    assert kinetic.run(accelerator="cpu")(touch).run_async_map(marks).results() == [None, None]
 
 
 def test_another_version_of_python_is_named(home, monkeypatch):
