@@ -21,6 +21,7 @@ from kinetic.job.spec import JobSpec, Options
 
 if TYPE_CHECKING:
     import os
+    from types import TracebackType
 
     from kinetic.backends.base import Backend
     from kinetic.backends.registry import Selection
@@ -208,7 +209,12 @@ class RemoteCallable(Generic[P, R]):
             return self.local(*args, **kwargs)
         if self._options.debug:
             return self._call_debugged(args, kwargs)
-        return self.run_async(*args, **kwargs).result(stream_logs=True)
+        job = self.run_async(*args, **kwargs)
+        try:
+            return job.result(stream_logs=True)
+        except Exception as error:
+            error.__traceback__ = _without_ours(error.__traceback__)
+            raise
 
     def _call_debugged(self, args: Any, kwargs: Any) -> R:
         """Submit, bring the debugger to this machine, and wait: the function starts once somebody has attached."""
@@ -415,6 +421,16 @@ def _place_of(options: Options) -> _Place:
     selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
     store = open_store(settings.home)
     return _Place(selection, settings, registry.make(selection.name, store), store)
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Take off the frames through which the end of a job arrives; what fails in kinetic itself has others below them."""
+    from kinetic.handle import JobHandle
+
+    ours = {RemoteCallable.__call__.__code__, JobHandle.result.__code__, JobHandle._value.__code__}
+    while traceback is not None and traceback.tb_frame.f_code in ours:
+        traceback = traceback.tb_next
+    return traceback
 
 
 @functools.cache

@@ -118,7 +118,7 @@ def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
         return command(_open(click.get_current_context().obj, place), *args, **kwargs)
 
     for name in reversed(_PLACES):
-        opened = click.option(f"--{name}", metavar="NAME", help=f"Look in this {name} instead of the configured one.")(opened)
+        opened = click.option(f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one.")(opened)
     return opened
 
 

@@ -16,6 +16,7 @@ from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from kinetic.cli.prefix import Prefixer
     from kinetic.job.logformat import LogChunk
@@ -46,7 +47,21 @@ def notice(words: str) -> None:
 
 def error(words: str, hint: str = "") -> None:
     """Tell what went wrong and, where it is known, what to do next."""
-    notice(f"error: {words}" + (f"\n{hint}" if hint else ""))
+    notice(_fitted(f"error: {words}" + (f"\n{hint}" if hint else "")))
+
+
+def _fitted(words: str) -> str:
+    """On a terminal, break lines between words; lines that begin with a blank (code, traces) stay as they are."""
+    if not sys.stderr.isatty():
+        return words
+    import shutil
+    from textwrap import fill
+
+    columns = shutil.get_terminal_size().columns
+    lines = words.split("\n")
+    return "\n".join(
+        line if line[:1].isspace() else fill(line, columns, break_long_words=False, break_on_hyphens=False) for line in lines
+    )
 
 
 def traceback_of(problem: BaseException) -> None:
@@ -173,15 +188,21 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     for index, name in enumerate(columns):
         widest = max([len(name), *(len(row[index]) for row in rows)])
         grid.add_column(
-            name,
+            Text(name, no_wrap=True, overflow="ellipsis"),
             no_wrap=name not in elastic,
             justify="right" if name in right else "left",
             min_width=None if name in elastic else widest,
         )
     for row in rows:
         cells = zip(columns, row, strict=True)
-        grid.add_row(*(Text(c, _STATE_STYLES.get(c, ""), no_wrap=name != wrap, overflow="ellipsis") for name, c in cells))
+        grid.add_row(*(_cell(c, wraps=name == wrap) for name, c in cells))
     return grid
+
+
+def _cell(words: str, *, wraps: bool) -> Text:
+    from rich.text import Text
+
+    return Text(words, _STATE_STYLES.get(words, ""), no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
 
 
 def failure(problem: BaseException) -> None:
@@ -193,17 +214,22 @@ def failure(problem: BaseException) -> None:
     return notice("".join(traceback.format_exception_only(problem)).rstrip())
 
 
-def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> None:
-    """Copy a log to stdout, byte for byte but for the marks of the prefixer; with `flush`, each chunk is seen at once."""
-    streams = Streams()
+def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> bool:
+    """Copy a log to stdout, byte for byte but for the marks of the prefixer; return whether there was anything.
+
+    With `flush`, each chunk is seen at once.
+    """
+    streams, anything = Streams(), False
     for chunk in prefixer.joined(chunks):
         if chunk is None:
             continue
+        anything = True
         streams.stdout(prefixer.add(chunk))
         if flush:
             streams.flush()
     streams.stdout(prefixer.end())
     streams.flush()
+    return anything
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:

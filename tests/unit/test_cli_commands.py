@@ -17,7 +17,7 @@ import pytest
 
 import kinetic
 from kinetic.backends.base import Document, LogRequest, Phase
-from kinetic.cli import pruning
+from kinetic.cli import output, pruning
 from kinetic.cli.desk import Desk
 from kinetic.cli.main import call
 from kinetic.errors import HostLost, PreflightError, StoreError
@@ -310,6 +310,16 @@ def test_logs_pass_on_what_was_asked_for(world: World) -> None:
     ]
     assert world("jobs", "logs", "job-0", "--host", "4") == 2
     assert world("jobs", "logs", "job-0", "-n", "-1") == 2
+
+
+def test_a_log_without_a_line_is_told_apart_from_no_log(world: World, capfd: Capture) -> None:
+    world.job("job-00000001")
+    world.backend.output["job-00000001"] = []
+    assert world("jobs", "logs", "job-0") == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "There is no output. `kinetic jobs status job-00000001` shows where the job stands.\n")
+    assert world("jobs", "logs", "-n", "0", "job-0") == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_logs_of_all_hosts_name_the_host(world: World, capfd: Capture) -> None:
@@ -898,3 +908,17 @@ def test_the_configured_store_is_read(home: Path, capsys: Capture) -> None:
     assert call(["jobs", "list", "--json"]) == 0
     (job,) = json.loads(capsys.readouterr().out)
     assert (job["job_id"], job["state"]) == ("job-00000007", "UNKNOWN")
+
+
+def test_on_a_terminal_errors_break_between_words(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    words = "These words are too long for the terminal at hand, also some-thing-with-hyphens."
+    code = "  File x, line 1, as it is, long or not"
+    output.error(f"{words}\n{code}\nlast", "hint")
+    assert capsys.readouterr().err == f"error: {words}\n{code}\nlast\nhint\n"
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    output.error(f"{words}\n{code}\nlast", "hint")
+    lines = capsys.readouterr().err.splitlines()
+    lines.remove(code)
+    assert max(map(len, lines)) <= 30
+    assert " ".join(lines) == f"error: {words} last hint"

@@ -83,7 +83,8 @@ def logs(
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail)
-    output.copy_log(desk.output_of(ref, request), prefixer, flush=follow)
+    if not output.copy_log(desk.output_of(ref, request), prefixer, flush=follow) and tail != 0:
+        output.notice(f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands.")
 
 
 def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -108,8 +109,9 @@ def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) ->
     if as_json:
         output.json_document({"job_id": handle.job_id} | outcome.to_json())
     elif not outcome.ok:
+        reason = outcome.reason.removeprefix(f"{outcome.verdict}: ")  # "cancelled: by whom"
         output.error(
-            f"{handle.job_id} {outcome.verdict}: {outcome.reason}",
+            f"{handle.job_id} {outcome.verdict}: {reason}",
             f"`kinetic jobs result {handle.job_id}` shows the whole error.",
         )
     return exit_codes.of_outcome(outcome)

@@ -24,9 +24,9 @@ from kinetic.errors import UsageError
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
 
 \b
-  kinetic run [OPTIONS] SCRIPT [ARGS]...      a Python file, as python SCRIPT
-  kinetic run [OPTIONS] -m MODULE [ARGS]...   a Python module, as python -m MODULE
-  kinetic run [OPTIONS] -- CMD [ARGS]...      any command
+  kinetic run [OPTIONS] SCRIPT [ARGS]...     a file, as python SCRIPT
+  kinetic run [OPTIONS] -m MODULE [ARGS]...  a module, as python -m MODULE
+  kinetic run [OPTIONS] -- CMD [ARGS]...     any command
 
 The project around the script (or around the current folder) is sent along, without what .gitignore and .kineticignore name.
 The exit code is the program's own: of the host that failed first. Ctrl-C leaves the job running and says how to stop it.
