@@ -34,6 +34,7 @@ SLOW_POLL_S = 0.02
 QUICK_FOR_S = 1.0
 LINGER_S = 2.0
 """How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a second."""
+LOOK_EVERY_S = 1.0
 _FLOCK = "hhqqi4x"
 """`struct flock`: kind, origin, start, length, process."""
 
@@ -124,6 +125,7 @@ class LocalBackend:
     def _follow(self, ref: JobRef, readers: list[LogReader]) -> Iterator[LogChunk | None]:
         begun = time.monotonic()
         watch = _SupervisorWatch(self._folder(ref))
+        stuck = _StuckWatch(self._unreachable_after_s)
         try:
             while True:
                 ended = not watch.is_alive() and self.phase(ref).ended  # Looked at before reading: what was printed is there.
@@ -138,6 +140,8 @@ class LocalBackend:
                 if not got:
                     yield None
                     watch.wait(QUICK_POLL_S if time.monotonic() - begun < QUICK_FOR_S else SLOW_POLL_S)
+                    if stuck.is_over(lambda: self._stands(ref)):
+                        self._end(ref)
         finally:
             watch.close()
 
@@ -149,6 +153,20 @@ class LocalBackend:
         for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
+
+    def _stands(self, ref: JobRef) -> bool:
+        """Whether somebody has stopped the supervisor (SIGSTOP), and no agent is there that would notice."""
+        pid = _lock_holder(self._folder(ref) / "lock")
+        return bool(pid) and _state(pid) == "T" and not self._has_agents(ref)
+
+    def _end(self, ref: JobRef) -> None:
+        """Kill the supervisor, which keeps everybody waiting who follows its job."""
+        import signal
+
+        pid = _lock_holder(self._folder(ref) / "lock")
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cleanup(self, ref: JobRef) -> None:
         """Nothing is held for an ended job but its records."""
@@ -185,9 +203,10 @@ class LocalBackend:
     def _lingers(self, ref: JobRef) -> bool:
         """Whether agents of a supervisor that was killed are still ending their hosts: what they report is worth a moment."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
-        told = self._supervisor(ref)
-        if not told or time.monotonic() - since > LINGER_S:
-            return False
+        return time.monotonic() - since <= LINGER_S and self._has_agents(ref)
+
+    def _has_agents(self, ref: JobRef) -> bool:
+        told = self._supervisor(ref) or {}
         return any(_is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
 
     def _reader(self, ref: JobRef, host: int) -> LogReader:
@@ -214,6 +233,24 @@ class LocalBackend:
 
     def _is_supervised(self, ref: JobRef) -> bool:
         return _is_locked(self._folder(ref) / "lock")
+
+
+class _StuckWatch:
+    """Counts for how long something stands; time in which this process itself did not look does not count."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._counted_s = 0.0
+        self._looked_at = time.monotonic()
+
+    def is_over(self, stands: Callable[[], bool]) -> bool:
+        """Look, once a second at most; return whether it has stood for too long."""
+        passed_s = time.monotonic() - self._looked_at
+        if passed_s < LOOK_EVERY_S:
+            return False
+        self._looked_at += passed_s
+        self._counted_s = self._counted_s + min(passed_s, 2 * LOOK_EVERY_S) if stands() else 0.0
+        return self._counted_s > self._limit_s
 
 
 class _SupervisorWatch:
@@ -282,11 +319,16 @@ def _lock_holder(path: Path) -> int:
 
 def _is_agent(pid: object, job_id: str) -> bool:
     """Whether this is an agent of the job, and one that can end: it is not over, and nobody has stopped it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state not in "TtZX" and f"kinetic-agent {job_id}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (OSError, IndexError):
-        return False
+    with contextlib.suppress(OSError):
+        return _state(pid) not in "TtZX" and f"kinetic-agent {job_id}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _state(pid: object) -> str:
+    """The letter by which the kernel calls the state of a process; "X" when it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "X"
 
 
 def _drain(readers: list[LogReader]) -> Iterator[LogChunk]:

@@ -132,6 +132,18 @@ def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
         handle.result()
 
 
+def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
+    """As it is for a moment when it starts, and when it ends."""
+    with registry.substituted("local", lambda store: impatient(home)):
+        handle = started(home, backend="local")
+        supervisor, agents = processes(handle)
+        stop(supervisor)
+        for agent in agents.values():
+            os.kill(agent, signal.SIGKILL)
+        with pytest.raises(errors.SupervisorLost):
+            handle.result()
+
+
 # -- all of it stopped: a machine that was suspended -------------------------------------------------------------------
 
 

@@ -19,6 +19,9 @@ from gangs import PATIENCE_S, assert_next_job_runs, kill, preloaders, processes,
 import kinetic
 from kinetic import errors
 
+SOON_S = 8.0
+"""Less than the 10 s after which silence is noticed: a death is noticed by itself, usually in a tenth of a second."""
+
 
 def sleep_long(marker):
     print("running", flush=True)
@@ -74,7 +77,7 @@ def test_killing_the_supervisor(phase, home, nothing_left):
     kill(supervisor)
     let_go(phase, agents)
     with pytest.raises(errors.SupervisorLost):
-        handle.result()
+        handle.result(timeout=SOON_S)
     assert_record_intact(handle)
     nothing_left()
     assert_next_job_runs()
@@ -87,7 +90,7 @@ def test_killing_an_agent(phase, home, nothing_left):
     kill(agents[1])
     let_go(phase, agents)
     with pytest.raises(errors.HostLost, match="host 1") as caught:
-        handle.result()
+        handle.result(timeout=SOON_S)
     assert caught.value.hosts == (1,)
     assert_record_intact(handle)
     nothing_left()
@@ -101,7 +104,7 @@ def test_killing_a_worker(phase, home, nothing_left):
     kill(worker_of(agents[1]))
     let_go(phase, agents)
     with pytest.raises(errors.HostLost, match="host 1") as caught:
-        handle.result()
+        handle.result(timeout=SOON_S)
     assert caught.value.hosts[0] == 1
     assert_record_intact(handle)
     nothing_left()
@@ -185,6 +188,29 @@ def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, 
     assert handle.result() == "value"
     nothing_left()
     assert_next_job_runs()
+
+
+# -- what the function started -----------------------------------------------------------------------------------------
+
+
+def leave_the_family(marker):
+    """Children in sessions of their own, one whose parent is gone."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
+    Path(marker).touch()
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
+def test_no_death_leaves_what_the_function_started(which, home, nothing_left):
+    marker = home.parent / "marker"
+    handle = kinetic.run(accelerator="cpu")(leave_the_family).run_async(str(marker))
+    wait_until(marker.exists, "not started")
+    supervisor, agents = processes(handle)
+    kill({"supervisor": supervisor, "agent": agents[0], "worker": worker_of(agents[0])}[which])
+    with pytest.raises((errors.HostLost, errors.SupervisorLost)):
+        handle.result(timeout=SOON_S)
+    nothing_left()
 
 
 # -- the preloader -----------------------------------------------------------------------------------------------------
@@ -280,7 +306,7 @@ def test_killing_the_supervisor_in_the_second_attempt(home, nothing_left):
     supervisor, _ = processes(handle)
     kill(supervisor)
     with pytest.raises(errors.SupervisorLost):
-        handle.result()
+        handle.result(timeout=SOON_S)
     assert handle.outcome().attempt == 2
     assert_record_intact(handle)
     nothing_left()
@@ -338,7 +364,7 @@ def test_two_deaths_at_once_leave_nothing(home, nothing_left):
     for pid in (supervisor, agents[0]):
         kill(pid)
     with pytest.raises(errors.JobFailed):
-        handle.result()
+        handle.result(timeout=SOON_S)
     nothing_left()
     assert_next_job_runs()
 
