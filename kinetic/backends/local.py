@@ -314,7 +314,15 @@ def _lock_holder(path: Path) -> int:
         kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     finally:
         os.close(fd)
-    return 0 if kind == fcntl.F_UNLCK else max(int(pid), 0)
+    return 0 if kind == fcntl.F_UNLCK or not _is_supervisor(pid) else int(pid)
+
+
+def _is_supervisor(pid: object) -> bool:
+    """Whether the number means a supervisor here: on a shared disk the holder may be another machine's process."""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"kinetic-supervisor" in command or b"kinetic.runner.supervisor" in command
+    return False
 
 
 def _is_agent(pid: object, job_id: str) -> bool:
