@@ -203,18 +203,21 @@ class RemoteCallable(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the slice: print the leader's output as it comes, return its value or raise what the function raised."""
         __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
+        try:
+            return self._called(args, kwargs)
+        except Exception as error:
+            error.__traceback__ = _without_ours(error.__traceback__)
+            raise
+
+    def _called(self, args: Any, kwargs: Any) -> R:
+        __tracebackhide__ = True
         from kinetic.config import settings
 
         if settings.on_host():
             return self.local(*args, **kwargs)
         if self._options.debug:
             return self._call_debugged(args, kwargs)
-        job = self.run_async(*args, **kwargs)
-        try:
-            return job.result(stream_logs=True)
-        except Exception as error:
-            error.__traceback__ = _without_ours(error.__traceback__)
-            raise
+        return self.run_async(*args, **kwargs).result(stream_logs=True)
 
     def _call_debugged(self, args: Any, kwargs: Any) -> R:
         """Submit, bring the debugger to this machine, and wait: the function starts once somebody has attached."""
@@ -424,10 +427,11 @@ def _place_of(options: Options) -> _Place:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Take off the frames through which the end of a job arrives; what fails in kinetic itself has others below them."""
+    """Take off the frames through which a function's end arrives; what fails in kinetic itself has others below them."""
     from kinetic.handle import JobHandle
 
-    ours = {RemoteCallable.__call__.__code__, JobHandle.result.__code__, JobHandle._value.__code__}
+    passed = (RemoteCallable.__call__, RemoteCallable._called, RemoteCallable.local, JobHandle.result, JobHandle._value)
+    ours = {function.__code__ for function in passed}
     while traceback is not None and traceback.tb_frame.f_code in ours:
         traceback = traceback.tb_next
     return traceback

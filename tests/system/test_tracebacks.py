@@ -31,6 +31,11 @@ def die() -> None:
     os._exit(3)
 
 
+@kinetic.run(accelerator="cpu")
+def calls_another() -> float:
+    return train(0)  # within a job: the plain function
+
+
 def shown(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     assert not [frame.filename for frame in frames if frame.filename.startswith(OURS)]
@@ -49,6 +54,13 @@ def test_a_job_without_an_exception_of_its_own_leads_to_the_call() -> None:
     with pytest.raises(kinetic.errors.HostLost) as caught:
         die()
     assert shown(caught.value) == ["test_a_job_without_an_exception_of_its_own_leads_to_the_call"]
+
+
+def test_within_a_job_a_call_of_another_is_a_plain_call() -> None:
+    with pytest.raises(ValueError, match="no x") as caught:
+        calls_another()
+    assert shown(caught.value)[1:] == ["calls_another", "train"]
+    assert str(OURS) not in "".join(caught.value.__notes__)
 
 
 def test_what_fails_in_kinetic_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
