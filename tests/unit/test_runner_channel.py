@@ -1,0 +1,84 @@
+"""The conversation of agent and worker, also where somebody else of the process meddles with its descriptor."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from kinetic.runner.channel import Channel
+
+
+@pytest.fixture
+def ends():
+    channels = [Channel(each) for each in socket.socketpair()]
+    yield channels
+    for channel in channels:
+        channel.close()
+
+
+def test_messages_arrive_whole_and_in_order(ends):
+    here, there = ends
+    for message in ({"a": 1}, {"b": "x\ny"}, {"c": "€"}):
+        assert here.send(message)
+    assert [there.receive() for _ in range(3)] == [{"a": 1}, {"b": "x\ny"}, {"c": "€"}]
+
+
+def test_nothing_is_waited_for_where_there_is_nothing(ends):
+    here, there = ends
+    assert there.available() == ([], True)
+    here.send({"a": 1})
+    here.send({"b": 2})
+    assert there.available() == ([{"a": 1}, {"b": 2}], True)
+
+
+def test_an_end_that_a_fork_holds_open_is_no_reason_to_wait(ends):
+    here, there = ends
+    held = os.dup(here.fileno())
+    here.send({"a": 1})
+    here.close()
+    assert there.available() == ([{"a": 1}], True)
+    assert there.available() == ([], True)
+    os.close(held)
+    assert there.available() == ([], False)
+    assert there.receive() is None
+    assert not there.send({"c": 3})
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", b"\xff\xfe", b"[1]\n7\n", b'{"half": ', b"\n\n"])
+def test_what_others_write_into_it_is_passed_over(ends, garbage):
+    here, there = ends
+    os.write(here.fileno(), garbage)
+    here.send({"a": 1})
+    assert there.receive() == {"a": 1}
+
+
+def test_it_moves_up_and_knows_its_own_descriptor(ends):
+    here, there = ends
+    low = here.fileno()
+    here.lift(500)
+    assert here.fileno() >= 500
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(low)
+    assert here.is_whole()
+    here.send({"a": 1})
+    assert there.receive() == {"a": 1}
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_descriptor_that_was_closed_or_replaced_is_noticed(ends, replaced):
+    here, _ = ends
+    other, another = socket.socketpair()
+    number = here.fileno()
+    saved = os.dup(number)
+    if replaced:
+        os.dup2(other.fileno(), number)
+    else:
+        os.close(number)
+    assert not here.is_whole()
+    os.dup2(saved, number)
+    os.close(saved)
+    assert here.is_whole()
+    other.close()
+    another.close()
