@@ -123,7 +123,8 @@ class Agent:
 
     def _prepare(self) -> None:
         try:
-            self._workspace = workspace.prepare(self._who, self._plan, self._store)
+            with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):  # It may take long, and nobody listens.
+                self._workspace = workspace.prepare(self._who, self._plan, self._store)
             self._mountpoints.keep(self._plan.data)
             self._state = "waiting"
         except (KineticError, OSError, ValueError) as error:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -26,6 +26,18 @@ def die_with_parent(parent_pid: int) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def dying_with(parent_pid: int) -> Iterator[None]:
+    """For as long as this takes, die with the parent; afterwards live on, to clean up. 0: there is no parent to die with."""
+    if parent_pid:
+        die_with_parent(parent_pid)
+    try:
+        yield
+    finally:
+        if parent_pid and _LINUX:
+            _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:

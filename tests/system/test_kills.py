@@ -190,6 +190,33 @@ def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, 
     assert_next_job_runs()
 
 
+DYING_WITH = """
+import os, sys, time
+from kinetic.runner import processes
+
+if os.fork() == 0:
+    parent = os.getppid()
+    with processes.dying_with(parent):
+        if sys.argv[1] == "during":
+            print("there", flush=True)
+            time.sleep(1000)
+    print("there", flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    print("still there", flush=True)
+else:
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("moment", "told"), [("during", b""), ("afterwards", b"still there\n")])
+def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_clean_up(moment, told):
+    with subprocess.Popen([sys.executable, "-c", DYING_WITH, moment], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"there\n"
+        parent.kill()
+        assert parent.stdout.read() == told  # And then its end: both are gone.
+
+
 # -- what the function started -----------------------------------------------------------------------------------------
 
 
