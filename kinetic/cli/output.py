@@ -34,6 +34,9 @@ _STATE_STYLES |= {
 }
 
 
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+
+
 def line(words: str = "") -> None:
     """Print a line."""
     print(words)
@@ -51,17 +54,19 @@ def error(words: str, hint: str = "") -> None:
 
 
 def _fitted(words: str) -> str:
-    """On a terminal, break lines between words; lines that begin with a blank (code, traces) stay as they are."""
+    """On a terminal, break lines between words, not within `commands`; lines that begin with a blank (traces) stay whole."""
     if not sys.stderr.isatty():
         return words
+    import re
     import shutil
     from textwrap import fill
 
     columns = shutil.get_terminal_size().columns
-    lines = words.split("\n")
-    return "\n".join(
+    lines = re.sub(r"`[^`\n]+`", lambda command: command[0].replace(" ", _UNBROKEN), words).split("\n")
+    fitted = "\n".join(
         line if line[:1].isspace() else fill(line, columns, break_long_words=False, break_on_hyphens=False) for line in lines
     )
+    return fitted.replace(_UNBROKEN, " ")
 
 
 def traceback_of(problem: BaseException) -> None:

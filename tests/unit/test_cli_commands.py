@@ -911,7 +911,7 @@ def test_the_configured_store_is_read(home: Path, capsys: Capture) -> None:
 
 
 def test_on_a_terminal_errors_break_between_words(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    words = "These words are too long for the terminal at hand, also some-thing-with-hyphens."
+    words = "These words are too long for the terminal at hand, `kinetic jobs list` with some-thing-with-hyphens."
     code = "  File x, line 1, as it is, long or not"
     output.error(f"{words}\n{code}\nlast", "hint")
     assert capsys.readouterr().err == f"error: {words}\n{code}\nlast\nhint\n"
@@ -922,3 +922,4 @@ def test_on_a_terminal_errors_break_between_words(monkeypatch: pytest.MonkeyPatc
     lines.remove(code)
     assert max(map(len, lines)) <= 30
     assert " ".join(lines) == f"error: {words} last hint"
+    assert any("`kinetic jobs list`" in line for line in lines)

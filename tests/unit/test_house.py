@@ -115,6 +115,11 @@ def test_errors_can_be_caught_by_name() -> None:
     assert faults(lambda path: bare_raises(path.read_text())) == {}
 
 
+def test_the_site_leads_to_each_page_once() -> None:
+    nav = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(nav) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
 def test_no_file_names_the_machine_it_was_written_on() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
