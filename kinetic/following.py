@@ -164,7 +164,9 @@ def _reports(store: Store, ref: JobRef) -> Iterator[HostReport]:
 
 
 def _as_agents_saw_it(outcome: Outcome) -> str:
-    return next((r.detail for r in outcome.reports if r.exit is Exit.STOPPED and r.detail), "")
+    """What the first of them says: one that gives up ends the supervisor, and the others see only that."""
+    told = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
+    return min(told, key=lambda r: r.ended_at).detail if told else ""
 
 
 class StatusWatch:

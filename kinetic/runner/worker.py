@@ -167,6 +167,8 @@ def _wind_down(world: jaxworld.World, *, leave: bool) -> int:
 
 def _end_executors() -> None:
     """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers. There is no public way to ask."""
+    if threading.active_count() == 1:
+        return  # Every pool has a thread.
     for end in reversed(getattr(threading, "_threading_atexits", ())):
         ending = threading.Thread(target=end, daemon=True)
         ending.start()
