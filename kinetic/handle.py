@@ -7,7 +7,6 @@ holds nothing but the reference: the store and the backend know the rest.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -16,16 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from kinetic import following, notebook
+from kinetic import collecting, following, notebook
 from kinetic.backends import registry
 from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic.config import settings as configuration
-from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UsageError, UsageTypeError, WaitTimeout
+from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, UsageTypeError, WaitTimeout
 from kinetic.following import Finished, OnStatus, Printer, StatusWatch
 from kinetic.job import paths, record
-from kinetic.job.failure import Evidence, exception_of
 from kinetic.job.logformat import LogChunk
-from kinetic.job.outcome import Exit, Outcome
+from kinetic.job.outcome import Outcome
 from kinetic.job.ref import JobRef
 from kinetic.storage import refs
 from kinetic.storage.base import Store
@@ -280,7 +278,9 @@ class JobHandle(Generic[R_co]):
             outcome = self._watch(request, Printer() if stream_logs else None, timeout, on_status_change)
         free = not self.debug if cleanup is None else cleanup
         try:
-            value = self._value(outcome, seen=bool(stream_logs))
+            if not outcome.ok:
+                raise self._error(outcome, seen=bool(stream_logs))
+            value = collecting.value(self._store, self.ref, outcome)
             if cleanup:
                 self._collected = (value,)
             return cast("R_co", value)
@@ -295,7 +295,7 @@ class JobHandle(Generic[R_co]):
             seen: the leader's output has been shown; the message does not repeat its last lines.
         """
         outcome = self.outcome()
-        return None if outcome is None or outcome.ok else exception_of(self._evidence(outcome, seen=seen))
+        return None if outcome is None or outcome.ok else self._error(outcome, seen=seen)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -348,6 +348,14 @@ class JobHandle(Generic[R_co]):
     def _stored(self) -> Outcome | None:
         return following.stored(self._store, self.ref, time.time())
 
+    def _error(self, outcome: Outcome, *, seen: bool) -> BaseException:
+        return collecting.error(self._store, self.ref, outcome, lambda host: "" if seen and host == 0 else self._last_lines(host))
+
+    def _last_lines(self, host: int) -> str:
+        with contextlib.suppress(KineticError, OSError):
+            return self.tail(_TAIL_LINES, host)
+        return ""
+
     def _known(self, host: int) -> int:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
             raise UsageError(f"{self.job_id} has hosts 0 to {self.hosts - 1}; there is no host {host!r}.")
@@ -386,51 +394,6 @@ class JobHandle(Generic[R_co]):
             state = str(self.status() if outcome is None else outcome.verdict).lower()
             events = self.events() if outcome is None else []
         return drawing.of_job(self.ref, state, events, outcome, time.time())
-
-    def _value(self, outcome: Outcome, *, seen: bool) -> Any:
-        __tracebackhide__ = True
-        if not outcome.ok:
-            raise exception_of(self._evidence(outcome, seen=seen))
-        from kinetic.packaging import payload
-
-        try:
-            data = self._store.get(paths.result(self.job_id))
-        except NotFound as error:
-            raise ResultUnavailable(
-                f"{self.job_id} succeeded, but its value was removed from the store.", job_id=self.job_id
-            ) from error
-        if hashlib.sha256(data).hexdigest() != outcome.result_digest:
-            raise CorruptRecord(
-                f"The stored value of {self.job_id} is not what the leader wrote; it was not unpickled. Run the job again."
-            )
-        return payload.unpack_value(data)
-
-    def _evidence(self, outcome: Outcome, *, seen: bool) -> Evidence:
-        first = outcome.first
-        if first is None:
-            return Evidence(self.job_id, self.display_name, outcome)
-        return Evidence(
-            self.job_id,
-            self.display_name,
-            outcome,
-            original=self._original(first.error.key) if first.error is not None and first.error.key else None,
-            tail="" if seen and first.host == 0 else self._last_lines(first.host),
-            stacks=_stacks_text(outcome) if first.exit is Exit.HANG else "",
-        )
-
-    def _original(self, key: str) -> BaseException | None:
-        from kinetic.packaging import payload
-
-        try:
-            return payload.unpack_exception(self._store.get(key))
-        except Exception as error:  # noqa: BLE001 - unpickling runs the user's code; the text of the error is still there
-            _log.info("the exception of %s cannot be rebuilt here: %s", self.job_id, error)
-            return None
-
-    def _last_lines(self, host: int) -> str:
-        with contextlib.suppress(KineticError, OSError):
-            return self.tail(_TAIL_LINES, host)
-        return ""
 
     def _free(self, *, records: bool, timeout_s: float) -> None:
         """Clean up after the value was fetched; failing at that must not cost the value."""
@@ -490,10 +453,3 @@ def seconds(timeout_s: object) -> float:
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s <= math.inf:
         raise UsageTypeError(f"timeout must be a number of seconds, or None to wait for ever; it is {timeout_s!r}.")
     return float(min(timeout_s, 1e300))
-
-
-def _stacks_text(outcome: Outcome) -> str:
-    from kinetic.coordinator.blame import summarize_groups
-
-    stacks = {r.host: r.stacks for r in outcome.reports if r.stacks or r.exit is Exit.HANG}
-    return summarize_groups(stacks, outcome.blamed) if stacks else ""
