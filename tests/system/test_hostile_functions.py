@@ -274,6 +274,8 @@ HARMLESS = [
     recurse,
     leave_handlers_that_fork,
 ]
+STRIKING = (set_an_alarm, interrupt_afterwards)
+"""These may strike while the function is still at it."""
 
 
 def then_return(havoc):
@@ -294,8 +296,8 @@ def then_raise(havoc):
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
 def test_a_value_comes_back_all_the_same(havoc):
     handle = started(then_return, havoc, timeout=PATIENCE_S)
-    if havoc is interrupt_afterwards and not handle.wait(PATIENCE_S).ok:
-        failure_of(handle, errors.UserCodeFailed)  # It struck before the function was over.
+    if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
+        failure_of(handle, (RuntimeError, errors.UserCodeFailed))  # It struck before the function was over.
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
     assert not any(word in told(handle) for word in OURS)
@@ -304,7 +306,7 @@ def test_a_value_comes_back_all_the_same(havoc):
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
 def test_an_exception_comes_back_all_the_same(havoc):
     handle = started(then_raise, havoc, timeout=PATIENCE_S)
-    if havoc in (set_an_alarm, interrupt_afterwards):  # These may strike in the function as well.
+    if havoc in STRIKING:
         failure_of(handle, (Mine, RuntimeError, errors.UserCodeFailed))
     else:
         error = failure_of(handle, Mine)
