@@ -119,7 +119,7 @@ def _standing_in(topology: Topology, slices: int) -> str:
     hosts = slices * topology.hosts
     unit = "device" if topology.kind == "cpu" else "chip"
     shape = f"{_counted(hosts, 'host')} x {_counted(topology.chips_per_host, unit)}"
-    return f"kinetic: no cluster is configured; simulating {topology.name} ({shape}) on this machine"
+    return f"kinetic: no cluster configured; simulating {topology.name} ({shape}) here"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -25,7 +25,7 @@ TABLE: tuple[tuple[int, str], ...] = (
     (OK, "Success."),
     (FAILED, "The job failed or was cancelled; or `doctor` found a problem."),
     (USAGE, "The command line is wrong. Nothing was created."),
-    (NOT_FOUND, "No such job."),
+    (NOT_FOUND, "No such job, or it has not (any more) what was asked for."),
     (REFUSED, "The job was refused or could not be submitted."),
     (STORE, "The store could not be read or written."),
     (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job runs on."),

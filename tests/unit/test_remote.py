@@ -373,7 +373,7 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
     remote(1)
     remote(1)
     captured = capsys.readouterr()
-    line = "kinetic: no cluster is configured; simulating tpu-v6e-16 (4 hosts x 4 chips) on this machine\n"
+    line = "kinetic: no cluster configured; simulating tpu-v6e-16 (4 hosts x 4 chips) here\n"
     assert captured.err == line
     assert captured.out == ""
     kinetic.run("tpu-v6e-8", backend="local")(add)(1)
