@@ -218,3 +218,11 @@ class ResultUnavailable(JobFailed):
 
 class SupervisorLost(JobFailed):
     """The process that supervised the job died before it could judge it."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says; the text of a user's class may not be had."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
+        return f"<its text could not be made: {type(problem).__name__}>"

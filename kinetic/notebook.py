@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -53,10 +53,20 @@ class Show(Protocol):
 
 def progress(look: Callable[[Outcome | None], Picture], clock: Callable[[], float]) -> Show:
     """Return what to call while waiting: in a notebook's cell it draws what `look` sees, elsewhere it does nothing."""
-    shell = kernel_shell()
-    if shell is None or threading.current_thread() is not threading.main_thread():
-        return _nothing
-    return Progress(look, clock, _Display().show)
+    return repainted(lambda outcome: _drawn(look(outcome)), clock) or _nothing
+
+
+def repainted(draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]) -> Progress | None:
+    """Return what draws in a notebook's cell while it runs, or None elsewhere."""
+    if kernel_shell() is None or threading.current_thread() is not threading.main_thread():
+        return None
+    return Progress(draw, clock, _Display().show)
+
+
+def _drawn(picture: Picture) -> dict[str, str]:
+    from kinetic import drawing
+
+    return {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}
 
 
 def _nothing(outcome: Outcome | None = None) -> None:
@@ -68,27 +78,24 @@ class Progress:
 
     def __init__(
         self,
-        look: Callable[[Outcome | None], Picture],
+        draw: Callable[[Outcome | None], Mapping[str, str]],
         clock: Callable[[], float],
-        show: Callable[[dict[str, str]], object],
+        show: Callable[[Mapping[str, str]], object],
     ) -> None:
-        self._look = look
+        self._draw = draw
         self._clock = clock
         self._show = show
         self._begun = clock()
         self._due = self._begun + SHOWN_AFTER_S
-        self._last: dict[str, str] = {}
+        self._last: Mapping[str, str] = {}
 
-    def __call__(self, outcome: Outcome | None = None) -> None:
+    def __call__(self, outcome: Outcome | None = None, *, over: bool = False) -> None:
         """Draw, if it is time to; how it ended is drawn if anything was."""
-        now = self._clock()
-        if (outcome is None and now < self._due) or (outcome is not None and not self._last):
+        now, over = self._clock(), over or outcome is not None
+        if (not over and now < self._due) or (over and not self._last):
             return
         self._due = now + (QUICK_S if now - self._begun < _CALM_AFTER_S else CALM_S)
-        from kinetic import drawing
-
-        picture = self._look(outcome)
-        drawn = {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}
+        drawn = self._draw(outcome)
         if drawn != self._last:
             self._last = drawn
             self._show(drawn)
@@ -100,11 +107,11 @@ class _Display:
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def show(self, drawn: dict[str, str]) -> None:
+    def show(self, drawn: Mapping[str, str]) -> None:
         """Put it there, in place of what was there."""
         from IPython.core.display_functions import display
 
         if self._handle is None:
-            self._handle = display(drawn, raw=True, display_id=True)
+            self._handle = display(dict(drawn), raw=True, display_id=True)
         else:
-            self._handle.update(drawn, raw=True)
+            self._handle.update(dict(drawn), raw=True)

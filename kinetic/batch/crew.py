@@ -18,7 +18,7 @@ from kinetic.batch.ledger import Ledger, State
 from kinetic.batch.manifest import Lock, Manifest
 from kinetic.batch.news import News
 from kinetic.batch.sources import Source
-from kinetic.errors import InsufficientMemory, KineticError, SubmitError
+from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_of
 from kinetic.handle import JobHandle
 from kinetic.job.outcome import Verdict
 
@@ -77,7 +77,7 @@ class Crew:
             while self._step():
                 pass
         except BaseException as error:
-            self.stop(f"submitting failed: {type(error).__name__}: {error}")  # Whoever waits must not wait for ever.
+            self.stop(f"submitting failed: {type(error).__name__}: {text_of(error)}")  # Whoever waits must not wait for ever.
             raise
         finally:
             self._end_submitting()
@@ -107,7 +107,7 @@ class Crew:
         except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
             self._refuse(index, error)
         except BaseException as error:
-            self._refuse(index, SubmitError(f"Input {index} was not submitted: {type(error).__name__}: {error}"))
+            self._refuse(index, SubmitError(f"Input {index} was not submitted: {type(error).__name__}: {text_of(error)}"))
             if not isinstance(error, SystemExit):
                 raise
         else:
@@ -137,7 +137,7 @@ class Crew:
     def _refuse(self, index: int, error: Exception) -> None:
         level = logging.INFO if self._refusals else logging.WARNING  # All have the same reason more often than not.
         self._refusals += 1
-        _log.log(level, "input %d of %s was not submitted: %s", index, self.manifest.batch.group_id, error)
+        _log.log(level, "input %d of %s was not submitted: %s", index, self.manifest.batch.group_id, text_of(error))
         with _logged("the reason could not be kept"):
             self.manifest.note_refused(index, error)
         with self._changed:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from kinetic import following
+from kinetic import following, notebook
+from kinetic.batch import interruption, tally
 from kinetic.batch.crew import Crew
 from kinetic.batch.ledger import Child, Ledger, Rules, State
 from kinetic.batch.manifest import Manifest
 from kinetic.batch.news import News
-from kinetic.batch.tally import Tally, stream_for
 from kinetic.config import settings as configuration
-from kinetic.errors import BatchError, KineticError, NotFound, SubmitError, UsageError, WaitTimeout
+from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, UsageError, WaitTimeout, text_of
 from kinetic.handle import JobHandle, seconds
 from kinetic.job.ref import JobRef
 from kinetic.job_status import JobStatus
@@ -28,6 +28,7 @@ from kinetic.storage.open import open_store
 
 if TYPE_CHECKING:
     from kinetic.drawing import Picture
+    from kinetic.job.outcome import Outcome
 
 _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
@@ -50,6 +51,7 @@ class BatchHandle:
         self._clock = clock
         batch = crew.manifest.batch
         self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
+        self._shown = len(crew.ledger.finished)
 
     def __repr__(self) -> str:
         return f"<BatchHandle {self.group_id}: {self.name}, {len(self.jobs)} inputs>"
@@ -110,12 +112,13 @@ class BatchHandle:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None, *, progress: bool | None = None) -> None:
+    def wait(self, timeout: float | None = None, *, progress: bool = True) -> None:
         """Wait until every input has ended; raises nothing for inputs that failed.
 
         Args:
             timeout: seconds to wait at most.
-            progress: show how far the batch is, on stderr; None does so on a terminal.
+            progress: show how far the batch is: a bar on a terminal, a drawing in a notebook, elsewhere a line on stderr
+                for each input that ends.
 
         Raises:
             WaitTimeout: the time has passed; the batch goes on.
@@ -152,7 +155,7 @@ class BatchHandle:
         cleanup: bool | None = None,
         return_exceptions: bool = False,
         *,
-        progress: bool | None = None,
+        progress: bool = True,
     ) -> list[Any]:
         """Wait for all inputs and return their values. Can be called again.
 
@@ -162,7 +165,8 @@ class BatchHandle:
             cleanup: None frees what backends hold and keeps the records; True also removes the records of jobs that succeeded;
                 False leaves everything. Records of jobs that failed, and of the batch itself, always stay.
             return_exceptions: put what an input raised in its place.
-            progress: show how far the batch is, on stderr; None does so on a terminal.
+            progress: show how far the batch is: a bar on a terminal, a drawing in a notebook, elsewhere a line on stderr
+                for each input that ends.
 
         Raises:
             BatchError: inputs have no value, and `return_exceptions` is False.
@@ -221,25 +225,34 @@ class BatchHandle:
         self._crew.catch_up()
         return self._crew.ledger.children
 
-    def _ends(self, timeout_s: float | None, progress: bool | None) -> Iterator[int]:
+    def _ends(self, timeout_s: float | None, progress: bool) -> Iterator[int]:
         """Yield each input as it ends, those that have ended first."""
         deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
         crew, told = self._crew, 0
-        with Tally(self.group_id, crew.ledger, stream_for(progress), self._clock) as tally:
+        drawing = notebook.repainted(self._drawn, self._clock) if progress else None
+        with tally.Tally(self.group_id, crew.ledger, tally.stream_for(progress), self._clock) as shown:
             while True:
                 seen = crew.events
                 while told < len(crew.ledger.finished):
                     index = crew.ledger.finished[told]
                     told += 1
-                    tally.ended(index)
+                    if told > self._shown:  # Each end is told once, and none that came before this process looked.
+                        shown.ended(index)
+                        self._shown = told
                     yield index
-                if crew.ledger.done and not crew.submits:
+                over = crew.ledger.done and not crew.submits
+                if drawing is not None:
+                    drawing(over=over)
+                if over:
                     return
-                tally.waits()
+                shown.waits()
                 left_s = _FOR_EVER_S if deadline is None else deadline - self._clock()
                 if left_s <= 0:
                     raise WaitTimeout(f"{self._stand()} within {timeout_s:g} s. It goes on; {self._way_back()}")
-                crew.look(min(left_s, _FOR_EVER_S), seen)
+                crew.look(min(left_s, notebook.QUICK_S if drawing is not None else _FOR_EVER_S), seen)
+
+    def _drawn(self, _: Outcome | None) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/plain": tally.line(self.group_id, self._crew.ledger)}
 
     def _problem(self, index: int, cleanup: bool | None) -> BaseException | None:
         """Why an input that has ended has no value."""
@@ -257,10 +270,13 @@ class BatchHandle:
         return child.error or NotFound(f"The records of {job_id} of input {index} of {self.group_id} were removed.")
 
     def _error(self, found: dict[int, Any], failed: dict[int, BaseException]) -> BatchError:
-        lines = [f"  input {index}: {type(error).__name__}: {error}" for index, error in sorted(failed.items())[:_SHOWN]]
+        blamed = sorted(failed, key=lambda index: (self._consequence(index, failed[index]), index))
+        lines = [f"  input {index}: {_headline(failed[index])}" for index in blamed[:_SHOWN]]
         more = [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
-        message = "\n".join([f"{len(failed)} of {len(found)} inputs of {self.group_id} have no result:", *lines, *more])
         jobs = {index: self._crew.handles[index] for index in sorted(failed)}
+        if any(jobs.values()):
+            more.append(f"More: kinetic jobs list --group {self.group_id}, kinetic jobs logs ID")
+        message = "\n".join([f"{len(failed)} of {len(found)} inputs of {self.group_id} have no result:", *lines, *more])
         error = BatchError(
             self.group_id,
             [job for job in jobs.values() if job is not None],
@@ -268,8 +284,14 @@ class BatchHandle:
             {index: cast("Exception", failed[index]) for index, job in jobs.items() if job is None},
             message=message,
         )
-        error.__cause__ = failed[min(failed)]
+        error.__cause__ = failed[blamed[0]]
         return error
+
+    def _consequence(self, index: int, error: BaseException) -> int:
+        """How far an error is from what went wrong: what failed comes first, then what was cancelled, then what was left out."""
+        if self._crew.ledger.children[index].state is State.SKIPPED:
+            return 2
+        return int(isinstance(error, JobCancelled))
 
     def _stand(self) -> str:
         done = len(self._crew.ledger.finished)
@@ -287,9 +309,19 @@ class BatchHandle:
         try:
             yield
         except KeyboardInterrupt:
-            more = "; this process goes on submitting the rest, another Ctrl-C ends that" if self._crew.submits else ""
-            following.notice(f"\nkinetic: {self._stand()}, the others go on{more}; {self._way_back()}", once=False)
+            following.notice(f"\nkinetic: {self._stand()}, the others go on{self._rest()}; {self._way_back()}", once=False)
             raise
+
+    def _rest(self) -> str:
+        if not self._crew.submits:
+            return ""
+        ends = interruption.stop_on_another(self._submit_no_more)
+        return "; this process goes on submitting the rest" + (", another Ctrl-C ends that" if ends else "")
+
+    def _submit_no_more(self) -> None:
+        if self._crew.submits:
+            self._crew.stop("the process that submitted the batch was interrupted")
+            following.notice(f"\nkinetic: nothing more of {self.group_id} is submitted; what runs goes on.", once=False)
 
 
 def attach_batch(
@@ -333,6 +365,11 @@ def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s:
     crew = Crew(Ledger(manifest.batch.total, rules), manifest, news=news)
     crew.catch_up()
     return BatchHandle(crew, news=news)
+
+
+def _headline(error: BaseException) -> str:
+    name, said = type(error).__name__, text_of(error).strip()
+    return f"{name}: {said.splitlines()[0]}" if said else name
 
 
 def _reopen(store_uri: str, group_id: str) -> BatchHandle:

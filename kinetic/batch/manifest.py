@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-from kinetic.errors import CorruptRecord, NotFound, SubmitError
+from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
 from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
@@ -143,7 +143,7 @@ class Manifest:
 
     def note_refused(self, index: int, error: Exception) -> None:
         """Keep why an input could not be submitted."""
-        told = {"type": type(error).__name__, "message": str(error)}
+        told = {"type": type(error).__name__, "message": text_of(error)}
         self.store.put(paths.refused(self.batch.group_id, index), _json(told))
 
     def note_end(self, why: str, skipped: Sequence[int]) -> None:

@@ -10,20 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
+from kinetic import notebook
 from kinetic.batch.ledger import Ledger, State
 
 DRAW_EVERY_S = 0.1
 BAR_WIDTH = 24
 
 
-def stream_for(progress: bool | None) -> TextIO | None:
-    """Return where to show progress: stderr when it is asked for, or when it is a terminal and nobody said otherwise."""
-    stream: TextIO | None = sys.stderr
-    if progress is False or stream is None:
-        return None
-    with suppress(OSError, ValueError, AttributeError):
-        return stream if progress or stream.isatty() else None
-    return None
+def stream_for(progress: bool) -> TextIO | None:
+    """Return where to show progress: stderr, unless somebody wants it quiet, or a notebook draws it."""
+    return None if not progress or notebook.kernel_shell() is not None else sys.stderr
 
 
 def line(group_id: str, ledger: Ledger) -> str:
@@ -53,6 +49,7 @@ class Tally:
         self._clock = clock
         self._drawn = False
         self._draw_at = 0.0
+        self._redraws = False
         with suppress(OSError, ValueError, AttributeError):
             self._redraws = stream is not None and stream.isatty()
 

@@ -185,7 +185,7 @@ def read(path: str | Path) -> Profiles:
     except OSError as error:
         raise StoreError(f"The profiles in {path} cannot be read: {error.strerror}. {_WAY_OUT}") from error
     except CorruptRecord as damage:
-        raise CorruptRecord(f"The profiles in {path} are damaged: {damage} {_repair(path)}") from damage
+        raise CorruptRecord(f"The profiles in {path} are damaged: {damage} {_repair(path)}") from None
 
 
 _WAY_OUT = "Make the file yours, or set KINETIC_PROFILES_FILE to another one."

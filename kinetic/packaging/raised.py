@@ -22,7 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from kinetic.errors import PicklingError, UserCodeFailed
+from kinetic.errors import PicklingError, UserCodeFailed, text_of
 from kinetic.packaging import frames
 
 Node = dict[str, Any]
@@ -92,7 +92,7 @@ def _node(error: BaseException, index: dict[int, int], dumps: Dumps, loads: Load
     body, whole = _body(error, dumps, loads)
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
-        "text": _text(error),
+        "text": text_of(error),
         "body": body,
         "whole": whole,
         "frames": _frames(error.__traceback__, source_map),
@@ -188,10 +188,3 @@ def _mapped(file: str, source_map: tuple[str, str] | None) -> str:
     if source_map and file.startswith(source_map[0].rstrip("/") + "/"):
         return source_map[1].rstrip("/") + file[len(source_map[0].rstrip("/")) :]
     return file
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
-        return f"<its text could not be made: {type(problem).__name__}>"

@@ -173,8 +173,11 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
             told += process.stderr.readline()
         assert re.search(rf'0 of 8 inputs of {group_id} have ended.*attach_batch\("{group_id}"\)\.cancel\(\)', told)
         assert process.poll() is None, "it goes on submitting"
+        time.sleep(0.2)  # Python has told of the first one, and waits for its threads.
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE_S)
+        _, told = process.communicate(timeout=PATIENCE_S)
+    assert told == f"\nkinetic: nothing more of {group_id} is submitted; what runs goes on.\n"
+    assert process.returncode == -signal.SIGINT
     gate.touch()
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert found[:3] == [0, 1, 2]

@@ -430,22 +430,23 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_a_bar_and_a_pipe_nothing(store, monkeypatch):
-    for stream, progress, shown in ((Terminal(), None, True), (io.StringIO(), None, False), (Terminal(), False, False)):
-        monkeypatch.setattr("sys.stderr", stream)
+def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
+    for progress in (True, False):
+        monkeypatch.setattr("sys.stderr", stream := Terminal())
         batch = begin(Scripted(LocalStore(store.path(f"s{next(NUMBERS)}")), [["raise"]]), 3)
         batch.wait(timeout=PATIENCE_S, progress=progress)
         text = stream.getvalue()
-        assert bool(text) is shown
-        if shown:
+        assert bool(text) is progress
+        if progress:
             assert text.endswith(f"\rkinetic: [{'#' * tally.BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n")
 
 
-def test_a_pipe_gets_a_line_for_each_end_when_asked_to(store, monkeypatch):
+def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     batch = begin(Scripted(store, [["raise"]]), 3, Rules(max_concurrent=1))
-    batch.wait(timeout=PATIENCE_S, progress=True)
+    batch.wait(timeout=PATIENCE_S)
+    batch.results(return_exceptions=True)
     assert len(stream.getvalue().splitlines()) == 3
     assert "input 0 failed" in stream.getvalue()
     assert "\r" not in stream.getvalue()
@@ -541,3 +542,26 @@ def test_launching_without_a_limit_submits_before_it_returns(store):
     assert json.loads(store.get(paths.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
+
+
+def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
+    script = [["hang"]] * 7 + [["raise"]]
+    batch = begin(Scripted(store, script), 9, Rules(max_concurrent=8, fail_fast=True, cancel_running_on_fail=True))
+    with pytest.raises(errors.BatchError) as caught:
+        batch.results(timeout=PATIENCE_S)
+    told = str(caught.value).splitlines()
+    assert told[1].startswith("  input 7: ValueError")
+    assert type(caught.value.__cause__) is ValueError
+    assert all(line.startswith("  ") for line in told[1:-1])
+    assert told[-1] == f"More: kinetic jobs list --group {batch.group_id}, kinetic jobs logs ID"
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise OSError("no words")
+
+
+def test_an_exception_without_words_does_not_hide_the_others(store):
+    batch = begin(Scripted(store, [[Speechless()]]), 2)
+    with pytest.raises(errors.BatchError, match="input 0: Speechless: <its text could not be made: OSError>"):
+        batch.results(timeout=PATIENCE_S)

@@ -13,7 +13,10 @@ class Cell:
 
     def __init__(self):
         self.now, self.looks, self.shown, self.title = 100.0, 0, [], "train"
-        self.progress = notebook.Progress(self.look, lambda: self.now, self.shown.append)
+        self.progress = notebook.Progress(self.draw, lambda: self.now, self.shown.append)
+
+    def draw(self, outcome):
+        return notebook._drawn(self.look(outcome))
 
     def look(self, outcome):
         self.looks += 1

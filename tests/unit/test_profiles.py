@@ -254,3 +254,11 @@ def test_a_decorated_function_sees_the_profile() -> None:
     profiles.change(settings.profiles_file(), lambda before: before.added("dev", DEV))
     with pytest.raises(PreflightError, match="profile dev"):
         kinetic.run(accelerator="cpu")(int).run_async()
+
+
+def test_damage_is_told_once(tmp_path):
+    file = tmp_path / "profiles.json"
+    file.write_text('{"current"')
+    with pytest.raises(CorruptRecord) as caught:
+        profiles.read(file)
+    assert caught.value.__suppress_context__, "one traceback, not three"

@@ -158,7 +158,7 @@ def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
     known: list[tuple[str, Any]] = [
         ("Ended", f"{_moment(outcome.ended_at)} (after {text.age(outcome.ended_at - ref.created_at)})"),
         ("Reason", outcome.reason),
-        ("Blamed", ", ".join(f"host {host}" for host in outcome.blamed)),
+        ("Blamed", ", ".join(f"host {host}" for host in outcome.blamed) if str(outcome.verdict) == "failed" else ""),
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
