@@ -70,7 +70,6 @@ def make(
     backend: str,
     job_id: str | None = None,
     now: float | None = None,
-    early: Callable[[Plan], None] | None = None,
 ) -> Planned:
     """Plan one call.
 
@@ -80,12 +79,11 @@ def make(
         backend: the backend that was selected.
         job_id: for tests; a fresh one by default.
         now: seconds since the epoch, for tests.
-        early: is given the plan before the call is pickled, so that a backend can warm up meanwhile.
 
     Raises:
         UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree cannot be shipped.
     """
-    about = frame(spec, settings, backend=backend, job_id=job_id, now=now, early=early)
+    about = frame(spec, settings, backend=backend, job_id=job_id, now=now)
     cargo = about.loaded(spec.args, spec.kwargs)
     call = spec if cargo is None else dataclasses.replace(spec, args=cargo.args, kwargs=cargo.kwargs)
     return about.planned(_pack(call, about.captured, about.project), cargo=cargo)
@@ -155,14 +153,11 @@ def frame(
     backend: str,
     job_id: str | None = None,
     now: float | None = None,
-    early: Callable[[Plan], None] | None = None,
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
 ) -> Frame:
     """Plan all but the call itself; see `make`. `calls` are the arguments of all calls, where there is more than the spec's."""
     taken = _carried(spec.options)
     draft = _draft(spec, settings, taken, backend=backend, job_id=job_id or new_job_id(), now=time.time() if now is None else now)
-    if early is not None:
-        early(draft)
     left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
     return Frame(draft, settings, *_source(spec, settings, left_out), taken.captured, taken.secrets, spec.options.volumes)
 

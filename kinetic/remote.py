@@ -239,9 +239,10 @@ class RemoteCallable(Generic[P, R]):
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit and return at once; the job goes on without this process."""
         place = self._place(args, kwargs)
+        place.warm_up(self._options)
         tries = _PACKING_TRIES
         while True:
-            planned = place.planned(self._spec(args, kwargs), warm=True)
+            planned = place.planned(self._spec(args, kwargs))
 
             # Imported while the backend warms up.
             from kinetic import submission
@@ -303,6 +304,7 @@ class RemoteCallable(Generic[P, R]):
             cluster=spec.text("cluster", cluster) or self._options.cluster,
         )
         place = _place_of(options)
+        place.warm_up(options)
         func = functools.partial(self._func, *self._bound) if self._bound else self._func
         source = place.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
         place.tell(source.warnings)
@@ -384,17 +386,17 @@ class _Place:
     backend: Backend
     store: Store
 
-    def planned(self, job: JobSpec, *, warm: bool = False) -> Planned:
+    def planned(self, job: JobSpec) -> Planned:
         from kinetic import planning
 
-        return planning.make(job, self.settings, backend=self.selection.requested, early=self._warm_up() if warm else None)
+        return planning.make(job, self.settings, backend=self.selection.requested)
 
     def packaged(self, job: JobSpec, calls: Sequence[Call]) -> Packaged:
         from kinetic import planning
         from kinetic.batch.sources import Packaged
 
         given = [(call.args, call.kwargs) for call in calls]
-        about = planning.frame(job, self.settings, backend=self.selection.requested, early=self._warm_up(), calls=given)
+        about = planning.frame(job, self.settings, backend=self.selection.requested, calls=given)
         self.backend.preflight(about.draft)
         return Packaged(calls, job.func, about, self.backend, self.store)
 
@@ -406,8 +408,16 @@ class _Place:
         for warning in warnings:
             _log_once(warning)
 
-    def _warm_up(self) -> Any:
-        return getattr(self.backend, "warm_up", None) if self.settings.preload != "off" else None
+    def warm_up(self, options: Options) -> None:
+        """Let the backend prepare what takes time, while the call is planned."""
+        warm_up = getattr(self.backend, "warm_up", None)
+        if warm_up is None or self.settings.preload == "off":
+            return
+        from kinetic.config import settings as configuration
+
+        captured = configuration.captured(options.capture_env_vars) if options.capture_env_vars else ()
+        hosts = options.topology.hosts * options.slices
+        warm_up(hosts, joins_jax=options.joins_jax, variables=[*options.env, *options.secrets, *captured])
 
 
 def _place_of(options: Options) -> _Place:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,11 +73,11 @@ class LocalBackend:
         """One document: the gang."""
         return [simulation.document(plan)]
 
-    def warm_up(self, plan: Plan) -> None:
-        """Let the preloader import while the caller still packs."""
+    def warm_up(self, hosts: int, *, joins_jax: bool, variables: Iterable[str]) -> None:
+        """Let the preloader import while the caller still plans a job for so many hosts that sets these variables."""
         from kinetic.backends import launcher
 
-        launcher.warm_up(simulation.preload_modules(plan), self._environ)
+        launcher.warm_up(simulation.preload_modules(hosts, joins_jax=joins_jax, variables=variables), self._environ)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start the supervisor; it holds the job's lock when this returns."""

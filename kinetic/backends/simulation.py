@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kinetic.job.plan import Plan
 
@@ -27,6 +27,7 @@ SHARED_BYTES = 160 << 20
 def document(plan: Plan) -> dict[str, Any]:
     """The document of a simulated gang: what the supervisor will start."""
     topology = plan.topology
+    variables = [*plan.env, *plan.captured, *plan.secrets]
     return {
         "kind": "SimulatedGang",
         "job_id": plan.job_id,
@@ -36,22 +37,21 @@ def document(plan: Plan) -> dict[str, Any]:
         "slices": plan.slices,
         "hosts": plan.hosts,
         "devices_per_host": topology.chips_per_host,
-        "preload": list(preload_modules(plan)),
+        "preload": list(preload_modules(plan.hosts, joins_jax=plan.joins_jax, variables=variables)),
         "memory_estimate_bytes": memory_estimate_bytes(plan),
         "env": dict(plan.env),
         "secrets": list(plan.secrets),
     }
 
 
-def preload_modules(plan: Plan) -> tuple[str, ...]:
+def preload_modules(hosts: int, *, joins_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
     """Modules that are imported once for all hosts.
 
     A gang of several hosts always needs JAX. It must be imported anew where the job sets variables that JAX reads at import.
     """
-    names = [*plan.env, *plan.captured, *plan.secrets]
-    if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in names):
+    if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
         return ()
-    return ("numpy", "jax") if plan.hosts > 1 and plan.joins_jax else ()
+    return ("numpy", "jax") if hosts > 1 and joins_jax else ()
 
 
 def memory_estimate_bytes(plan: Plan) -> int:

@@ -104,13 +104,6 @@ def test_the_store_and_the_cache_are_not_shipped(project, monkeypatch):
     assert make(len, []).plan.tree.files == 3
 
 
-def test_the_backend_may_warm_up_before_the_call_is_pickled(project):
-    seen = []
-    spec = spec_of(lambda: 1)
-    planning.make(spec, configuration.load(), backend="gke", early=lambda plan: seen.append((plan.hosts, plan.payload.digest)))
-    assert seen == [(4, "")]
-
-
 def test_a_working_directory_that_is_gone(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -459,3 +459,32 @@ def test_decorating_warns_about_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kinetic.run("cpu")(add)
+
+
+# -- while a call is planned -----------------------------------------------------------------------------------------------------
+
+
+def warmed(backend, monkeypatch):
+    seen = []
+
+    def warm_up(hosts, *, joins_jax, variables):
+        seen.append((hosts, joins_jax, sorted(variables), list(backend.calls)))
+
+    monkeypatch.setattr(backend, "warm_up", warm_up, raising=False)
+    return seen
+
+
+def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch):
+    seen = warmed(backend, monkeypatch)
+    monkeypatch.setenv("SEED", "1")
+    kinetic.run(accelerator="tpu-v6e-16", env={"XLA_FLAGS": ""}, capture_env_vars=["SEED"])(add)(1)
+    assert seen == [(4, True, ["SEED", "XLA_FLAGS"], [])]
+
+
+def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):
+    seen = warmed(backend, monkeypatch)
+    with pytest.raises(TypeError):
+        kinetic.run(accelerator="cpu")(add)()
+    monkeypatch.setenv("KINETIC_PRELOAD", "off")
+    kinetic.run(accelerator="cpu")(add)(1)
+    assert seen == []
