@@ -6,6 +6,7 @@ In: `log` and `log.idx` (see job.logformat). Out: `LogChunk`s in order. Called b
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -45,25 +46,30 @@ class LogReader:
             if end > last:
                 return
             self._index_at += RECORD.size
-            chunk = bytes(data[self._log_at - begin : end - begin])
-            self._log_at = max(self._log_at, end)
-            if chunk:
+            if end > self._log_at:
+                chunk = bytes(data[self._log_at - begin : end - begin])
+                self._log_at = end
                 yield LogChunk(self._host, stream, time_ns, chunk)
 
     def _records(self) -> list[tuple[int, int, int]]:
         """Records that have not been read; those that end before the place to start at (a tail) are stepped over."""
         if not self._open() or self._index < 0 or self._damaged:
             return []
-        data = os.pread(self._index, BATCH_RECORDS * RECORD.size, self._index_at)
-        records = decode_records(data)
-        self._damaged = len(records) < len(data) // RECORD.size
-        return records
+        while not self._damaged:
+            data = os.pread(self._index, BATCH_RECORDS * RECORD.size, self._index_at)
+            records = decode_records(data)
+            self._damaged = len(records) < len(data) // RECORD.size
+            over = sum(1 for _ in itertools.takewhile(lambda record: record[0] <= self._log_at, records))
+            self._index_at += over * RECORD.size
+            if over < len(records) or not records:
+                return records[over:]
+        return []
 
     def _end_of_batch(self, records: list[tuple[int, int, int]]) -> int:
         """Where reading stops this time: at a record, and never past the bytes that are there."""
         most = self._log_at + BATCH_BYTES
         ends = [end for end, _, _ in records]
-        return max((end for end in ends if end <= most), default=ends[0])
+        return max((end for end in ends if self._log_at < end <= most), default=ends[0])
 
     def rest(self) -> Iterator[LogChunk]:
         """Yield bytes that no record points at: all that is left when the index is damaged or was cut short."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from kinetic.job.logformat import LogChunk
 
 _JOINED = 1000
+_JOINED_BYTES = 1 << 20
 _NO_TIME = "????-??-??T??:??:??.???Z"
 
 
@@ -55,14 +56,16 @@ class Prefixer:
             yield from chunks
             return
         parts: list[LogChunk] = []
+        size = 0
         for chunk in chunks:
-            if parts and (chunk is None or len(parts) == _JOINED or not _alike(parts[0], chunk)):
+            if parts and (chunk is None or len(parts) == _JOINED or size >= _JOINED_BYTES or not _alike(parts[0], chunk)):
                 yield _join(parts)
-                parts = []
+                parts, size = [], 0
             if chunk is None:
                 yield None
             else:
                 parts.append(chunk)
+                size += len(chunk.data)
         if parts:
             yield _join(parts)
 

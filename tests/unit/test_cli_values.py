@@ -173,6 +173,13 @@ def test_what_was_joined_is_not_held_back() -> None:
     assert seen == []
 
 
+def test_long_chunks_are_not_gathered_in_memory() -> None:
+    long = chunk(b"x" * (1 << 16))
+    joined = list(Prefixer().joined([long] * 400))
+    assert max(len(c.data) for c in joined if c) <= 2 << 20
+    assert sum(len(c.data) for c in joined if c) == 400 << 16
+
+
 def test_ages_and_sizes() -> None:
     seconds = (-1, 0, 59, 119, 120, 7199, 7200, 172799, 172800)
     assert [text.age(s) for s in seconds] == ["0s", "0s", "59s", "119s", "2m", "119m", "2h", "47h", "2d"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinetic.backends import logreader
 from kinetic.backends.logreader import LogReader
 from kinetic.job.logformat import RECORD, STDERR, STDOUT
 from kinetic.runner import logs
@@ -164,11 +165,23 @@ def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
     files = folder / "log", folder / "log.idx"
     text = "\n".join(lines) + ("\n" if ends and lines else "")
     log = HostLog(*files)
-    if text:
-        log.write(STDOUT, text.encode())
+    for line in text.splitlines(keepends=True):  # each with a record of its own, as lines that are printed slowly
+        log.write(STDOUT, line.encode())
     log.close()
     expected = "".join(text.splitlines(keepends=True)[-wanted:]) if wanted else ""
     assert b"".join(c.data for c in read_all(files, lines=wanted)).decode() == expected
+
+
+def test_a_tail_may_begin_behind_more_records_than_one_batch(files, monkeypatch):
+    monkeypatch.setattr(logreader, "BATCH_RECORDS", 8)
+    log = HostLog(*files, clock_ns=clock)
+    for number in range(100):
+        log.write(STDERR, b"%d\n" % number)
+    log.close()
+    assert [(c.data, c.stream, c.time_ns) for c in read_all(files, lines=2)] == [
+        (b"98\n", STDERR, clock()),
+        (b"99\n", STDERR, clock()),
+    ]
 
 
 def test_following_sees_what_is_added_later(files):
