@@ -66,6 +66,7 @@ class LocalBackend:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(self._system)
         simulation.check_reach(plan)
+        simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         simulation.check_memory(plan, self._available_memory_bytes())
         simulation.check_debugger(plan, installed=self._has_debugger)
 

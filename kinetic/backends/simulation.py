@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from kinetic.job.plan import Plan
 
@@ -129,6 +129,28 @@ def check_reach(plan: Plan) -> None:
             f"The output folder {plan.output_dir} comes with the cloud backends: a slice that is simulated on this machine "
             "writes to local folders only. Set output_dir= or KINETIC_OUTPUT_DIR to a local folder, or leave it out."
         )
+
+
+def check_places(plan: Plan, needed: Sequence[str]) -> None:
+    """Refuse an output folder that cannot be one, and data in place of what the hosts themselves read.
+
+    Args:
+        needed: folders that hosts on this machine read: the store, the interpreter.
+
+    Raises:
+        UsageError: names the place and says what to do.
+    """
+    for folder in (Path(plan.output_dir), *Path(plan.output_dir).parents) if plan.output_dir else ():
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(
+                f"The output folder {plan.output_dir} cannot be made: {folder} is a file. Set output_dir= to a folder."
+            )
+    for mount in (each.mount for each in plan.data if each.mount):
+        hidden = [folder for folder in needed if Path(folder).is_relative_to(mount)]
+        if hidden:
+            raise UsageError(
+                f"volumes: data at {mount} would hide {hidden[0]}, which jobs need. Choose another path, such as /data."
+            )
 
 
 def _local_copy(source: str) -> str:

@@ -583,3 +583,18 @@ def test_a_clock_that_goes_back_while_a_job_runs(project):
         """,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_an_output_folder_that_is_a_file_is_refused(home, tmp_path, where):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(errors.UsageError, match=f"{tmp_path}/file is a file"):
+        kinetic.run(accelerator="cpu", output_dir=tmp_path / where)(int)()
+    assert not list(home.glob("jobs/*"))
+
+
+def test_data_may_not_hide_the_store(home, tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(errors.UsageError, match="would hide"):
+        kinetic.run(accelerator="cpu", volumes={str(home.parent): kinetic.Data(str(tmp_path / "data"))})(int)()
+    assert not list(home.glob("jobs/*"))
