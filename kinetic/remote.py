@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic.accelerators.resolve import resolve
-from kinetic.errors import SourceChanged, UsageError, UsageTypeError
+from kinetic.errors import PreflightError, SourceChanged, UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.job.spec import JobSpec, Options
 
@@ -238,6 +238,14 @@ class RemoteCallable(Generic[P, R]):
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit and return at once; the job goes on without this process."""
+        __tracebackhide__ = True
+        try:
+            return self._submitted(args, kwargs)
+        except (UsageError, PreflightError) as error:  # What the caller wrote is to blame: it leads to the caller's line.
+            error.__traceback__ = None
+            raise
+
+    def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R]:
         place = self._place(args, kwargs)
         place.warm_up(self._options)
         tries = _PACKING_TRIES
@@ -440,7 +448,7 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     """Take off the frames through which a function's end arrives; what fails in kinetic itself has others below them."""
     from kinetic.handle import JobHandle
 
-    passed = (RemoteCallable.__call__, RemoteCallable._called, RemoteCallable.local, JobHandle.result)
+    passed = (RemoteCallable.__call__, RemoteCallable._called, RemoteCallable.run_async, RemoteCallable.local, JobHandle.result)
     ours = {function.__code__ for function in passed}
     while traceback is not None and traceback.tb_frame.f_code in ours:
         traceback = traceback.tb_next

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, NoReturn
 
 from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
@@ -113,7 +113,17 @@ def _blame(modules: Sequence[ModuleType], call: tuple[Any, tuple[Any, ...], dict
     from kinetic.packaging import byvalue, culprit
 
     with byvalue.by_value(modules, cloudpickle):
-        raise culprit.of_call(*call, attempt=_attempt).as_error(error) from error
+        raise culprit.of_call(*call, attempt=_attempt).as_error(error) from error.with_traceback(_users(error.__traceback__))
+
+
+def _users(traceback: TracebackType | None) -> TracebackType | None:
+    """Take off the frames that lead to the code of the object that would not be pickled, if it has any."""
+    import cloudpickle
+
+    leading = (__file__, *(f"{folder}/" for folder in cloudpickle.__path__))
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(leading):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _packed(data: bytes) -> Packed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,18 @@ def test_what_fails_in_kinetic_keeps_its_frames(monkeypatch: pytest.MonkeyPatch)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-2:] == ["_watch", "fail"]
     assert kinetic.list_jobs()[0].result() == 1.0
+
+
+class Own:
+    def __reduce__(self) -> str:
+        raise ValueError("not me")
+
+
+@pytest.mark.parametrize(("value", "own"), [((i for i in range(3)), []), (Own(), ["__reduce__"])])
+@pytest.mark.parametrize("call", [train, train.run_async])
+def test_what_is_refused_leads_to_the_call_and_to_the_users_own_code(value: object, own: list[str], call: Any) -> None:
+    with pytest.raises(kinetic.errors.PicklingError) as caught:
+        call(value)
+    assert shown(caught.value) == ["test_what_is_refused_leads_to_the_call_and_to_the_users_own_code"]
+    assert caught.value.__cause__ is not None
+    assert shown(caught.value.__cause__) == own
