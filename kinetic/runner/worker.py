@@ -44,6 +44,8 @@ LAST_WORD = "end.json"
 """In the host's folder: how the function ended, where it cut the worker off from the agent."""
 TURNS = 4
 """How often the end is tried to be told, while what the function left behind strikes at it."""
+STRIKE_AGAIN_S = 0.05
+"""How soon after a SIGTERM that nobody heard the next one comes."""
 EXECUTORS_S = 1.0
 """How long pools of `concurrent.futures` that were left open may take to end."""
 
@@ -123,12 +125,22 @@ def _reset_signals() -> None:
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _unraisable
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
     """Unless the function handles SIGTERM itself, unwind it, so that `finally` and context managers run."""
     raise telling.Terminated(128 + signum)
+
+
+def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
+    """Strike again when SIGTERM struck where Python drops exceptions: in `__del__`, or a callback of the garbage collector."""
+    if not isinstance(dropped.exc_value, telling.Terminated):
+        return sys.__unraisablehook__(dropped)
+    again = threading.Timer(STRIKE_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True
+    again.start()
 
 
 def _serve(channel: Channel, start: Start) -> int:

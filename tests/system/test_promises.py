@@ -268,6 +268,36 @@ def test_cancel_reaches_the_functions_own_handler(home):
     assert marker.exists()
 
 
+def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(home):
+    """As in JAX's callback of the garbage collector, in which many a host stands when its collective breaks."""
+    marker = home.parent / "unwound"
+
+    @kinetic.run(accelerator="cpu")
+    def collecting(path):
+        import gc
+
+        def callback(phase, info):
+            print("ready", flush=True)
+            while True:  # until it is struck
+                time.sleep(0.02)
+
+        gc.callbacks.append(callback)
+        try:
+            gc.collect()
+            gc.callbacks.remove(callback)
+            time.sleep(60)
+        finally:
+            open(path, "w").close()
+
+    handle = collecting.run_async(str(marker))
+    wait_for_output(handle, b"ready")
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result()
+    assert marker.exists()
+    assert handle.logs() in ("ready\n", "ready\n" * 2)  # at the beginning, perhaps at the end; no word about the exception
+
+
 def wait_for_output(handle, text):
     deadline = time.monotonic() + 20
     while text not in handle.logs().encode():
