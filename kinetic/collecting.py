@@ -24,7 +24,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome) -> Any:
     """Return what the leader returned. Nothing is unpickled that is not what the leader wrote.
 
     Raises:
-        ResultUnavailable: it was removed.
+        ResultUnavailable: it was removed, or cannot be rebuilt here.
         CorruptRecord: it was changed.
     """
     from kinetic.packaging import payload
@@ -39,7 +39,10 @@ def value(store: Store, ref: JobRef, outcome: Outcome) -> Any:
         raise CorruptRecord(
             f"The stored value of {ref.job_id} is not what the leader wrote; it was not unpickled. Run the job again."
         )
-    return payload.unpack_value(data)
+    try:
+        return payload.unpack_value(data)
+    except ResultUnavailable as error:
+        raise ResultUnavailable(f"{ref.display_name} ({ref.job_id}): {error}", job_id=ref.job_id) from error.__cause__
 
 
 def error(store: Store, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]) -> BaseException:

@@ -203,7 +203,7 @@ def _spellings(kind: str) -> list[tuple[str, str]]:
     families: dict[str, Family] = {family.name: family for family in FAMILIES}
     rows = [row for row in catalog.catalog_rows() if row.family in families and kind in ("", row.kind)]
     pairs = [(row.name, alias + _tail(row)) for row in rows for alias in _called(families[row.family])]
-    return pairs + ([("cpu", "cpu")] if kind in ("", "cpu") else [])
+    return pairs + [(resolve(bare).name, bare) for bare in ("cpu", "gpu", "tpu") if kind in ("", bare)]
 
 
 def _tail(row: Topology) -> str:

@@ -129,7 +129,7 @@ class Gang:
         """Stop the gang because somebody wants it. What is stopping already ends as it would have, and is not started again."""
         self._advance(now)
         self.unwanted = True
-        self._stop(Exit.CANCELLED, f"cancelled: {detail}" if detail else "cancelled")
+        self._stop(Exit.CANCELLED, detail or "cancelled")
 
     def request_stacks(self, now: float) -> int:
         """Ask all hosts for their stacks; returns the number to look for in `stacks_of`."""

@@ -129,7 +129,7 @@ def seconds(name: str, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageTypeError(f"{name} must be a number of seconds, or None for no limit; it is {value!r}.")
     if not 0 < value <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
-        raise UsageError(f"{name} must be more than 0 seconds; it is {value}. None means no limit.")
+        raise UsageError(f"{name} must be more than 0 seconds and finite; it is {value}. None means no limit.")
     return float(value)
 
 

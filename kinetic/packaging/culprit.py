@@ -26,11 +26,13 @@ class Culprit:
         component: the part of the call: "argument 2 (list)", "global 'client' used by train".
         type_name: class of the innermost thing that fails.
         path: how to get from the component to it, "" when it is the component itself: "[3]['lock']".
+        returned: whether it was on its way back, so that the function has made it.
     """
 
     component: str
     type_name: str
     path: str = ""
+    returned: bool = False
 
     def as_error(self, cause: Exception) -> PicklingError:
         """Make the exception for people."""
@@ -42,7 +44,7 @@ class Culprit:
         if _too_deep(cause):
             advice = "It is nested too deeply: flatten it, or raise sys.setrecursionlimit."
         else:
-            advice = f"{_advice(self.type_name)} ({type(cause).__name__}: {cause})"
+            advice = f"{_advice(self.type_name, returned=self.returned)} ({type(cause).__name__}: {cause})"
         return PicklingError(f"{where[0].upper()}{where[1:]}. {advice}", component=self.component)
 
 
@@ -172,10 +174,12 @@ def _too_deep(error: BaseException) -> bool:
     return isinstance(error, RecursionError) or "recursion" in str(error).lower()
 
 
-def _advice(type_name: str) -> str:
+def _advice(type_name: str, *, returned: bool) -> str:
     kind = type_name.lower()
     if "generator" in kind or "iterator" in kind:
         return "Make a list of it first."
+    if returned:
+        return "Return what it is made from, or what it holds."
     if "wrapper" in kind or "reader" in kind or "writer" in kind:
         return "Pass the file's path and open it inside the function."
     return "Create it inside the function, or pass what it is made from."

@@ -15,7 +15,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, NoReturn
@@ -267,8 +267,8 @@ def _function_body(header: Header, function: bytes) -> memoryview | None:
     return memoryview(function)[read_header(function).body_offset :]
 
 
-def pack_value(value: object, *, name: str = "the returned value") -> bytes:
-    """Pickle one value.
+def pack_value(value: object) -> bytes:
+    """Pickle a value that was returned.
 
     Raises:
         PicklingError: it cannot be pickled; the part that cannot is named.
@@ -278,7 +278,8 @@ def pack_value(value: object, *, name: str = "the returned value") -> bytes:
     except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
         from kinetic.packaging import culprit
 
-        raise culprit.of_value(value, name, attempt=_attempt).as_error(error) from error
+        found = culprit.of_value(value, f"the returned value ({type(value).__name__})", attempt=_attempt)
+        raise replace(found, returned=True).as_error(error) from error
 
 
 def unpack_value(data: bytes) -> Any:

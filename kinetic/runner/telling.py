@@ -48,7 +48,8 @@ def returned(value: Any, start: Start) -> Message:
         detail = f"The value could not be written on the host: {error}."
         return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
     except (PicklingError, Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the user's code
-        detail = f"The function returned a {_qualified_name(type(value))}, which cannot be pickled: {_named(error)}"
+        failed = f"The returned value ({_qualified_name(type(value))}) cannot be pickled: {type(error).__name__}: {text(error)}"
+        detail = text(error) if isinstance(error, PicklingError) else failed
         return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
     return message | {"result_file": path, "result_digest": digest, "result_size_bytes": size}
 
@@ -152,10 +153,6 @@ def _short_repr(value: object) -> str:
         return repr(value)[:REPR_LIMIT]
     except BaseException as error:  # noqa: BLE001 - the user's __repr__ may do anything
         return f"<repr raised {type(error).__name__}>"
-
-
-def _named(error: BaseException) -> str:
-    return text(error) if isinstance(error, PicklingError) else f"{type(error).__name__}: {text(error)}"
 
 
 def _qualified_name(kind: type) -> str:

@@ -137,7 +137,8 @@ def _terminate(signum: int, frame: types.FrameType | None) -> None:
 def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
     """Strike again when SIGTERM struck where Python drops exceptions: in `__del__`, or a callback of the garbage collector."""
     if not isinstance(dropped.exc_value, telling.Terminated):
-        return sys.__unraisablehook__(dropped)
+        sys.__unraisablehook__(dropped)
+        return
     again = threading.Timer(STRIKE_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
     again.daemon = True
     again.start()

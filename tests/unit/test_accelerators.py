@@ -160,6 +160,8 @@ REFUSED = [
     # written, what the message says, nearest
     ("tpu-v6e-12", "1, 4, 8, 16, 32, 64, 128 or 256 chips, not 12", ("tpu-v6e-8", "tpu-v6e-16")),
     ("v6e-0", "not 0", ("tpu-v6e-1",)),
+    ("gpux", "no accelerator family", ("gpu-l4",)),
+    ("tpuu", "no accelerator family", ("tpu-v5litepod-4",)),
     ("v6e-512", "not 512", ("tpu-v6e-256", "tpu-v5p-512", "tpu-v4-512")),
     ("v5p-100", "4, 8, 16, 32 or a multiple of 64 up to 8960 chips, not 100", ("tpu-v5p-128", "tpu-v5p-64")),
     ("v4-4160", "up to 4096", ("tpu-v4-4096", "tpu-v5p-4160")),

@@ -311,7 +311,7 @@ def test_a_cancelled_gang_is_cancelled_even_if_its_agents_say_nothing(joined):
     assert gang.finished
     outcome = judge(3, gang.reports, blamed=gang.first_failure, reason=gang.stop_reason, now=0.0)
     assert outcome.verdict is Verdict.CANCELLED
-    assert outcome.reason == "cancelled: by ann"
+    assert outcome.reason == "by ann"
 
 
 def test_cancelling_a_stopped_gang_changes_nothing():

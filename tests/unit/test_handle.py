@@ -163,6 +163,21 @@ def test_a_value_that_was_removed(store, job, handle):
         handle.result()
 
 
+class Unbuildable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_a_value_that_cannot_be_rebuilt_here_names_its_job(store, job, handle):
+    put_success(store, job, Unbuildable())
+    with pytest.raises(
+        errors.ResultUnavailable, match=rf"{job.job_id}\): The value could not be rebuilt here.*no number"
+    ) as caught:
+        handle.result()
+    assert caught.value.job_id == job.job_id
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,15 @@ def test_any_value_comes_back(value):
     assert payload.unpack_value(payload.pack_value(value)) == value
 
 
+def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
+    with pytest.raises(PicklingError) as caught:
+        payload.pack_value({"locks": [threading.Lock()]})
+    told = str(caught.value)
+    assert told.startswith("The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return what it is made")
+    with pytest.raises(PicklingError, match=r"^The returned value \(generator\) cannot be pickled. Make a list of it"):
+        payload.pack_value(x for x in [1])
+
+
 @given(data=st.data())
 def test_any_damaged_byte_is_seen(data):
     whole = bytearray(payload.pack_value({"a": [1, 2, 3]}))
@@ -392,7 +401,7 @@ def test_a_reduce_that_raises_is_reported():
         pack(double, Bad())
     with pytest.raises(PicklingError, match="no way") as caught:
         payload.pack_value({"a": Bad()})
-    assert caught.value.component == "the returned value"
+    assert caught.value.component == "the returned value (dict)"
 
 
 def test_functions_that_refer_to_themselves_end():

@@ -61,7 +61,7 @@ def add(a, b=1):
         ({"timeout": -1}, "timeout must be more than 0"),
         ({"timeout": "5m"}, "timeout must be a number of seconds"),
         ({"timeout": True}, "timeout must be a number of seconds"),
-        ({"hang_timeout": float("inf")}, "hang_timeout must be more than 0"),
+        ({"hang_timeout": float("inf")}, "hang_timeout must be more than 0 seconds and finite"),
         ({"start_timeout": float("nan")}, "start_timeout must be more than 0"),
         ({"retries": -1}, "retries must be 0 or more"),
         ({"retries": False}, "retries must be a whole number"),

@@ -109,9 +109,8 @@ def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) ->
     if as_json:
         output.json_document({"job_id": handle.job_id} | outcome.to_json())
     elif not outcome.ok:
-        reason = outcome.reason.removeprefix(f"{outcome.verdict}: ")  # "cancelled: by whom"
         output.error(
-            f"{handle.job_id} {outcome.verdict}: {reason}",
+            f"{handle.job_id} {outcome.verdict}: {outcome.reason}",
             f"`kinetic jobs result {handle.job_id}` shows the whole error.",
         )
     return exit_codes.of_outcome(outcome)
