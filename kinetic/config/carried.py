@@ -71,7 +71,8 @@ def _log() -> logging.Logger:
 @functools.cache
 def _warn_once(names: str) -> None:
     _log().warning(
-        "capture_env_vars takes %s, which looks like a secret: it travels apart from the plan, as secrets=[...] does.", names
+        "kinetic: capture_env_vars takes what looks like a secret (%s): it travels apart from the plan, as with secrets=[...].",
+        names,
     )
 
 

@@ -14,6 +14,7 @@ Frame = tuple[str, str]
 """Where ("train.py:12") and in what function."""
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first", re.MULTILINE)
+_HEADER = re.compile(r"(Current thread|Thread)\b.*most recent call first")
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _WAITING = re.compile(r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]")
@@ -165,6 +166,7 @@ def _show(stack: Stack) -> str:
     if stack.silent:
         return "  (no answer)\n"
     lines = [f"  {where} in {function}" for where, function in reversed(stack.frames)] or [
-        f"  {line.strip()}" for line in stack.text.splitlines()
+        f"  {line.strip()}" for line in stack.text.splitlines() if line.strip() and not _HEADER.match(line)
     ]
+    lines = lines or ["  (runs no Python code)"]
     return "\n".join(lines) + "\n"

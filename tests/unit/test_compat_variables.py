@@ -181,3 +181,18 @@ def test_capturing_all_of_ours_does_not_put_the_callers_folder_in_place_of_the_h
     environ = {"KINETIC_OUTPUT_DIR": "here", "KINETIC_JOB_ID": "job", "KINETIC_MINE": "1"}
     assert carried.captured(["KINETIC_*"], environ) == {"KINETIC_MINE": "1"}
     assert carried.captured(["KINETIC_OUTPUT_DIR"], environ) == {"KINETIC_OUTPUT_DIR": "here"}
+
+
+def test_messages_name_us_once(monkeypatch, capsys):
+    logger = logging.getLogger("kinetic")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(verbosity, "_ours", None)
+    before = logger.level
+    try:
+        verbosity.show("DEBUG")
+        logger.warning("kinetic: the tree is large")
+        logging.getLogger("kinetic.submission").debug("sent")
+    finally:
+        logger.setLevel(before)
+    assert capsys.readouterr().err == "kinetic: the tree is large\nkinetic.submission: sent\n"

@@ -139,3 +139,7 @@ def test_the_gist_fits_on_a_screen(stacks):
 
 def test_very_many_hosts_are_counted_not_listed():
     assert name_hosts(range(0, 1000, 2)) == "hosts 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 488 more"
+
+
+def test_a_host_that_runs_no_python_code_is_said_to():
+    assert format_groups({0: dump(LOADING), 1: dump("", others=0)}).startswith("host 1:\n  (runs no Python code)\n")
