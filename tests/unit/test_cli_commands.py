@@ -254,6 +254,15 @@ def test_status(world: World, capsys: Capture) -> None:
     assert document["outcome"]["blamed"] == [1]
 
 
+def test_nobody_is_blamed_for_a_job_that_was_cancelled(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", hosts=2)
+    world.end("job-00000001", Outcome(Verdict.CANCELLED, reason="The job was cancelled.", blamed=(0, 1)))
+    assert world("jobs", "status", "job-00000001") == 0
+    out = capsys.readouterr().out
+    assert "CANCELLED" in out
+    assert "Blamed" not in out
+
+
 def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=1024)
     reports = tuple(HostReport(i, Exit.STOPPED if i != 777 else Exit.SIGNAL, signal=9) for i in range(1024))
