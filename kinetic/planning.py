@@ -354,7 +354,8 @@ def _pack(spec: JobSpec, captured: Mapping[str, str], project: Project) -> Packe
 def _warnings(plan: Plan, bundle: Bundle | None, settings: Settings) -> tuple[str, ...]:
     warnings = () if bundle is None else tuple(bundle.warnings)
     if plan.tree is not None and bundle is not None and plan.tree.size_bytes > settings.context_size_warn_mb * _MB:
-        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in bundle.largest[:_LARGEST_SHOWN])
+        shown = [(rel, size) for rel, size in bundle.largest[:_LARGEST_SHOWN] if size * 100 >= bundle.largest[0][1]]
+        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in shown)
         warnings += (
             f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its largest files: {largest}. "
             "Leave out what the function does not need in .kineticignore.",

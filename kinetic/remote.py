@@ -333,11 +333,7 @@ class RemoteCallable(Generic[P, R]):
 
             args, kwargs = cast("Any", cargo.here(args, kwargs))
         value = self._func(*self._bound, *args, **kwargs)
-        if inspect.iscoroutine(value):
-            import asyncio
-
-            return cast("R", asyncio.run(value))
-        return cast("R", value)
+        return cast("R", _awaited(value) if inspect.iscoroutine(value) else value)
 
     # -- being a method, being pickled ---------------------------------------------------------------------------------
 
@@ -442,6 +438,21 @@ def _place_of(options: Options) -> _Place:
     selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
     store = open_store(settings.home)
     return _Place(selection, settings, registry.make(selection.name, store), store)
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end; beside the loop that runs in this thread, if one does: in a notebook, one always does."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    from concurrent.futures import ThreadPoolExecutor
+    from contextvars import copy_context
+
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(copy_context().run, asyncio.run, coroutine).result()
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:

@@ -81,11 +81,14 @@ def test_what_is_captured_travels_in_the_payload_and_what_looks_secret_apart(pro
 
 
 def test_a_large_tree_and_a_large_payload_are_warned_about(project):
+    (project / "data.txt").write_bytes(b"d" * 5000)
+    (project / "small.txt").write_bytes(b"s" * 49)
     environ = {"HOME": "/x", "KINETIC_CACHE_DIR": str(project.parent / "cache"), "KINETIC_CONTEXT_SIZE_WARN_MB": "0.0005"}
     environ |= {"KINETIC_PAYLOAD_SIZE_WARN_MB": "0.001"}
     planned = make(len, "y" * 5000, environ=environ)
     tree, large = planned.warnings
     assert "data.txt" in tree
+    assert "small.txt" not in tree
     assert ".kineticignore" in tree
     assert "arguments are large" in large
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import io
@@ -299,6 +300,13 @@ def test_kinds_of_functions(backend, call, value, name):
 
 def test_an_async_function_called_here():
     assert kinetic.run("cpu")(later).local(1) == 2
+
+
+def test_an_async_function_called_here_beside_a_running_loop():
+    async def cell():
+        return kinetic.run("cpu")(later).local(1)
+
+    assert asyncio.run(cell()) == 2
 
 
 def test_a_method_is_refused_with_wrong_arguments(backend):
