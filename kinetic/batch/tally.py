@@ -67,7 +67,8 @@ class Tally:
             return
         if not self._redraws:
             state = self._ledger.children[index].state
-            self._write(f"kinetic: {line(self._group_id, self._ledger)}; input {index} {state}\n")
+            if state is not State.SKIPPED:  # Hundreds may be left out at once; the lines of the others count them.
+                self._write(f"kinetic: {line(self._group_id, self._ledger)}; input {index} {state}\n")
         elif self._clock() >= self._draw_at:
             self._draw()
 

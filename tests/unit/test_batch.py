@@ -452,6 +452,13 @@ def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
     assert "\r" not in stream.getvalue()
 
 
+def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    batch = begin(Scripted(store, [["raise"]]), 300, Rules(max_concurrent=1, fail_fast=True))
+    batch.wait(timeout=PATIENCE_S)
+    assert stream.getvalue() == f"kinetic: {batch.group_id} 300/300, 1 failed, 299 left out; input 0 failed\n"
+
+
 def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
     stream = Terminal()
     stream.write = lambda text: (_ for _ in ()).throw(BrokenPipeError())
