@@ -220,7 +220,7 @@ class Agent:
         self._worker.reap()
         self._kill_at = None
         self._end = self._end or self._last_word()
-        if self._end is not None and not self._stopping:
+        if self._end is not None and not self._stopping and self._gate is None:  # A debugger leaves a process of its own.
             self._name_leftovers()
         processes.kill_descendants()
         for tee in self._tees:
