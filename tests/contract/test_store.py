@@ -283,3 +283,10 @@ def test_open_store_of_a_folder(uri, folder):
 def test_open_store_refuses(uri):
     with pytest.raises(UsageError):
         open_store(uri)
+
+
+def test_a_store_that_is_a_file_is_not_an_empty_store(tmp_path):
+    (tmp_path / "home").write_text("")
+    for prefix in ("", "refs"):
+        with pytest.raises(StoreError, match="is not a folder"):
+            list(LocalStore(tmp_path / "home").list(prefix))

@@ -77,7 +77,14 @@ def jobs() -> None:
 
 @click.command("list", help=_LIST_HELP)
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(min=1), default=20, show_default=True, help="Show so many jobs at most."
+    "-n",
+    "--limit",
+    "limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Show so many jobs at most.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Show all jobs.")
 @click.option(
