@@ -144,7 +144,7 @@ class LocalStore:
             with _explained(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
                 found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
         except (FileNotFoundError, NotADirectoryError):
-            if os.path.exists(self._text) and not os.path.isdir(self._text):
+            if os.path.lexists(self._text) and not os.path.isdir(self._text):
                 raise StoreError(f"The store {self._text} is not a folder. {_REMEDY}") from None
             return
         # A folder sorts as "name/", so that the keys come out in the order of the whole strings ("a-b" before "a/b").
