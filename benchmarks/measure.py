@@ -17,12 +17,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+_QUIET = {"KINETIC_BACKEND": "local"}
+"""Named, so that no line says that this machine stands in for a cluster."""
 
 
 def environment(home: str) -> dict[str, str]:
     """The environment of a measured process: a home of its own, compiled modules kept."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("KINETIC_") and k != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"KINETIC_HOME": f"{home}/home", "KINETIC_CACHE_DIR": f"{home}/cache", "PYTHONPATH": str(ROOT)}
+    return kept | {"KINETIC_HOME": f"{home}/home", "KINETIC_CACHE_DIR": f"{home}/cache", "PYTHONPATH": str(ROOT)} | _QUIET
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def medians(*acts: Callable[[], object], runs: int = 7, warm_up: int = 1) -> tup
 
 def python(*arguments: str) -> Callable[[], object]:
     """A run of this interpreter, to be timed."""
-    return lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def heading(text: str) -> None:
