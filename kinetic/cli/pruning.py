@@ -119,7 +119,7 @@ def sweep(store: Store, *, older_than: float) -> Swept:
 def _orphans(store: LocalStore, older_than: float) -> Iterator[str]:
     """Jobs without a reference: submission was killed before it was written."""
     for entry in _entries(store.path(paths.JOBS)):
-        if not store.has(paths.ref(entry.name)) and entry.stat(follow_symlinks=False).st_mtime < older_than:
+        if not store.has(paths.ref(entry.name)) and _is_older(entry, older_than):
             yield entry.name
 
 
@@ -128,7 +128,7 @@ def _empty_batches(store: LocalStore, older_than: float, without: Collection[str
     groups = _entries(store.path(paths.GROUPS))
     used = {ref.group_id for ref in stored.refs(store) if ref.job_id not in without} if groups else set()
     for entry in groups:
-        if entry.name not in used and entry.stat(follow_symlinks=False).st_mtime < older_than:
+        if entry.name not in used and _is_older(entry, older_than):
             yield entry.name
 
 
@@ -194,11 +194,21 @@ def _digests(data: bytes) -> set[str]:
 def _contents(store: LocalStore) -> Iterator[Content]:
     for folder in _entries(store.path(paths.BLOBS)):
         for entry in _entries(Path(folder.path)):
-            try:
-                facts = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            yield Content(Path(entry.path), folder.name + entry.name, facts.st_size, facts.st_mtime)
+            if (facts := _facts(entry)) is not None:
+                yield Content(Path(entry.path), folder.name + entry.name, facts.st_size, facts.st_mtime)
+
+
+def _is_older(entry: os.DirEntry[str], moment: float) -> bool:
+    facts = _facts(entry)
+    return facts is not None and facts.st_mtime < moment
+
+
+def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Size and times; None when it was removed since it was listed."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

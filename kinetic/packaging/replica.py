@@ -89,7 +89,8 @@ def replicas(root: Path) -> list[Replica]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     digest = entry.name.partition(".")[0]
-                    used_at[digest] = max(entry.stat(follow_symlinks=False).st_mtime, used_at.get(digest, 0.0))
+                    with suppress(FileNotFoundError):  # It was finished or removed since it was listed.
+                        used_at[digest] = max(entry.stat(follow_symlinks=False).st_mtime, used_at.get(digest, 0.0))
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [Replica(digest, root / digest, at) for digest, at in sorted(used_at.items())]

@@ -17,6 +17,7 @@ from laptop_fakes import FakeBackend, put_outcome, put_ref, put_success, raised
 from kinetic.backends.base import Phase
 from kinetic.errors import InsufficientMemory
 from kinetic.handle import JobHandle
+from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport
 
 
@@ -86,6 +87,14 @@ class Scripted(FakeBackend):
         with self._lock:
             job = self.hanging.pop(index)
             put_success(self.store, job, (index, self.tries[index]))
+            self._ring(job)
+
+    def lose(self, index):
+        """Let a job that hangs end, and its records be removed."""
+        with self._lock:
+            job = self.hanging.pop(index)
+            self.phases.clear()
+            self.store.delete(paths.ref(job.job_id))
             self._ring(job)
 
     def cancel(self, ref):

@@ -352,9 +352,7 @@ def test_records_removed_while_a_job_runs(store):
     batch = begin(source, 1)
     until(batch, lambda: 0 in source.hanging)
     job = source.hanging[0]
-    source.phases.clear()
-    store.delete(paths.ref(job.job_id))
-    source._ring(job)
+    source.lose(0)
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert isinstance(found[0], errors.NotFound)
     assert batch.unavailable_children == {0: job.job_id}

@@ -69,3 +69,16 @@ def test_every_job_finds_its_tree(tmp_path):
         for process in (*submitters, sweeper):
             process.join(60)
     assert sweeper.exitcode == 0
+
+
+def test_a_job_that_is_removed_while_the_sweep_looks_is_passed_over(tmp_path, monkeypatch):
+    store, listed = LocalStore(tmp_path / "store"), pruning._entries
+    store.put(paths.plan("job-1"), b"{}")
+
+    def listed_then_removed(folder):
+        entries = listed(folder)
+        store.delete(paths.job("job-1"))
+        return entries
+
+    monkeypatch.setattr(pruning, "_entries", listed_then_removed)
+    assert pruning.find_unused(store, older_than=time.time() + 60).orphans == ()
