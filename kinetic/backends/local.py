@@ -329,7 +329,8 @@ def _is_supervisor(pid: object) -> bool:
 def _is_agent(pid: object, job_id: str) -> bool:
     """Whether this is an agent of the job, and one that can end: it is not over, and nobody has stopped it."""
     with contextlib.suppress(OSError):
-        return _state(pid) not in "TtZX" and f"kinetic-agent {job_id}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        # For a moment after the fork an agent still has the supervisor's title; it has the job's id as well.
+        return _state(pid) not in "TtZX" and job_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
