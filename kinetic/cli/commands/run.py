@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic.cli import exit_codes, output
+from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.reading import tell_failure
 from kinetic.cli.desk import Desk, with_desk
 from kinetic.cli.lazy import suggested
+from kinetic.cli.misplaced import Known
 from kinetic.cli.options import ASSIGNMENT, DURATION
 from kinetic.cli.program import Kind, Program
 from kinetic.errors import UsageError
@@ -51,8 +52,13 @@ class _RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the program off before click sees what might look like options of ours."""
-        words, ctx.meta["kinetic.program"] = programs.split(args, self._value_options())
-        return super().parse_args(ctx, words)
+        known = self.known()
+        words, program = programs.split(args, known.values)
+        ctx.meta["kinetic.program"] = program
+        try:
+            return super().parse_args(ctx, list(words))
+        except click.MissingParameter as missing:  # -a is the only option that is required
+            raise UsageError(misplaced.missing_accelerator(words, program, known)) from missing
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show that a program follows the options."""
@@ -66,9 +72,11 @@ class _RunCommand(click.Command):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(incomplete, type="file")]
 
-    def _value_options(self) -> set[str]:
-        takers = (p for p in self.params if isinstance(p, click.Option) and not p.is_flag and not p.count)
-        return {name for option in takers for name in (*option.opts, *option.secondary_opts)}
+    def known(self) -> Known:
+        """Return the names of the options."""
+        options = [p for p in self.params if isinstance(p, click.Option)]
+        flags = {name for o in options if o.is_flag for name in (*o.opts, *o.secondary_opts)}
+        return Known({name for o in options if not o.is_flag for name in o.opts}, flags)
 
 
 @click.command("run", cls=_RunCommand, help=_HELP, short_help="Run a script, a module or a command on an accelerator slice.")
@@ -164,7 +172,8 @@ def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
     if first is not None and first.exit is Exit.SYS_EXIT:
         # The program has said itself why it ends.
         where = "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
-        output.error(f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).")
+        hint = misplaced.went_to_the_program(program, run.known()) if first.exit_code == exit_codes.USAGE else ""
+        output.error(f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).", hint)
     else:
         tell_failure(handle, seen=True)
     return exit_codes.of_program(outcome)

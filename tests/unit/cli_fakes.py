@@ -1,0 +1,135 @@
+"""A command line over a real local store and a backend that does what a test says.
+
+In: a folder. Out: `World`: call it with the words after `kinetic`. Used by the tests of the commands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic.backends.base import Document, LogRequest, Phase
+from kinetic.cli.desk import Desk
+from kinetic.cli.main import call
+from kinetic.errors import StoreError
+from kinetic.handle import JobHandle
+from kinetic.job import paths
+from kinetic.job.logformat import STDOUT, LogChunk
+from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic.job.ref import JobRef
+from kinetic.packaging import payload
+from kinetic.storage.local import LocalStore
+
+NOW = 1_700_000_000.0
+DAY = 86400.0
+
+
+def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
+    return LogChunk(host, stream, 10**18, data)
+
+
+@dataclass
+class FakeBackend:
+    """Jobs that only stand still: their phases and output are what a test says."""
+
+    name: str = "fake"
+    phases: dict[str, Phase] = field(default_factory=dict)
+    output: dict[str, list[LogChunk | None]] = field(default_factory=dict)
+    requests: list[LogRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    cleaned: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    at_end: Callable[[], None] = lambda: None
+
+    def preflight(self, plan: Any) -> None: ...
+
+    def render(self, plan: Any) -> list[Document]:
+        return []
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None: ...
+
+    def phase(self, ref: JobRef) -> Phase:
+        return self.phases.get(ref.job_id, Phase.RUNNING)
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        self.requests.append(request)
+        for chunk in self.output.get(ref.job_id, []):
+            if chunk is None or request.hosts is None or chunk.host in request.hosts:
+                yield chunk
+        self.at_end()
+
+    def cancel(self, ref: JobRef) -> None:
+        self.cancelled.append(ref.job_id)
+
+    def cleanup(self, ref: JobRef) -> None:
+        if ref.job_id in self.broken:
+            raise StoreError(f"{ref.job_id} cannot be reached. Try again later.")
+        self.cleaned.append(ref.job_id)
+
+
+class World:
+    """A store with jobs in it, and a command line that works on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = LocalStore(root)
+        self.backend = FakeBackend()
+        self.submitted: list[tuple[Callable[[], None], Mapping[str, Any]]] = []
+        self.desk = Desk(self.store, lambda ref: self.backend, self._handle, self._submit, lambda: NOW)
+
+    def _handle(self, ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, self.backend, self.store)
+
+    def _submit(self, function: Callable[[], None], options: Mapping[str, Any]) -> JobHandle[Any]:
+        self.submitted.append((function, options))
+        return self._handle(self.job("job-00000001", hosts=2))
+
+    def job(self, job_id: str, *, name: str = "train", age: float = 60.0, hosts: int = 1) -> JobRef:
+        ref = JobRef(
+            job_id=job_id,
+            backend="fake",
+            requested_backend="fake",
+            accelerator="tpu-v6e-8",
+            func_name=name,
+            display_name=name,
+            created_at=NOW - age,
+            store_uri=self.store.uri,
+            hosts=hosts,
+        )
+        self.store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
+        return ref
+
+    def plan(self, job_id: str, payload_digest: str, manifest: str | None = None) -> None:
+        tree = None if manifest is None else {"manifest": {"digest": manifest, "size_bytes": 1}, "files": 1, "size_bytes": 1}
+        plan = {"schema_version": 1, "payload": {"digest": payload_digest, "size_bytes": 1}, "tree": tree}
+        self.store.put(paths.plan(job_id), json.dumps(plan).encode())
+
+    def blob(self, digit: str, data: bytes = b"x", *, age: float = 10 * DAY) -> str:
+        digest = digit * 64
+        self.store.put(paths.blob(digest), data)
+        os.utime(self.store.path(paths.blob(digest)), (NOW - age, NOW - age))
+        return digest
+
+    def end(self, job_id: str, outcome: Outcome) -> None:
+        self.store.put(paths.outcome(job_id), json.dumps(outcome.to_json()).encode())
+
+    def succeed(self, job_id: str, value: Any = None, *, ended: float = NOW) -> None:
+        data = payload.pack_value(value)
+        self.store.put(paths.result(job_id), data)
+        digest = hashlib.sha256(data).hexdigest()
+        reports = (HostReport(0, Exit.RETURNED),)
+        self.end(
+            job_id, Outcome(Verdict.SUCCEEDED, reports=reports, result_digest=digest, result_size_bytes=len(data), ended_at=ended)
+        )
+
+    def fail(self, job_id: str, report: HostReport | None = None, *, ended: float = NOW) -> None:
+        report = report or HostReport(1, Exit.OS_EXIT, exit_code=9, detail="The worker ended with code 9.")
+        reports = (*tuple(HostReport(i, Exit.STOPPED) for i in range(report.host)), report)
+        self.end(job_id, Outcome(Verdict.FAILED, blamed=(report.host,), reason="host 1 ended", reports=reports, ended_at=ended))
+
+    def __call__(self, *argv: str) -> int:
+        return call(argv, self.desk)

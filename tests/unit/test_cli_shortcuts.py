@@ -1,0 +1,80 @@
+"""What makes the command line easy: the order of options, aliases, the newest job, durations, a running job's hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_fakes import World, chunk
+
+from kinetic.job.outcome import Exit, HostReport
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "store")
+
+
+# -- options of run come first ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("train.py -a cpu", "kinetic run -a cpu train.py"),
+        ("train.py --epochs 3 -a tpu-v6e-8 --all-hosts", "kinetic run -a tpu-v6e-8 --all-hosts train.py --epochs 3"),
+        ("train.py --accelerator=cpu -v", "kinetic run --accelerator=cpu train.py -v"),
+        ("-d train.py -a cpu 'two words'", "kinetic run -d -a cpu train.py 'two words'"),
+        ("-m pkg.train -a cpu", "kinetic run -a cpu -m pkg.train"),
+        ("--env A=1 -- make all -a v6e-16", "kinetic run --env A=1 -a v6e-16 -- make all"),
+    ],
+)
+def test_options_behind_the_program_get_the_corrected_line(world: World, capsys: Capture, words: str, line: str) -> None:
+    import shlex
+
+    assert world("run", *shlex.split(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Options come before the program" in err
+    assert err.splitlines()[-1] == f"  {line}"
+    assert world.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "kinetic run -a cpu train.py"),
+        (("go.py", "--epochs", "3"), "kinetic run -a cpu go.py --epochs 3"),
+        (("--", "ls", "-a", "/tmp"), "kinetic run -a cpu -- ls -a /tmp"),
+        (("fit.py", "-a", "adam"), "kinetic run -a cpu fit.py -a adam"),
+        (("fit.py", "-a"), "kinetic run -a cpu fit.py -a"),
+    ],
+)
+def test_a_missing_accelerator_gets_a_line_to_write(world: World, capsys: Capture, words: tuple[str, ...], line: str) -> None:
+    assert world("run", *words) == 2
+    err = capsys.readouterr().err
+    assert "-a / --accelerator" in err
+    assert err.splitlines()[-1] == f"  {line}"
+
+
+def test_an_option_of_the_programs_own_is_never_taken(world: World, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert world("run", "-a", "tpu-v6e-8", "-d", str(script), "-a", "cpu", "--timeout", "5") == 0
+    function, options = world.submitted[0]
+    assert (options["accelerator"], options["timeout"]) == ("tpu-v6e-8", None)
+    code = function.__closure__
+    assert code is not None
+    assert ("-a", "cpu", "--timeout", "5") in [cell.cell_contents for cell in code]
+
+
+def test_a_program_that_refuses_our_options_is_explained(world: World, capfd: Capture) -> None:
+    refused = HostReport(0, Exit.SYS_EXIT, exit_code=2)
+    world.backend.output["job-00000001"] = [chunk(b"usage: train.py\n")]
+    world.backend.at_end = lambda: world.fail("job-00000001", refused)
+    assert world("run", "-a", "cpu", "--", "train", "--all-hosts", "x") == 2
+    assert "--all-hosts went to train: options of `kinetic run` come before the program." in capfd.readouterr().err
+    assert world("run", "-a", "cpu", "--", "train", "x") == 2
+    assert "went to" not in capfd.readouterr().err
