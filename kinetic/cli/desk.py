@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 import click
 
+from kinetic.cli.options import NEWEST
 from kinetic.errors import CorruptRecord, KineticError, NotFound
 from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
@@ -67,12 +68,23 @@ class Desk:
         return stored.ids(self.store)
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only one whose id begins so."""
-        return stored.find(self.store, text)
+        """Return the job with this id, or the only one whose id begins so; "-" is the newest job."""
+        return self.newest() if text == NEWEST else stored.find(self.store, text)
+
+    def newest(self) -> JobRef:
+        """Return the job that was submitted last.
+
+        Raises:
+            NotFound: there are no jobs.
+        """
+        ref = next(iter(self.refs()), None)
+        if ref is None:
+            raise NotFound("There are no jobs yet.")
+        return ref
 
     def find_to_end(self, text: str) -> JobRef:
         """Return the job with this id, also when its reference is damaged: enough to stop it and to remove it."""
-        return stored.find_to_end(self.store, text)
+        return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
     def handle(self, text: str) -> JobHandle[Any]:
         """Return the handle of the job with this id, or the only one whose id begins so."""

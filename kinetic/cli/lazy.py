@@ -30,17 +30,32 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name before their code is loaded, and says of some names why they are none.
+    """A group that knows its commands by name before their code is loaded.
+
+    Args:
+        lazy: the commands.
+        aliases: other names of commands, by name.
+        elsewhere: names that people may try here, with the command that they mean.
+        absent: names of commands that do not exist, and why.
 
     Raises:
-        PreflightError: one of those was called.
+        PreflightError: one of the absent commands was called.
     """
 
-    def __init__(self, *args: Any, lazy: dict[str, Lazy], absent: dict[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lazy: dict[str, Lazy],
+        aliases: dict[str, str] | None = None,
+        elsewhere: dict[str, str] | None = None,
+        absent: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
+        self.aliases = aliases or {}
+        self.elsewhere = elsewhere or {}
         self.absent = absent or {}
-        """Names that people may look for here, and why there is no such command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which they were given."""
@@ -48,7 +63,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command."""
-        entry = self.lazy.get(cmd_name)
+        entry = self.lazy.get(self.aliases.get(cmd_name, cmd_name))
         if entry is None:
             return None
         module, _, attribute = entry.place.partition(":")
@@ -69,10 +84,13 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or name the nearest one."""
-        if args and args[0] not in self.lazy and not args[0].startswith("-") and not ctx.resilient_parsing:
-            if args[0] in self.absent:
-                raise PreflightError(self.absent[args[0]])
-            raise click.UsageError(_unknown(args[0], tuple(self.lazy)), ctx)
+        name = args[0] if args else "-"
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            if name in self.absent:
+                raise PreflightError(self.absent[name])
+            if name in self.elsewhere:
+                raise click.UsageError(f"No such command {name!r}. Did you mean `{self.elsewhere[name]}`?")
+            raise click.UsageError(_unknown(name, (*self.lazy, *self.aliases)), ctx)
         return super().resolve_command(ctx, args)
 
 

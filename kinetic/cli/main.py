@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "run": Lazy("kinetic.cli.commands.run:run", "Run a script, a module or a command on an accelerator slice."),
     "jobs": Lazy("kinetic.cli.commands.jobs:jobs", "List jobs, read their logs and results, stop and remove them."),
+    "logs": Lazy("kinetic.cli.commands.reading:logs", "Print what the hosts of a job printed; short for `jobs logs`."),
     "accelerators": Lazy("kinetic.cli.commands.accelerators:accelerators", "List the accelerators that can be asked for."),
     "profile": Lazy("kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."),
     "config": Lazy("kinetic.cli.commands.config:config", "Show every setting and where its value comes from."),
@@ -43,6 +44,9 @@ _ABSENT = {
 }
 """Commands of keras-kinetic about clusters."""
 
+_OF_JOBS = ("list", "top", "result", "wait", "stacks", "debug", "cancel", "cleanup", "prune")
+_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys(("ls", "ps"), "kinetic jobs list")
+
 _EPILOG = (
     "\b\nExit codes:\n"
     + "\n".join(f"  {code:<4} {meaning}" for code, meaning in exit_codes.TABLE)
@@ -58,7 +62,7 @@ Examples:
   kinetic run -a tpu-v6e-16 train.py --epochs 3
   kinetic run -a cpu --detach -- make evaluate
   kinetic jobs list
-  kinetic jobs logs -f job-1a2b
+  kinetic logs -f --last
   kinetic --profile staging jobs list
 """
 
@@ -66,6 +70,7 @@ Examples:
 @click.group(
     cls=LazyGroup,
     lazy=_COMMANDS,
+    elsewhere=_ELSEWHERE,
     absent=_ABSENT,
     help=_EXAMPLES,
     epilog=_EPILOG,

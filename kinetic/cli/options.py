@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kinetic.cli.lazy import suggested
+
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
     _PairType = click.ParamType[tuple[str, str]]
@@ -86,6 +88,59 @@ class Assignment(_PairType):
 
 DURATION = Duration()
 ASSIGNMENT = Assignment()
+
+
+NEWEST = "-"
+"""Stands for the newest job where an id is asked for."""
+_LAST = "kinetic.last"
+
+
+def job_argument(offer: str) -> Callable[[F], F]:
+    """Take one ID, "-" or --last; a shell offers the `offer` of `suggestions`."""
+    return _with_last("job_id", "ID", offer, lambda given, last: given or (NEWEST if last else None))
+
+
+def jobs_argument(offer: str, *, required: bool) -> Callable[[F], F]:
+    """Take several IDs, "-" or --last."""
+    metavar = "ID..." if required else "[ID]..."
+    return _with_last(
+        "job_ids", metavar, offer, lambda given, last: (*given, *([NEWEST] if last else [])) or None, many=True, required=required
+    )
+
+
+def _with_last(
+    name: str,
+    metavar: str,
+    offer: str,
+    choose: Callable[[Any, bool], Any],
+    *,
+    many: bool = False,
+    required: bool = True,
+) -> Callable[[F], F]:
+    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        ctx.meta[_LAST] = value
+
+    def chosen(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        last = bool(ctx.meta.get(_LAST))
+        if last and value and not many:
+            raise click.UsageError("Give either an ID or --last.", ctx)
+        found = choose(value, last)
+        if found is None and required and value != "" and not ctx.resilient_parsing:
+            raise click.UsageError("Missing argument ID: name a job, or use --last for the newest one.", ctx)
+        return found if found is not None else value
+
+    option = click.option(
+        "--last",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=remember,
+        help="The newest job; `-` in place of ID is the same.",
+    )
+    argument = click.argument(
+        name, metavar=metavar, nargs=-1 if many else 1, required=False, callback=chosen, shell_complete=suggested(offer)
+    )
+    return lambda command: option(argument(command))
 
 
 def json_option(command: F) -> F:

@@ -78,3 +78,54 @@ def test_a_program_that_refuses_our_options_is_explained(world: World, capfd: Ca
     assert "--all-hosts went to train: options of `kinetic run` come before the program." in capfd.readouterr().err
     assert world("run", "-a", "cpu", "--", "train", "x") == 2
     assert "went to" not in capfd.readouterr().err
+
+
+# -- names of commands and of jobs -----------------------------------------------------------------------------------------------
+
+
+def test_aliases(world: World, capfd: Capture) -> None:
+    world.job("job-00000001")
+    assert world("jobs", "list") == 0
+    assert world("jobs", "ls") == 0
+    listed = capfd.readouterr().out.splitlines()
+    assert listed[:2] == listed[2:]
+    world.backend.output["job-00000001"] = [chunk(b"line\n")]
+    assert world("logs", "job-00000001") == world("jobs", "logs", "job-00000001") == 0
+    assert capfd.readouterr().out == "line\nline\n"
+    assert world("profile", "list") == 0
+
+
+@pytest.mark.parametrize(("word", "meant"), [("ps", "list"), ("ls", "list"), ("cancel", "cancel"), ("wait", "wait")])
+def test_a_command_about_jobs_is_named_in_full(world: World, capsys: Capture, word: str, meant: str) -> None:
+    assert world(word) == 2
+    assert f"Did you mean `kinetic jobs {meant}`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("newest", ["-", "--last"])
+def test_the_newest_job_needs_no_id(world: World, capfd: Capture, newest: str) -> None:
+    for job_id, age in (("job-00000001", 20.0), ("job-00000002", 10.0), ("job-00000003", 30.0)):
+        world.job(job_id, age=age)
+        world.backend.output[job_id] = [chunk(f"{job_id}\n".encode())]
+    assert world("jobs", "logs", newest) == 0
+    assert capfd.readouterr().out == "job-00000002\n"
+    for job_id in ("job-00000002", "job-00000003"):
+        world.succeed(job_id, 5)
+    assert world("jobs", "result", newest) == 0
+    assert capfd.readouterr().out == "5\n"
+    assert world("jobs", "status", newest) == world("jobs", "wait", newest) == 0
+    assert world("jobs", "cleanup", newest, "job-00000003") == 0
+    assert {"job-00000002", "job-00000003"} == set(world.backend.cleaned)
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "result", "wait", "stacks", "cancel", "cleanup", "debug"])
+def test_without_jobs_there_is_no_newest(world: World, capsys: Capture, command: str) -> None:
+    assert world("jobs", command, "--last") == 3
+    assert capsys.readouterr().err == "error: There are no jobs yet.\n"
+    assert world("jobs", command) == 2
+    assert "--last" in capsys.readouterr().err
+
+
+def test_an_id_and_last_are_one_too_many(world: World, capsys: Capture) -> None:
+    world.job("job-00000001")
+    assert world("jobs", "status", "--last", "job-00000001") == 2
+    assert "either an ID or --last" in capsys.readouterr().err

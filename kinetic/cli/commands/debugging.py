@@ -9,6 +9,7 @@ import click
 
 from kinetic.cli import exit_codes, output
 from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.options import job_argument
 
 _HELP = """Attach a debugger to a job that was started with debug=True.
 
@@ -32,8 +33,8 @@ Examples:
     help="Port of this machine; 0 takes any free one.",
 )
 @click.option("--working-dir", metavar="PATH", help="Where the job's source is here; else where it was sent from.")
+@job_argument("running_jobs")
 @with_desk
-@click.argument("job_id", metavar="ID")
 def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> int:
     """Forward the debugger's port."""
     handle, forward = desk.handle(job_id), None
@@ -43,6 +44,6 @@ def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> 
     except KeyboardInterrupt:  # Also while it still waits for the debugger.
         if forward is not None:
             forward.terminate()
-        output.notice(f"\n{job_id} runs on. To attach again: kinetic jobs debug {job_id}")
+        output.notice(f"\n{handle.job_id} runs on. To attach again: kinetic jobs debug {handle.job_id}")
         return exit_codes.INTERRUPTED
     return exit_codes.OK

@@ -11,8 +11,8 @@ import click
 
 from kinetic.cli import output, text
 from kinetic.cli.desk import UNKNOWN, Desk, with_desk
-from kinetic.cli.lazy import Lazy, LazyGroup, suggested
-from kinetic.cli.options import accepted, json_option
+from kinetic.cli.lazy import Lazy, LazyGroup
+from kinetic.cli.options import accepted, job_argument, json_option
 
 if TYPE_CHECKING:
     from kinetic.job.outcome import HostReport, Outcome
@@ -25,7 +25,7 @@ _HOSTS_SHOWN = 32
 
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
-    "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first."),
+    "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
     "status": Lazy(f"{_HERE}.jobs:status", "Show where a job stands and how its hosts ended."),
     "top": Lazy(f"{_HERE}.top:top", "Show what the hosts of running jobs are doing."),
     "logs": Lazy(f"{_HERE}.reading:logs", "Print what the hosts of a job printed."),
@@ -40,12 +40,13 @@ _COMMANDS = {
 
 _GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
 
-The beginning of a job's id is enough. Jobs that have ended stay until they are pruned.
+The beginning of a job's id is enough; --last, or - in place of an id, is the newest job. Jobs that have ended stay until they
+are pruned.
 
 \b
 Examples:
   kinetic jobs list --state running
-  kinetic jobs logs -f job-1a2b
+  kinetic jobs logs -f --last
   kinetic jobs logs --all-hosts -n 20 1a2b
   kinetic jobs result --json job-1a2b
   kinetic jobs prune --older-than 7d
@@ -70,7 +71,13 @@ Examples:
 """
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS, help=_GROUP_HELP, short_help="List jobs, read their logs, stop and remove them.")
+@click.group(
+    cls=LazyGroup,
+    lazy=_COMMANDS,
+    aliases={"ls": "list"},
+    help=_GROUP_HELP,
+    short_help="List jobs, read their logs, stop and remove them.",
+)
 def jobs() -> None:
     """Commands about jobs."""
 
@@ -131,8 +138,8 @@ def _cells(ref: JobRef, state: str, now: float) -> tuple[str, ...]:
 
 @click.command("status", help=_STATUS_HELP)
 @json_option
+@job_argument("jobs")
 @with_desk
-@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = desk.find(job_id)

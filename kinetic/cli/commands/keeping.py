@@ -12,8 +12,7 @@ import click
 
 from kinetic.cli import exit_codes, output, text
 from kinetic.cli.desk import Desk, with_desk
-from kinetic.cli.lazy import suggested
-from kinetic.cli.options import DURATION, json_option, yes_option
+from kinetic.cli.options import DURATION, job_argument, jobs_argument, json_option, yes_option
 from kinetic.errors import KineticError
 from kinetic.job.ref import JobRef
 
@@ -64,8 +63,8 @@ Examples:
 
 @click.command("stacks", help=_STACKS_HELP)
 @json_option
+@job_argument("running_jobs")
 @with_desk
-@click.argument("job_id", metavar="ID", shell_complete=suggested("running_jobs"))
 def stacks(desk: Desk, /, *, job_id: str, as_json: bool) -> int:
     """Print the stacks of all hosts."""
     found = desk.handle(job_id).stacks()
@@ -85,8 +84,8 @@ def _grouped(stacks_by_host: dict[int, str]) -> str:
 @click.command("cancel", help=_CANCEL_HELP)
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
+@jobs_argument("running_jobs", required=True)
 @with_desk
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=suggested("running_jobs"))
 def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, cleanup_poll_interval: float) -> None:
     """Ask jobs to stop."""
     for ref in _all(desk, job_ids):
@@ -102,8 +101,8 @@ def cancel(desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, c
 @click.option("--gcs/--no-gcs", default=True, help="What the job left in the store: records, logs, the value.")
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
+@jobs_argument("jobs", required=True)
 @with_desk
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=suggested("jobs"))
 def cleanup(
     desk: Desk,
     /,

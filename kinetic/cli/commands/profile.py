@@ -89,6 +89,10 @@ class _Ordered(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in _ORDER if name in self.commands]
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Take `list` for `ls`: it is `list` for jobs."""
+        return super().get_command(ctx, "ls" if cmd_name == "list" else cmd_name)
+
 
 @click.group(cls=_Ordered, help=_GROUP_HELP, short_help="Name clusters, and choose which one is in use.")
 def profile() -> None:

@@ -11,8 +11,7 @@ import click
 
 from kinetic.cli import exit_codes, output
 from kinetic.cli.desk import Desk, with_desk
-from kinetic.cli.lazy import suggested
-from kinetic.cli.options import DURATION, accepted, json_option
+from kinetic.cli.options import DURATION, accepted, job_argument, json_option
 from kinetic.cli.prefix import Prefixer
 from kinetic.errors import UsageError
 
@@ -26,6 +25,7 @@ Without -f, prints what is there and ends. With -f, waits for a pending job, pri
 \b
 Examples:
   kinetic jobs logs -f job-1a2b
+  kinetic jobs logs -f --last
   kinetic jobs logs -n 50 --host 3 job-1a2b
   kinetic jobs logs --all-hosts --timestamps job-1a2b | grep loss
 """
@@ -63,8 +63,8 @@ Examples:
 @click.option("--all-hosts", is_flag=True, help='All hosts; each line starts with "[host N] ".')
 @click.option("--timestamps", is_flag=True, help="Start each line with the time at which it was printed (UTC).")
 @accepted("--no-resume", is_flag=True)
+@job_argument("jobs")
 @with_desk
-@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def logs(
     desk: Desk,
     /,
@@ -100,8 +100,8 @@ def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
     "--timeout", metavar="DURATION", type=DURATION, help="Stop waiting after this time, with exit code 124; the job runs on."
 )
 @json_option
+@job_argument("jobs")
 @with_desk
-@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
     """Wait for the end."""
     handle = desk.handle(job_id)
@@ -124,8 +124,8 @@ def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) ->
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @json_option
+@job_argument("jobs")
 @with_desk
-@click.argument("job_id", metavar="ID", shell_complete=suggested("jobs"))
 def result(
     desk: Desk,
     /,

@@ -16,8 +16,7 @@ import click
 from kinetic.cli import activity, output, text
 from kinetic.cli.activity import HostLine, Rates
 from kinetic.cli.desk import Desk, with_desk
-from kinetic.cli.lazy import suggested
-from kinetic.cli.options import DURATION, json_option
+from kinetic.cli.options import DURATION, jobs_argument, json_option
 from kinetic.errors import KineticError
 from kinetic.job.ref import JobRef
 
@@ -45,8 +44,8 @@ Examples:
 @click.option("--once", is_flag=True, help="Print one table and end.")
 @click.option("--interval", metavar="DURATION", type=DURATION, default="1s", show_default=True, help="Time between two looks.")
 @json_option
+@jobs_argument("running_jobs", required=False)
 @with_desk
-@click.argument("job_ids", metavar="[ID]...", nargs=-1, shell_complete=suggested("running_jobs"))
 def top(desk: Desk, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool) -> None:
     """Show running jobs."""
     chosen = {desk.find(job_id).job_id for job_id in job_ids}
