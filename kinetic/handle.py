@@ -19,9 +19,10 @@ from kinetic import collecting, following, notebook
 from kinetic.backends import registry
 from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic.config import settings as configuration
-from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, UsageTypeError, WaitTimeout
+from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, WaitTimeout
 from kinetic.following import Finished, OnStatus, Printer, StatusWatch
 from kinetic.job import paths, record
+from kinetic.job.duration import Duration, patience_s
 from kinetic.job.logformat import LogChunk
 from kinetic.job.outcome import Outcome
 from kinetic.job.ref import JobRef
@@ -237,20 +238,20 @@ class JobHandle(Generic[R_co]):
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None) -> Outcome:
+    def wait(self, timeout: Duration | None = None) -> Outcome:
         """Wait until the job has ended and return the verdict; raises nothing for a job that failed.
 
         Raises:
             WaitTimeout: `timeout` seconds have passed; the job goes on.
         """
         with self._interruptible():
-            return self._watch(LogRequest(hosts=()), timeout_s=timeout)
+            return self._watch(LogRequest(hosts=()), timeout=timeout)
 
     def result(  # noqa: PLR0917 - as scripts call it
         self,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         cleanup: bool | None = None,
-        cleanup_timeout: float = 180,
+        cleanup_timeout: Duration = 180,
         cleanup_poll_interval: float = 2,
         stream_logs: bool | None = None,
         on_status_change: OnStatus | None = None,
@@ -258,7 +259,7 @@ class JobHandle(Generic[R_co]):
         """Wait for the job and return the leader's value, or raise what the function raised. Can be called again.
 
         Args:
-            timeout: seconds to wait at most; None waits for ever.
+            timeout: how long to wait at most: seconds, "90s", "1h30m" or a timedelta; None waits until it ends.
             cleanup: None frees what the backend holds and keeps the records; True also removes the records of a job that
                 succeeded; False leaves everything. Records of a job that failed always stay.
             cleanup_timeout: seconds that freeing may take.
@@ -286,7 +287,7 @@ class JobHandle(Generic[R_co]):
             return cast("R_co", value)
         finally:
             if free:
-                self._free(records=self._collected is not None, timeout_s=cleanup_timeout)
+                self._free(records=self._collected is not None, timeout=cleanup_timeout)
 
     def error(self, *, seen: bool = False) -> BaseException | None:
         """Return what `result` raises for this job, or None when it succeeded or goes on.
@@ -299,26 +300,28 @@ class JobHandle(Generic[R_co]):
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+    def cancel(self, cleanup_timeout: Duration = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job. Its records stay; cancelling a job that has ended does nothing.
 
         Waits until it has stopped, but no longer than `cleanup_timeout` seconds: then it is left to stop, with a warning. With 0
         it does not wait.
         """
-        limit_s = seconds(cleanup_timeout)
+        limit_s = patience_s(cleanup_timeout)
         self._place.cancel(self.ref)
         if limit_s:
             self._wait_for_the_end(limit_s)
 
     def _wait_for_the_end(self, limit_s: float) -> None:
         try:
-            self._watch(LogRequest(hosts=()), timeout_s=limit_s)
+            self._watch(LogRequest(hosts=()), timeout=limit_s)
         except NotFound:
             pass
         except WaitTimeout:
             _log.warning("%s was asked to stop, and has not stopped within %g s.", self.job_id, limit_s)
 
-    def cleanup(self, k8s: bool = True, gcs: bool = True, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+    def cleanup(
+        self, k8s: bool = True, gcs: bool = True, cleanup_timeout: Duration = 180, cleanup_poll_interval: float = 2
+    ) -> None:
         """Remove the job: what its backend holds (`k8s`), and its records in the store (`gcs`). A running job is stopped first.
 
         Raises:
@@ -330,7 +333,7 @@ class JobHandle(Generic[R_co]):
                 raise UsageError(f"{self.job_id} is running and needs its records. Cancel it first, or clean up with k8s=True.")
             self.cancel(cleanup_timeout=0)
             with contextlib.suppress(NotFound):
-                self._watch(LogRequest(hosts=()), timeout_s=cleanup_timeout)
+                self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
         if k8s:
             self._place.cleanup(self.ref)
         if gcs:
@@ -365,11 +368,12 @@ class JobHandle(Generic[R_co]):
         self,
         request: LogRequest,
         printer: Printer | None = None,
-        timeout_s: float | None = None,
+        timeout: Duration | None = None,
         on_status: OnStatus | None = None,
     ) -> Outcome:
         show = notebook.progress(self.picture, self._clock)
-        deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
+        patience = math.inf if timeout is None else patience_s(timeout)
+        deadline = self._clock() + patience
         look = StatusWatch(self.status, on_status, self._clock)
         for event in following.follow(self._place, self._store, self.ref, request):
             if isinstance(event, Finished):
@@ -380,8 +384,8 @@ class JobHandle(Generic[R_co]):
                 printer.write(event)
             look()
             show()
-            if deadline is not None and self._clock() >= deadline and self._stored() is None:
-                raise WaitTimeout(f"{self.job_id} has not ended within {timeout_s:g} s. It goes on; {self._way_back()}")
+            if self._clock() >= deadline and self._stored() is None:
+                raise WaitTimeout(f"{self.job_id} has not ended within {patience:g} s. It goes on; {self._way_back()}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
@@ -395,10 +399,10 @@ class JobHandle(Generic[R_co]):
             events = self.events() if outcome is None else []
         return drawing.of_job(self.ref, state, events, outcome, time.time())
 
-    def _free(self, *, records: bool, timeout_s: float) -> None:
+    def _free(self, *, records: bool, timeout: Duration) -> None:
         """Clean up after the value was fetched; failing at that must not cost the value."""
         try:
-            self.cleanup(k8s=True, gcs=records, cleanup_timeout=timeout_s)
+            self.cleanup(k8s=True, gcs=records, cleanup_timeout=timeout)
         except (KineticError, OSError) as error:
             _log.warning("%s could not be cleaned up: %s", self.job_id, error)
 
@@ -446,10 +450,3 @@ def _event(line: bytes) -> dict[str, Any] | None:
         return record.parse(line)
     except CorruptRecord:
         return None
-
-
-def seconds(timeout_s: object) -> float:
-    """Check how long somebody wants to wait."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s <= math.inf:
-        raise UsageTypeError(f"timeout must be a number of seconds, or None to wait for ever; it is {timeout_s!r}.")
-    return float(min(timeout_s, 1e300))

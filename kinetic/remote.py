@@ -12,12 +12,13 @@ import operator
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from kinetic.accelerators.resolve import resolve
 from kinetic.errors import PreflightError, SourceChanged, UsageError, UsageTypeError
 from kinetic.job import spec
+from kinetic.job.duration import Duration
 from kinetic.job.spec import JobSpec, Options
+from kinetic.options import Changes, checked
 
 if TYPE_CHECKING:
     import os
@@ -73,9 +74,9 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     *,
     name: str | None = None,
     slices: int = 1,
-    timeout: float | None = None,
-    start_timeout: float | None = None,
-    hang_timeout: float | None = None,
+    timeout: Duration | None = None,
+    start_timeout: Duration | None = None,
+    hang_timeout: Duration | None = None,
     retries: int = 0,
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] | None = None,
@@ -99,9 +100,9 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         debug: start once a debugger has attached (`JobHandle.debug_attach`), or when `KINETIC_DEBUG_WAIT_TIMEOUT` has passed.
         name: what people see in lists of jobs; the function's name by default.
         slices: number of slices.
-        timeout: seconds from the start of the function until the job is stopped.
-        start_timeout: seconds from submission until every host must have joined.
-        hang_timeout: seconds that a host may stand still before the job is stopped and its stacks are shown.
+        timeout: from the start of the function until the job is stopped: seconds, "90s", "1h30m" or a `timedelta`.
+        start_timeout: from submission until every host must have joined.
+        hang_timeout: how long a host may stand still before the job is stopped and its stacks are shown.
         retries: how many times a failed job is started anew.
         env: variables to set for the function.
         secrets: names of variables of this environment whose values are set for the function and stored nowhere.
@@ -110,62 +111,20 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     Raises:
         UsageError: an option cannot work; nothing was created.
     """
+    given = locals()
     if callable(accelerator):
         raise UsageTypeError('Write @kinetic.run(accelerator="...") with parentheses: the decorator takes options.')
-    topology = resolve(accelerator, spot=spec.switch("spot", spot))
-    options = Options(
-        topology=topology,
-        slices=spec.slice_count(slices),
-        backend=_backend(backend),
-        project=spec.text("project", project),
-        zone=spec.text("zone", zone),
-        cluster=spec.text("cluster", cluster),
-        namespace=spec.text("namespace", namespace),
-        container_image=spec.text("container_image", container_image),
-        base_image_repo=spec.text("base_image_repo", base_image_repo),
-        capture_env_vars=spec.patterns(capture_env_vars),
-        env=spec.variables(env),
-        secrets=_apart(spec.names("secrets", secrets), env or {}),
-        volumes=_volumes(volumes),
-        output_dir=spec.path_text("output_dir", output_dir),
-        name=spec.text("name", name) or "",
-        timeout_s=spec.seconds("timeout", timeout),
-        start_timeout_s=spec.seconds("start_timeout", start_timeout),
-        hang_timeout_s=spec.seconds("hang_timeout", hang_timeout),
-        retries=spec.count("retries", retries, least=0),
-        debug=spec.switch("debug", debug),
-        joins_jax=spec.switch("joins_jax", joins_jax),
-    )
-    if options.debug and topology.spot:
-        _warn("debug=True on preemptible machines: the session ends when the machine is taken away.")
+    options = checked(None, given)
+    _warn_of_spot(options)
     return cast("Decorator", lambda func: RemoteCallable(func, options))
 
 
-def _backend(name: str | None) -> str | None:
-    from kinetic.backends import registry
-
-    return registry.check(spec.text("backend", name))
-
-
-def _volumes(value: object) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    from kinetic.packaging import cargo
-
-    return cargo.volumes(value)
-
-
-def _apart(secrets: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
-    both = [name for name in secrets if name in env]
-    if both:
-        raise UsageError(f"{both[0]} is in env= and in secrets=: name it in one of them.")
-    return secrets
-
-
-def _warn(text: str) -> None:
+def _warn_of_spot(options: Options) -> None:
     import warnings
 
-    warnings.warn(text, UserWarning, stacklevel=3)
+    if options.debug and options.topology.spot:
+        text = "debug=True on preemptible machines: the session ends when the machine is taken away."
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 class RemoteCallable(Generic[P, R]):
@@ -194,8 +153,17 @@ class RemoteCallable(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
 
-    def with_options(self, options: Options) -> RemoteCallable[P, R]:
-        """Return the same function with other options."""
+    def with_options(self, **changes: Unpack[Changes]) -> RemoteCallable[P, R]:
+        """Return the same function with other options: `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
+
+        Takes what the decorator takes, by name. An option that is given replaces that of the decorator, `env=` as a whole too;
+        the others stay.
+
+        Raises:
+            UsageError: an option cannot work.
+        """
+        options = checked(self._options, changes)
+        _warn_of_spot(options)
         return RemoteCallable(self._func, options, bound=self._bound)
 
     # -- calling -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,8 @@ from kinetic.batch.manifest import Manifest
 from kinetic.batch.news import News
 from kinetic.config import settings as configuration
 from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, UsageError, WaitTimeout, text_of
-from kinetic.handle import JobHandle, seconds
+from kinetic.handle import JobHandle
+from kinetic.job.duration import Duration, patience_s
 from kinetic.job.ref import JobRef
 from kinetic.job_status import JobStatus
 from kinetic.storage.base import Store
@@ -112,7 +114,7 @@ class BatchHandle:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None, *, progress: bool = True) -> None:
+    def wait(self, timeout: Duration | None = None, *, progress: bool = True) -> None:
         """Wait until every input has ended; raises nothing for inputs that failed.
 
         Args:
@@ -127,7 +129,7 @@ class BatchHandle:
             for _ in self._ends(timeout, progress):
                 pass
 
-    def as_completed(self, poll_interval: float = 5, timeout: float | None = None) -> Iterator[JobHandle[Any]]:
+    def as_completed(self, poll_interval: float = 5, timeout: Duration | None = None) -> Iterator[JobHandle[Any]]:
         """Yield the jobs as they end; of an input that is tried again, only the last job.
 
         Args:
@@ -137,7 +139,7 @@ class BatchHandle:
         Raises:
             WaitTimeout: the time has passed; the batch goes on.
         """
-        seconds(poll_interval)
+        patience_s(poll_interval)
         ends = self._ends(timeout, progress=False)
         while True:
             with self.interruptible():
@@ -150,7 +152,7 @@ class BatchHandle:
 
     def results(
         self,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         ordered: bool = True,
         cleanup: bool | None = None,
         return_exceptions: bool = False,
@@ -225,9 +227,10 @@ class BatchHandle:
         self._crew.catch_up()
         return self._crew.ledger.children
 
-    def _ends(self, timeout_s: float | None, progress: bool) -> Iterator[int]:
+    def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[int]:
         """Yield each input as it ends, those that have ended first."""
-        deadline = None if timeout_s is None else self._clock() + seconds(timeout_s)
+        patience = math.inf if timeout is None else patience_s(timeout)
+        deadline = self._clock() + patience
         crew, told = self._crew, 0
         drawing = notebook.repainted(self._drawn, self._clock) if progress else None
         with tally.Tally(self.group_id, crew.ledger, tally.stream_for(progress), self._clock) as shown:
@@ -246,10 +249,10 @@ class BatchHandle:
                 if over:
                     return
                 shown.waits()
-                left_s = _FOR_EVER_S if deadline is None else deadline - self._clock()
+                left_s = min(deadline - self._clock(), _FOR_EVER_S)
                 if left_s <= 0:
-                    raise WaitTimeout(f"{self._stand()} within {timeout_s:g} s. It goes on; {self._way_back()}")
-                crew.look(min(left_s, notebook.QUICK_S if drawing is not None else _FOR_EVER_S), seen)
+                    raise WaitTimeout(f"{self._stand()} within {patience:g} s. It goes on; {self._way_back()}")
+                crew.look(min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen)
 
     def _drawn(self, _: Outcome | None) -> dict[str, str]:
         return {"text/html": self._repr_html_(), "text/plain": tally.line(self.group_id, self._crew.ledger)}
@@ -346,7 +349,7 @@ def attach_batch(
     if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
         raise UsageError(f"{group_id!r} is no id of a batch. Ids look like grp-1a2b3c4d.")
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
-    return _attach(store, group_id, slowest_s=seconds(poll_interval), patience_s=seconds(poll_timeout))
+    return _attach(store, group_id, slowest_s=patience_s(poll_interval), patience_s=patience_s(poll_timeout))
 
 
 def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s: float = 1800.0) -> BatchHandle:

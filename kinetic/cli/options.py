@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kinetic.cli.lazy import suggested
+from kinetic.job.duration import parse_duration_s
 
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
@@ -19,39 +20,6 @@ else:  # older versions of click have no type parameter here
     _FloatType = _PairType = click.ParamType
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-
-
-def parse_duration_s(text: str) -> float:
-    """Read "90", "10s", "5m", "1h30m" or "7d" as seconds; a bare number is seconds.
-
-    Raises:
-        ValueError: the text is no duration above zero.
-    """
-    text = text.strip().lower()
-    try:
-        total_s = float(text)
-    except ValueError:
-        total_s = sum(value * _SECONDS[unit] for value, unit in _parts(text))
-    if not 0 < total_s < float("inf"):
-        raise ValueError(f"{text!r} is not above zero")
-    return total_s
-
-
-def _parts(text: str) -> list[tuple[float, str]]:
-    parts: list[tuple[float, str]] = []
-    while text:
-        digits = len(text) - len(text.lstrip("0123456789."))
-        letters = len(text[digits:]) - len(text[digits:].lstrip("abcdefghijklmnopqrstuvwxyz"))
-        unit = text[digits : digits + letters]
-        if not digits or unit not in _SECONDS:
-            raise ValueError(f"{text!r} is no duration")
-        parts.append((float(text[:digits]), unit))
-        text = text[digits + letters :]
-    if not parts:
-        raise ValueError("nothing is no duration")
-    return parts
 
 
 class Duration(_FloatType):

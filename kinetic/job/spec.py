@@ -17,7 +17,9 @@ from typing import Any
 
 from kinetic.accelerators.topology import Topology
 from kinetic.errors import UsageError, UsageTypeError
+from kinetic.job.duration import in_seconds
 
+_DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -123,14 +125,18 @@ def slice_count(value: object) -> int:
 
 
 def seconds(name: str, value: object) -> float | None:
-    """Check an optional time limit."""
+    """Check an optional time limit, and return it in seconds."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds, or None for no limit; it is {value!r}.")
-    if not 0 < value <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
+    try:
+        found = in_seconds(value)
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a length of time. {_DURATIONS}") from None
+    if found is None:
+        raise UsageTypeError(f"{name} must be a number of seconds, text or a timedelta; it is {value!r}. {_DURATIONS}")
+    if not 0 < found <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
         raise UsageError(f"{name} must be more than 0 seconds and finite; it is {value}. None means no limit.")
-    return float(value)
+    return float(found)
 
 
 def switch(name: str, value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, assert_type
 
 import kinetic
@@ -38,6 +39,12 @@ assert_type(kinetic.attach("job-1").result(), Any)
 assert_type(kinetic.attach("job-1").job_id, str)
 assert_type([h.job_id for h in kinetic.list_jobs()], list[str])
 assert_type(kinetic.run("cpu")(len)([1]), int)
+
+
+assert_type(train.with_options(accelerator="cpu", timeout="1h", env={"A": "2"})(1), str)
+assert_type(Trainer().fit.with_options(timeout=timedelta(hours=1), retries=1)(3), float)
+kinetic.run("cpu", timeout="1h30m", start_timeout=timedelta(minutes=5), hang_timeout=90)
+train.run_async(1).result(timeout="90s")
 
 
 def takes_object(handle: JobHandle[object]) -> None: ...

@@ -28,5 +28,8 @@ Trainer().fit()  # expect: call-arg
 kinetic.run(accelerator=1)  # expect: arg-type
 kinetic.run("cpu", env={"A": 1})  # expect: dict-item
 kinetic.run("cpu", timeouts=1)  # expect: call-arg
+train.with_options(timeouts=1)  # expect: call-arg
+train.with_options(retries="1")  # expect: arg-type
+train.with_options(timeout="1h")("1")  # expect: arg-type
 kinetic.submit()  # expect: attr-defined
 kinetic.attach("job-1").statuss()  # expect: attr-defined

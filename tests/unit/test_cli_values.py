@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from kinetic import errors
 from kinetic.cli import exit_codes, program, text
-from kinetic.cli.options import parse_duration_s
 from kinetic.cli.prefix import Prefixer
 from kinetic.cli.program import Kind, Program
+from kinetic.job.duration import parse_duration_s
 from kinetic.job.logformat import STDOUT, LogChunk
 from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
 

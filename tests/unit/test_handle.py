@@ -122,8 +122,8 @@ def test_no_patience_is_enough_for_a_job_that_has_ended(store, backend, job, han
     assert handle.result(timeout=0, stream_logs=True) == 1
 
 
-@pytest.mark.parametrize("timeout", ["5", True, float("nan")])
-def test_a_timeout_is_a_number(handle, timeout):
+@pytest.mark.parametrize("timeout", ["5 parsecs", "", True, float("nan"), [5]])
+def test_a_timeout_is_a_length_of_time(handle, timeout):
     with pytest.raises(errors.UsageTypeError, match="timeout"):
         handle.result(timeout=timeout)
 

@@ -44,62 +44,6 @@ def add(a, b=1):
 # -- what it refuses ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"accelerator": "tpu-v6e-12"}, "v6e"),
-        ({"accelerator": ""}, ""),
-        ({"accelerator": None}, "NoneType"),
-        ({"backend": "slurm"}, "Backends are: gke, pathways, local, ray"),
-        ({"backend": ""}, "backend must not be empty"),
-        ({"project": 7}, "project must be a string"),
-        ({"slices": 0}, "slices must be 1 or more"),
-        ({"slices": -1}, "slices must be 1 or more"),
-        ({"slices": True}, "slices must be a whole number"),
-        ({"slices": 2.0}, "slices must be a whole number"),
-        ({"slices": 2}, "elastic training"),
-        ({"timeout": 0}, "timeout must be more than 0"),
-        ({"timeout": -1}, "timeout must be more than 0"),
-        ({"timeout": "5m"}, "timeout must be a number of seconds"),
-        ({"timeout": True}, "timeout must be a number of seconds"),
-        ({"hang_timeout": float("inf")}, "hang_timeout must be more than 0 seconds and finite"),
-        ({"start_timeout": float("nan")}, "start_timeout must be more than 0"),
-        ({"retries": -1}, "retries must be 0 or more"),
-        ({"retries": False}, "retries must be a whole number"),
-        ({"env": ["A=1"]}, "env must be a dict"),
-        ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
-        ({"env": {"A": 1}}, "Write '1'"),
-        ({"env": {"A": "x\0"}}, "NUL"),
-        ({"env": {"A": "\ud800"}}, "half a character"),
-        ({"timeout": 10**400}, "timeout must be more than 0"),
-        ({"output_dir": "\ud800"}, "output_dir is no path"),
-        ({"env": {1: "x"}}, "strings"),
-        ({"secrets": "HF_TOKEN"}, "secrets must be a list"),
-        ({"secrets": ["A-B"]}, "'A-B' cannot be the name"),
-        ({"secrets": ["A"], "env": {"A": "1"}}, "A is in env= and in secrets="),
-        ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
-        ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
-        ({"volumes": ["/data"]}, "volumes must be a dict"),
-        ({"volumes": {"data": 1}}, "'data' is not an absolute path"),
-        ({"volumes": {"/data": 1}}, "must be kinetic.Data"),
-        ({"spot": 1}, "spot must be True or False"),
-        ({"debug": "yes"}, "debug must be True or False"),
-        ({"output_dir": 5}, "output_dir must be a string"),
-    ],
-)
-def test_bad_options_fail_at_decoration(options, words):
-    with pytest.raises(errors.UsageError) as caught:
-        kinetic.run(**{"accelerator": "cpu"} | options)
-    assert words in str(caught.value)
-
-
-def test_type_errors_are_type_errors_and_value_errors():
-    with pytest.raises(TypeError):
-        kinetic.run(slices="2")
-    with pytest.raises(ValueError, match="slices"):
-        kinetic.run(slices=0)
-
-
 def generator():
     yield 1
 
@@ -145,13 +89,6 @@ def test_forgotten_parentheses():
         @kinetic.run
         def train():
             pass
-
-
-def test_debugging_on_machines_that_may_go_away_warns():
-    for options in ({"accelerator": "tpu-v5e-1", "spot": True}, {"accelerator": "tpu-v5e-1:spot"}):
-        with pytest.warns(UserWarning, match="preemptible") as caught:
-            kinetic.run(debug=True, **options)
-        assert caught[0].filename == __file__
 
 
 # -- what it makes -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""The decorator's options: what is refused, and other options for one call."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from laptop_fakes import InlineBackend
+
+import kinetic
+from kinetic import errors
+from kinetic.backends import registry
+from kinetic.job.spec import Options
+from kinetic.options import Changes
+from kinetic.storage.local import LocalStore
+
+
+@pytest.fixture
+def backend(home, monkeypatch):
+    """Calls run at once; the project is the folder of this file."""
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+    fake = InlineBackend(LocalStore(home))
+    with registry.substituted("local", lambda _: fake):
+        yield fake
+
+
+def add(a, b=1):
+    return a + b
+
+
+class Trainer:
+    def __init__(self, rate):
+        self.rate = rate
+
+    @kinetic.run("cpu")
+    def fit(self, steps, *, twice=False):
+        return self.rate * steps * (1 + twice)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"accelerator": "tpu-v6e-12"}, "v6e"),
+        ({"accelerator": ""}, ""),
+        ({"accelerator": None}, "NoneType"),
+        ({"backend": "slurm"}, "Backends are: gke, pathways, local, ray"),
+        ({"backend": ""}, "backend must not be empty"),
+        ({"project": 7}, "project must be a string"),
+        ({"slices": 0}, "slices must be 1 or more"),
+        ({"slices": -1}, "slices must be 1 or more"),
+        ({"slices": True}, "slices must be a whole number"),
+        ({"slices": 2.0}, "slices must be a whole number"),
+        ({"slices": 2}, "elastic training"),
+        ({"timeout": 0}, "timeout must be more than 0"),
+        ({"timeout": -1}, "timeout must be more than 0"),
+        ({"timeout": "5 parsecs"}, "timeout: '5 parsecs' is not a length of time. Write 90,"),
+        ({"hang_timeout": "-5m"}, "hang_timeout: '-5m' is not a length of time"),
+        ({"start_timeout": timedelta()}, "start_timeout must be more than 0"),
+        ({"timeout": [5]}, "timeout must be a number of seconds"),
+        ({"timeout": True}, "timeout must be a number of seconds"),
+        ({"hang_timeout": float("inf")}, "hang_timeout must be more than 0 seconds and finite"),
+        ({"start_timeout": float("nan")}, "start_timeout must be more than 0"),
+        ({"retries": -1}, "retries must be 0 or more"),
+        ({"retries": False}, "retries must be a whole number"),
+        ({"env": ["A=1"]}, "env must be a dict"),
+        ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
+        ({"env": {"A": 1}}, "Write '1'"),
+        ({"env": {"A": "x\0"}}, "NUL"),
+        ({"env": {"A": "\ud800"}}, "half a character"),
+        ({"timeout": 10**400}, "timeout must be more than 0"),
+        ({"output_dir": "\ud800"}, "output_dir is no path"),
+        ({"env": {1: "x"}}, "strings"),
+        ({"secrets": "HF_TOKEN"}, "secrets must be a list"),
+        ({"secrets": ["A-B"]}, "'A-B' cannot be the name"),
+        ({"secrets": ["A"], "env": {"A": "1"}}, "A is in env= and in secrets="),
+        ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
+        ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
+        ({"volumes": ["/data"]}, "volumes must be a dict"),
+        ({"volumes": {"data": 1}}, "'data' is not an absolute path"),
+        ({"volumes": {"/data": 1}}, "must be kinetic.Data"),
+        ({"spot": 1}, "spot must be True or False"),
+        ({"debug": "yes"}, "debug must be True or False"),
+        ({"output_dir": 5}, "output_dir must be a string"),
+    ],
+)
+def test_bad_options_fail_at_decoration(options, words):
+    with pytest.raises(errors.UsageError) as caught:
+        kinetic.run(**{"accelerator": "cpu"} | options)
+    assert words in str(caught.value)
+    with pytest.raises(type(caught.value)) as again:
+        kinetic.run("cpu")(add).with_options(**options)
+    assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(90, 90), ("90s", 90), ("1h30m", 5400), (timedelta(minutes=2), 120), (None, None)]
+)
+def test_lengths_of_time(given, seconds):
+    options = kinetic.run("cpu", timeout=given, start_timeout=given, hang_timeout=given)(add).options
+    assert (options.timeout_s, options.start_timeout_s, options.hang_timeout_s) == (seconds,) * 3
+
+
+# -- other options for one call ----------------------------------------------------------------------------------------
+
+
+def test_other_options_for_one_call(backend):
+    remote = kinetic.run("tpu-v6e-16:spot", timeout="1h", env={"A": "1"}, name="train")(add)
+    other = remote.with_options(accelerator="cpu", timeout=None, env={"B": "2"})
+    assert (other.options.topology.name, other.options.timeout_s, other.options.env) == ("cpu:spot", None, {"B": "2"})
+    assert other.options.name == "train"
+    assert (remote.options.timeout_s, remote.options.env) == (3600, {"A": "1"})
+    assert other.with_options(spot=False).options.topology == kinetic.run("cpu")(add).options.topology
+    assert remote.with_options(spot=False).options.topology.name == "tpu-v6e-16"
+    assert remote.with_options().options == remote.options
+    assert other(2, b=3) == 5
+    assert kinetic.list_jobs()[0].accelerator == "cpu:spot"
+
+
+def test_other_options_of_a_method(backend):
+    assert Trainer(3).fit.with_options(name="fast")(4, twice=True) == 24
+    assert kinetic.list_jobs()[0].display_name == "fast"
+
+
+def test_with_options_takes_what_the_decorator_takes():
+    given = set(inspect.signature(kinetic.run).parameters)
+    assert set(Changes.__annotations__) == given
+    assert {field.removesuffix("_s") for field in Options.__dataclass_fields__} == given - {"accelerator", "spot"} | {"topology"}
+
+
+def test_an_option_that_does_not_exist():
+    with pytest.raises(TypeError, match=r"has no option 'timeouts'; did you mean timeout=\?"):
+        kinetic.run("cpu")(add).with_options(timeouts=1)
+    with pytest.raises(errors.UsageError, match="A is in env= and in secrets="):
+        kinetic.run("cpu", env={"A": "1"})(add).with_options(secrets=["A"])
+
+
+def test_debugging_on_machines_that_may_go_away_warns_again():
+    with pytest.warns(UserWarning, match="preemptible") as caught:
+        kinetic.run(spot=True)(add).with_options(debug=True)
+    assert caught[0].filename == __file__
+
+
+def test_type_errors_are_type_errors_and_value_errors():
+    with pytest.raises(TypeError):
+        kinetic.run(slices="2")
+    with pytest.raises(ValueError, match="slices"):
+        kinetic.run(slices=0)
+
+
+def test_debugging_on_machines_that_may_go_away_warns():
+    for options in ({"accelerator": "tpu-v5e-1", "spot": True}, {"accelerator": "tpu-v5e-1:spot"}):
+        with pytest.warns(UserWarning, match="preemptible") as caught:
+            kinetic.run(debug=True, **options)
+        assert caught[0].filename == __file__
