@@ -5,6 +5,7 @@ In: settings, ids as people write them. Out: references, states, handles. Called
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,10 +36,17 @@ R = TypeVar("R")
 
 
 class Ending(NamedTuple):
-    """How a job ended: its state in capitals, and when, in seconds since the epoch."""
+    """How a job ended.
+
+    Attributes:
+        state: in capitals.
+        at: when, in seconds since the epoch.
+        started_at: when its function started; None when it never did.
+    """
 
     state: str
     at: float
+    started_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,12 +109,28 @@ class Desk:
         return (event if isinstance(event, LogChunk) else None for event in events)
 
     def ending(self, ref: JobRef) -> Ending | None:
-        """Return how the job ended as the store says, or None while it does not say; without reading the reports of its hosts."""
+        """Return how the job ended as the store says, or None while it does not say."""
         try:
             told = record.parse(self.store.get(paths.outcome(ref.job_id)))
-            return Ending(str(told["verdict"]).upper(), float(told.get("ended_at") or ref.created_at))
-        except (NotFound, CorruptRecord, ValueError, KeyError, TypeError):
+            started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
+            ended_at = float(told.get("ended_at") or ref.created_at)
+            return Ending(str(told["verdict"]).upper(), ended_at, min(filter(None, started), default=None))
+        except (NotFound, CorruptRecord, ValueError, KeyError, TypeError, AttributeError):
             return None  # absent, or damaged: the backend knows whether it ended
+
+    def started_at(self, ref: JobRef) -> float | None:
+        """Return when the function of a job that runs started, in its current attempt; None when it has not."""
+        try:
+            lines = self.store.get(paths.events(ref.job_id)).splitlines()
+        except KineticError:
+            return None
+        started = None
+        for line in lines:
+            with contextlib.suppress(CorruptRecord, KeyError, TypeError, ValueError):
+                event = record.parse(line)
+                if event["kind"] in ("ready", "retry"):
+                    started = float(event["time"]) if event["kind"] == "ready" else None
+        return started
 
     def state(self, ref: JobRef) -> str:
         """Return PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND; UNKNOWN when nobody here can tell."""

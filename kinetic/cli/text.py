@@ -12,9 +12,27 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def age(seconds: float) -> str:
-    """Return the length of time in its largest sensible unit: "45s", "12m", "5h", "9d"."""
+    """Return the length of time in its largest sensible unit: "0.4s", "45s", "12m", "5h", "9d"."""
+    if 0 < seconds < 1:
+        return _fraction(seconds)
     whole_s = max(0, int(seconds))
     return next((f"{whole_s // unit_s}{name}" for unit_s, name in _AGES if whole_s >= 2 * unit_s), f"{whole_s}s")
+
+
+def duration(seconds: float) -> str:
+    """Return how long something took, more exactly than an age: "0.4s", "8.2s", "45s", "12m30s", "3h05m"."""
+    if seconds < 10:
+        return _fraction(max(0.0, seconds))
+    whole_s = int(seconds)
+    if whole_s < 120:
+        return f"{whole_s}s"
+    if whole_s < 2 * 3600:
+        return f"{whole_s // 60}m{whole_s % 60:02d}s"
+    return f"{whole_s // 3600}h{whole_s // 60 % 60:02d}m"
+
+
+def _fraction(seconds: float) -> str:
+    return f"{seconds:.2f}s" if 0 < seconds < 0.1 else f"{seconds:.1f}s"
 
 
 def size(size_bytes: float) -> str:

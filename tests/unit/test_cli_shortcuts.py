@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
-from cli_fakes import World, chunk
+from cli_fakes import NOW, World, chunk
 
-from kinetic.job.outcome import Exit, HostReport
+from kinetic.job import paths
+from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,8 +35,6 @@ def world(tmp_path: Path) -> World:
     ],
 )
 def test_options_behind_the_program_get_the_corrected_line(world: World, capsys: Capture, words: str, line: str) -> None:
-    import shlex
-
     assert world("run", *shlex.split(words)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -129,3 +130,30 @@ def test_an_id_and_last_are_one_too_many(world: World, capsys: Capture) -> None:
     world.job("job-00000001")
     assert world("jobs", "status", "--last", "job-00000001") == 2
     assert "either an ID or --last" in capsys.readouterr().err
+
+
+# -- durations -------------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_how_long_the_function_ran(world: World, capsys: Capture) -> None:
+    for number, (started, ended) in enumerate(((1000.0, 999.6), (900.0, 100.0))):
+        world.job(f"job-0000000{number}", age=2000 - number)
+        reports = tuple(HostReport(host, Exit.RETURNED, started_at=NOW - started + host, ended_at=NOW - ended) for host in (0, 1))
+        world.end(f"job-0000000{number}", Outcome(Verdict.SUCCEEDED, reports=reports, ended_at=NOW - ended))
+    world.job("job-00000002", age=1000)
+    world.store.put(paths.events("job-00000002"), b'{"time": %f, "kind": "ready"}\n' % (NOW - 65))
+    world.job("job-00000003", age=10)
+    assert world("jobs", "list") == 0
+    rows = [line.split()[-2] for line in capsys.readouterr().out.splitlines()]
+    assert rows == ["TIME", "-", "65s", "13m20s", "0.4s"]
+    assert world("jobs", "list", "--json") == 0
+    times = [(job["started_at"], job["ended_at"]) for job in json.loads(capsys.readouterr().out)]
+    assert times == [(None, None), (NOW - 65, None), (NOW - 900, NOW - 100), (NOW - 1000, NOW - 999.6)]
+
+
+def test_status_of_an_ended_job_says_how_long_it_ran(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", age=60)
+    report = HostReport(0, Exit.RETURNED, started_at=NOW - 50, ended_at=NOW - 49.6)
+    world.end("job-00000001", Outcome(Verdict.SUCCEEDED, reports=(report,), ended_at=NOW - 49.6, result_digest="x"))
+    assert world("jobs", "status", "--last") == 0
+    assert "(ran for 0.4s)" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from kinetic.cli.commands import top
 from kinetic.cli.desk import Desk
 from kinetic.cli.main import call
 from kinetic.errors import CoordinatorLost
+from kinetic.handle import JobHandle
 from kinetic.job import paths
 from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
@@ -144,7 +145,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
         backend.phases[job.job_id] = phase
         store.put(paths.ref(job.job_id), json.dumps(job.to_json()).encode())
     nothing: Any = None
-    return Desk(store, lambda job: backend, nothing, nothing, lambda: NOW)
+    place: Any = backend
+    return Desk(store, lambda job: place, lambda job: JobHandle(job, place, store), nothing, lambda: NOW)
 
 
 def test_once(world: Desk, capsys: Capture) -> None:
@@ -188,3 +190,35 @@ def test_what_has_ended_is_not_looked_at_twice(world: Desk) -> None:
         assert backend.asked.count("job-00000001") == 1
         world.store.delete(paths.ref("job-00000002"))
         assert watch.look() == []
+
+
+def test_status_of_a_running_job_shows_what_its_hosts_are_doing(world: Desk, capsys: Capture) -> None:
+    events = [("ready", 80.0), ("retry", 40.0), ("ready", 30.5)]
+    told = "".join(json.dumps({"time": NOW - ago, "kind": kind}) + "\n" for kind, ago in events)
+    world.store.put(paths.events("job-00000001"), told.encode() + b"\0damaged\n")
+    assert call(["jobs", "status", "job-00000001"], world) == 0
+    out = capsys.readouterr().out
+    assert "(running for 30s)" in out
+    rows = [line.split() for line in out.splitlines()[-3:]]
+    assert rows[0] == ["HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST", "LINE"]
+    assert [(row[0], row[1], row[-2:]) for row in rows[1:]] == [("0", "running", ["step", "0"]), ("1", "running", ["step", "1"])]
+    assert call(["jobs", "status", "--json", "job-00000001"], world) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["started_at"], document["ended_at"], len(document["members"])) == (NOW - 30.5, None, 2)
+
+
+def test_status_of_a_large_running_gang_shows_the_hosts_that_stand_still(world: Desk, capsys: Capture) -> None:
+    hosts = [member(host, stalled_s=60.0 if host == 77 else 0.0) for host in range(100)]
+    Client.gangs["job-00000001"] = lambda: snapshot(*hosts)
+    assert call(["jobs", "status", "job-00000001"], world) == 0
+    out, err = capsys.readouterr()
+    assert "step 77" in out
+    assert len(out.splitlines()) < 50
+    assert "68 hosts more" in err
+
+
+def test_a_job_that_has_not_started_has_no_time(world: Desk, capsys: Capture) -> None:
+    assert call(["jobs", "status", "job-00000002"], world) == 0
+    out = capsys.readouterr().out
+    assert "Started" not in out
+    assert "HOST" not in out

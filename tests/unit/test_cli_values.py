@@ -180,9 +180,15 @@ def test_long_chunks_are_not_gathered_in_memory() -> None:
     assert sum(len(c.data) for c in joined if c) == 400 << 16
 
 
+def test_durations() -> None:
+    seconds = (-1, 0, 0.04, 0.44, 8.21, 45.9, 119, 120, 755, 7199, 7200, 11100, 172800)
+    shown = ["0.0s", "0.0s", "0.04s", "0.4s", "8.2s", "45s", "119s", "2m00s", "12m35s", "119m59s", "2h00m", "3h05m", "48h00m"]
+    assert [text.duration(s) for s in seconds] == shown
+
+
 def test_ages_and_sizes() -> None:
-    seconds = (-1, 0, 59, 119, 120, 7199, 7200, 172799, 172800)
-    assert [text.age(s) for s in seconds] == ["0s", "0s", "59s", "119s", "2m", "119m", "2h", "47h", "2d"]
+    seconds = (-1, 0, 0.03, 0.44, 59, 119, 120, 7199, 7200, 172799, 172800)
+    assert [text.age(s) for s in seconds] == ["0s", "0s", "0.03s", "0.4s", "59s", "119s", "2m", "119m", "2h", "47h", "2d"]
     assert [text.size(b) for b in (0, 1023, 1024, 1536, 2**40, 2**60)] == [
         "0 B",
         "1023 B",

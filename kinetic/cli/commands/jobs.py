@@ -15,18 +15,20 @@ from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import accepted, job_argument, json_option
 
 if TYPE_CHECKING:
+    from kinetic.cli.activity import HostLine
     from kinetic.job.outcome import HostReport, Outcome
     from kinetic.job.ref import JobRef
 
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND", UNKNOWN)
-_COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "AGE")
+_COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
+_RUNNING_COLUMNS = ("HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _HOSTS_SHOWN = 32
 
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
     "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
-    "status": Lazy(f"{_HERE}.jobs:status", "Show where a job stands and how its hosts ended."),
+    "status": Lazy(f"{_HERE}.jobs:status", "Show where a job stands and what its hosts do, or how they ended."),
     "top": Lazy(f"{_HERE}.top:top", "Show what the hosts of running jobs are doing."),
     "logs": Lazy(f"{_HERE}.reading:logs", "Print what the hosts of a job printed."),
     "result": Lazy(f"{_HERE}.reading:result", "Wait for a job and print the value that it returned."),
@@ -52,7 +54,7 @@ Examples:
   kinetic jobs prune --older-than 7d
 """
 
-_LIST_HELP = """List jobs, newest first.
+_LIST_HELP = """List jobs, newest first. TIME is how long the function ran, or has been running; AGE counts from submission.
 
 \b
 Examples:
@@ -62,7 +64,7 @@ Examples:
   kinetic jobs list --group grp-1a2b3c4d --state failed
 """
 
-_STATUS_HELP = """Show where a job stands; once it has ended, how each of its hosts ended.
+_STATUS_HELP = """Show where a job stands and what each of its hosts is doing; once it has ended, how they ended.
 
 \b
 Examples:
@@ -111,10 +113,10 @@ def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, .
     refs = [ref for ref in desk.refs() if group in (None, ref.group_id)]
     shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
-        return output.json_document([ref.to_json() | {"state": state} for ref, state in shown])
+        return output.json_document([ref.to_json() | {"state": state} | _times(desk, ref) for ref, state in shown])
     if not shown:
         return output.notice("There are no such jobs." if states or group else "There are no jobs yet.")
-    output.table(_COLUMNS, [_cells(ref, state, desk.now()) for ref, state in shown], right=("HOSTS", "AGE"), cut="NAME")
+    output.table(_COLUMNS, [_cells(desk, ref, state) for ref, state in shown], right=("HOSTS", "TIME", "AGE"), cut="NAME")
     if more:
         output.notice("There are more jobs: --all shows them.")
     return None
@@ -132,8 +134,20 @@ def _select(desk: Desk, refs: list[JobRef], limit: int | None, states: set[str])
     return shown, False
 
 
-def _cells(ref: JobRef, state: str, now: float) -> tuple[str, ...]:
-    return ref.job_id, ref.display_name, ref.accelerator, str(ref.hosts), state, text.age(now - ref.created_at)
+def _cells(desk: Desk, ref: JobRef, state: str) -> tuple[str, ...]:
+    now = desk.now()
+    times = _times(desk, ref)
+    started_at, ended_at = times["started_at"], times["ended_at"]
+    ran = "-" if started_at is None else text.duration((ended_at or now) - started_at)
+    return ref.job_id, ref.display_name, ref.accelerator, str(ref.hosts), state, ran, text.age(now - ref.created_at)
+
+
+def _times(desk: Desk, ref: JobRef) -> dict[str, float | None]:
+    """When the function started and the job ended, as far as it is known."""
+    ending = desk.ending(ref)
+    if ending is None:
+        return {"started_at": desk.started_at(ref), "ended_at": None}
+    return {"started_at": ending.started_at, "ended_at": ending.at}
 
 
 @click.command("status", help=_STATUS_HELP)
@@ -145,15 +159,28 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     ref = desk.find(job_id)
     outcome = desk.handle_of(ref).outcome()
     state = desk.state(ref) if outcome is None else outcome.verdict.upper()
+    times = _times(desk, ref)
+    members = _members(desk, ref) if outcome is None else []
     if as_json:
-        return output.json_document(ref.to_json() | {"state": state, "outcome": outcome.to_json() if outcome else None})
-    output.line(text.pairs(_facts(ref, state, outcome, desk.now())))
+        known = {"state": state, **times, "members": [line.to_json() for line in members]}
+        return output.json_document(ref.to_json() | known | {"outcome": outcome.to_json() if outcome else None})
+    output.line(text.pairs(_facts(ref, state, outcome, times["started_at"], desk.now())))
+    if members:
+        _print_running(members)
     if outcome is not None and len(outcome.reports) > 1:
         _print_hosts(outcome)
     return None
 
 
-def _facts(ref: JobRef, state: str, outcome: Outcome | None, now: float) -> list[tuple[str, str]]:
+def _members(desk: Desk, ref: JobRef) -> list[HostLine]:
+    """What the hosts of a job that runs are doing; [] when nothing is known of them."""
+    from kinetic.cli.commands.top import Watch
+
+    with Watch(desk, {ref.job_id}) as watch:
+        return [line for line in watch.look() if line.host is not None]
+
+
+def _facts(ref: JobRef, state: str, outcome: Outcome | None, started_at: float | None, now: float) -> list[tuple[str, str]]:
     facts = [
         ("Job", ref.job_id),
         ("Name", ref.display_name),
@@ -161,22 +188,44 @@ def _facts(ref: JobRef, state: str, outcome: Outcome | None, now: float) -> list
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
         *([("Batch", f"{ref.group_id}, input {ref.group_index}")] if ref.group_id else []),
-        ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Output", ref.output_dir),
+        ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
+        ("Started", _started(started_at, None if outcome is None else outcome.ended_at, now)),
     ]
     facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending(ref, outcome)
 
 
+def _started(started_at: float | None, ended_at: float | None, now: float) -> str:
+    if started_at is None:
+        return ""
+    ran = text.duration((ended_at or now) - started_at)
+    return f"{_moment(started_at)} ({f'ran for {ran}' if ended_at else f'running for {ran}'})"
+
+
 def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
     known: list[tuple[str, Any]] = [
-        ("Ended", f"{_moment(outcome.ended_at)} (after {text.age(outcome.ended_at - ref.created_at)})"),
+        ("Ended", f"{_moment(outcome.ended_at)} ({text.duration(outcome.ended_at - ref.created_at)} after submission)"),
         ("Reason", outcome.reason),
         ("Blamed", ", ".join(f"host {host}" for host in outcome.blamed) if str(outcome.verdict) == "failed" else ""),
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
     return [(name, value) for name, value in known if value]
+
+
+def _print_running(members: list[HostLine]) -> None:
+    """What the hosts are doing: of a large gang, those that stand still longest come first and the rest is counted."""
+    from kinetic.cli import activity
+
+    shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
+    rows = [activity.cells(line, _RUNNING_COLUMNS) for line in sorted(shown, key=lambda line: line.host or 0)]
+    output.line()
+    output.table(_RUNNING_COLUMNS, rows, right=activity.RIGHT, cut=activity.CUT)
+    if len(members) > len(shown):
+        output.notice(
+            f"{text.count(len(members) - len(shown), 'host')} more: `kinetic jobs top {members[0].ref.job_id}` shows them."
+        )
 
 
 def _print_hosts(outcome: Outcome) -> None:
@@ -195,7 +244,7 @@ def _print_hosts(outcome: Outcome) -> None:
 
 def _host_cells(report: HostReport) -> tuple[str, ...]:
     memory = text.size(report.peak_rss_bytes) if report.peak_rss_bytes else "-"
-    ran = text.age(report.ended_at - report.started_at) if report.started_at else "-"
+    ran = text.duration(report.ended_at - report.started_at) if report.started_at else "-"
     return str(report.host), str(report.exit), memory, ran, report.detail
 
 
