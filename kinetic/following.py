@@ -95,6 +95,22 @@ def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome |
     return stored(store, ref, now) or _judge_orphan(store, ref, phase, now)
 
 
+def standing(store: Store, ref: JobRef, phase: Phase, now: float) -> tuple[Phase, Outcome | None]:
+    """Return where a job stands of which its backend says `phase`, and the verdict where there is one.
+
+    The one answer for Python, the CLI and the notebook: a job whose supervisor was killed is judged by what its hosts reported.
+    """
+    found = stored(store, ref, now)
+    if found is None and phase is Phase.NOT_FOUND:
+        with contextlib.suppress(NotFound):
+            phase = Phase.PENDING if is_starting(store, ref, phase, now) else phase
+    elif found is None and phase.ended:
+        found = _judge_orphan(store, ref, phase, now)
+    if found is not None:
+        phase = Phase.SUCCEEDED if found.ok else Phase.FAILED
+    return phase, found
+
+
 def is_starting(store: Store, ref: JobRef, phase: Phase, now: float) -> bool:
     """Whether a job that its backend does not know (yet) may be in the hands of the process that submits it.
 

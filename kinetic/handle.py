@@ -132,11 +132,7 @@ class JobHandle(Generic[R_co]):
         found = self._stored()
         if found is not None:
             return Phase.SUCCEEDED if found.ok else Phase.FAILED
-        phase = self._place.phase(self.ref)
-        with contextlib.suppress(NotFound):
-            if following.is_starting(self._store, self.ref, phase, time.time()):
-                return Phase.PENDING
-        return phase
+        return following.standing(self._store, self.ref, self._place.phase(self.ref), time.time())[0]
 
     def outcome(self) -> Outcome | None:
         """Return the verdict over all hosts, or None while the job goes on."""

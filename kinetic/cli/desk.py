@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from kinetic.storage.base import Store
 
 UNKNOWN = "UNKNOWN"
-SUBMITTING_S = 60.0
-"""A job that its backend does not know yet counts as being submitted for so long."""
 _PLACES = ("project", "zone", "cluster", "namespace")
 
 P = ParamSpec("P")
@@ -138,11 +136,15 @@ class Desk:
         if ending is not None:
             return ending.state
         try:
-            phase = str(self.backend_of(ref).phase(ref))
+            phase = self.backend_of(ref).phase(ref)
+            if not phase.ended:
+                return str(phase)
+            from kinetic import following  # a list of running jobs does without
+
+            phase, outcome = following.standing(self.store, ref, phase, self.now())
         except KineticError:  # of a backend that this version or this machine cannot ask: the other jobs are shown all the same
             return UNKNOWN
-        being_submitted = phase == "NOT_FOUND" and self.now() - ref.created_at < SUBMITTING_S
-        return "PENDING" if being_submitted else phase
+        return str(phase) if outcome is None else str(outcome.verdict).upper()
 
 
 def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:

@@ -111,6 +111,34 @@ def test_killing_a_worker(phase, home, nothing_left):
     assert_next_job_runs()
 
 
+def return_when_told(marker):
+    Path(marker).touch()
+    while Path(marker).exists():
+        time.sleep(0.01)
+    return "value"
+
+
+def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothing_left):
+    """Nobody has waited for the job: whoever asks first where it stands gets the right answer."""
+    marker = home.parent / "marker"
+    handle = kinetic.run(accelerator="cpu")(return_when_told).run_async(str(marker))
+    supervisor, _ = processes(handle)
+    wait_until(marker.exists, "the function has not started")
+    stop(supervisor)
+    marker.unlink()
+    wait_until(lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the host has not reported")
+    kill(supervisor)
+    listed = subprocess.run([sys.executable, "-m", "kinetic", "jobs", "list", "--json"], capture_output=True, text=True)
+    assert [job["state"] for job in json.loads(listed.stdout)] in (
+        ["SUCCEEDED"],
+        ["RUNNING"],
+    )  # RUNNING: the agent is still there.
+    wait_until(lambda: handle.status().ended, "the job goes on")
+    assert handle.status().value == "SUCCEEDED"
+    assert handle.result() == "value"
+    nothing_left()
+
+
 CALLER = """
 import os, sys, time
 import kinetic

@@ -1,0 +1,85 @@
+"""Whoever asks where a job stands gets the same answer: Python, the CLI, a batch, the notebook.
+
+In: stores without a verdict. Out: states. The job's supervisor was killed before it could judge, and nobody has waited for it since.
+"""
+
+from __future__ import annotations
+
+import pytest
+from laptop_fakes import NOW, FakeBackend, put_ref, put_report, ref
+
+from kinetic.backends.base import Phase
+from kinetic.cli.desk import Desk
+from kinetic.handle import JobHandle
+from kinetic.job import paths
+from kinetic.job.outcome import Exit, HostReport
+from kinetic.storage.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+@pytest.fixture
+def backend(store):
+    return FakeBackend(store)
+
+
+def desk(store, backend, now=NOW + 1):
+    return Desk(store, lambda _: backend, lambda job: JobHandle(job, backend, store), lambda *_: None, lambda: now)
+
+
+def ask_python(store, backend, job):
+    return str(JobHandle(job, backend, store).status())
+
+
+def ask_cli(store, backend, job):
+    return desk(store, backend).state(job)
+
+
+def ask_notebook(store, backend, job):
+    return JobHandle(job, backend, store).picture().state.upper()
+
+
+EVERYBODY = [ask_python, ask_cli, ask_notebook]
+
+
+def killed_after(store, backend, *reports):
+    job = put_ref(store, ref(hosts=2))
+    for report in reports:
+        put_report(store, job, report)
+    backend.phases[job.job_id] = Phase.FAILED
+    return job
+
+
+@pytest.mark.parametrize("ask", EVERYBODY)
+def test_a_job_whose_hosts_all_returned_succeeded(store, backend, ask):
+    returned = [HostReport(0, Exit.RETURNED, result_digest="d"), HostReport(1, Exit.RETURNED)]
+    assert ask(store, backend, killed_after(store, backend, *returned)) == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("ask", EVERYBODY)
+def test_a_job_of_which_a_host_raised_failed(store, backend, ask):
+    assert ask(store, backend, killed_after(store, backend, HostReport(0, Exit.RAISED), HostReport(1, Exit.STOPPED))) == "FAILED"
+
+
+@pytest.mark.parametrize("ask", EVERYBODY)
+def test_a_damaged_verdict_is_judged_again(store, backend, ask):
+    job = killed_after(store, backend, HostReport(0, Exit.RETURNED, result_digest="d"), HostReport(1, Exit.RETURNED))
+    store.put(paths.outcome(job.job_id), b"{")
+    assert ask(store, backend, job) == "SUCCEEDED"
+
+
+def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
+    job = killed_after(store, backend, HostReport(0, Exit.RETURNED, result_digest="d"), HostReport(1, Exit.RETURNED))
+    ask_cli(store, backend, job)
+    assert desk(store, backend).ending(job) == ("SUCCEEDED", NOW + 1)
+
+
+@pytest.mark.parametrize("later_s", [3600.0, -3600.0])
+def test_a_job_that_nobody_ever_started_is_not_found_also_when_the_clock_was_set_back(store, backend, later_s, monkeypatch):
+    job = put_ref(store, ref())
+    monkeypatch.setattr("kinetic.handle.time.time", lambda: job.created_at + later_s)
+    assert ask_python(store, backend, job) == "NOT_FOUND"
+    assert desk(store, backend, job.created_at + later_s).state(job) == "NOT_FOUND"
