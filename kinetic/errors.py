@@ -224,5 +224,5 @@ def text_of(error: BaseException) -> str:
     """Return what an exception says; the text of a user's class may not be had."""
     try:
         return str(error)
-    except Exception as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
         return f"<its text could not be made: {type(problem).__name__}>"

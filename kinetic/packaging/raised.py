@@ -106,11 +106,11 @@ def _node(error: BaseException, index: dict[int, int], dumps: Dumps, loads: Load
 def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
     """Return what to send of the exception itself, and whether that is the whole of it."""
     if not isinstance(error, BaseExceptionGroup):
-        with suppress(Exception):
+        with suppress(Exception, SystemExit):
             data = dumps(error)
             if _alike(loads(data), error):
                 return data, True
-    with suppress(Exception):
+    with suppress(Exception, SystemExit):
         data = dumps(_parts(error, dumps))
         _from_parts(*loads(data), members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None)
         return data, False
@@ -128,7 +128,7 @@ def _alike(one: BaseException, other: BaseException) -> bool:
 
 def _parts(error: BaseException, dumps: Dumps) -> tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]:
     def travels(value: object) -> bool:
-        with suppress(Exception):
+        with suppress(Exception, SystemExit):
             dumps(value)
             return True
         return False
@@ -137,7 +137,14 @@ def _parts(error: BaseException, dumps: Dumps) -> tuple[type[BaseException], tup
     state = {name: value for name, value in vars(error).items() if travels(value)}
     if lost := sorted(vars(error).keys() - state.keys()):
         state["__notes__"] = [*state.get("__notes__", ()), f"Attributes that could not be pickled: {', '.join(lost)}."]
-    return type(error), tuple(arg if travels(arg) else repr(arg) for arg in args), state
+    return type(error), tuple(arg if travels(arg) else _repr(arg) for arg in args), state
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the user's __repr__ may raise anything
+        return f"<{type(value).__qualname__}: its repr raised {type(problem).__name__}>"
 
 
 def _from_parts(
@@ -148,7 +155,7 @@ def _from_parts(
     given = (*args, members) if members is not None else args
     error: BaseException = builtin.__new__(cls, *given)
     if members is None:
-        with suppress(Exception):  # The built-in constructor fills in what it knows: errno, the codec's position.
+        with suppress(Exception, SystemExit):  # The built-in constructor fills in what it knows: errno, the codec's position.
             builtin.__init__(error, *args)
         error.args = args
     error.__dict__.update(state)

@@ -7,6 +7,7 @@ alive to say how the worker died.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic.coordinator.gang import Beat, HostView
-from kinetic.errors import KineticError
+from kinetic.errors import KineticError, StoreFull
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport
 from kinetic.job.plan import Plan
@@ -28,12 +29,13 @@ from kinetic.runner import datasets, debugger, memory, processes, workspace
 from kinetic.runner.briefing import start_message
 from kinetic.runner.channel import Message
 from kinetic.runner.child import Child
-from kinetic.runner.ending import ending_of
+from kinetic.runner.ending import Moment, ending_of
 from kinetic.runner.identity import Identity
 from kinetic.runner.link import Link
 from kinetic.runner.logs import HostLog, tees
 from kinetic.runner.mountpoints import Mountpoints
 from kinetic.runner.progress import Stillness
+from kinetic.runner.telling import ENDING
 from kinetic.runner.worker import LAST_WORD
 from kinetic.storage.base import Store
 
@@ -45,6 +47,8 @@ small job is over before the two could."""
 LEFTOVER_GRACE_S = 0.2
 """How long processes that the function left behind may take to end by themselves, once the worker is gone."""
 LEFTOVERS_NAMED = 5
+RESERVE_BYTES = 1 << 18
+"""Kept on disk so that a small value, an exception and the report can be stored when the function has filled the disk."""
 STOPPED_GRACE_S = 1.0
 """A host stopped because of another one gets this long at most: it is often stuck in native code and cannot react."""
 
@@ -66,6 +70,7 @@ class Agent:
         self._link_at: float | None = None
         self._state = "preparing"
         self._report: HostReport | None = None
+        self._ending: Message | None = None
         self._end: Message | None = None
         self._kill_at: float | None = None
         self._open_since: float | None = None
@@ -88,6 +93,7 @@ class Agent:
         self._worker = Child(
             f"kinetic-worker {name}", stacks
         )  # Before the first thread of this process: a fork would copy locks that threads hold.
+        self._reserve = processes.reserve_disk(Path(self._who.scratch) / f"reserve-{self._who.host}", RESERVE_BYTES)
         self._memory = memory.Watch(self._worker.pid)
         self._log = HostLog(*self._log_paths)
         self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
@@ -197,6 +203,8 @@ class Agent:
         elif message["event"] == "started":
             self._state, self._started_at = "running", message["time"]
             self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
+        elif message["event"] == ENDING:
+            self._ending = message
         elif message["event"] in debugger.EVENTS and self._gate is not None:
             self._gate.take(message, str(self._workspace.tree))
             self._state = self._gate.state or "waiting"
@@ -345,13 +353,14 @@ class Agent:
             return
         status, peak = (self._worker.status if self._worker.gone else None), self._worker.peak_bytes
         stop = self._view if self._stopping else None
-        report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, memory=self._memory.verdict())
+        moment = Moment(started=self._started_at > 0, ending=self._ending)
+        report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, memory=self._memory.verdict(), moment=moment)
         self._report = self._with_artifacts(report)
         if self._gate is not None:
             self._gate.close()
         data = self._report.to_json()
         with contextlib.suppress(KineticError):  # The coordinator gets it as well; one of the two is enough.
-            self._store.put(paths.report(self._who.job_id, self._who.host), json.dumps(data).encode())
+            self._store_put(paths.report(self._who.job_id, self._who.host), json.dumps(data).encode())
             self._kept = True
         self._link.report(self._report)
         if damaged := (self._end or {}).get("damaged"):
@@ -370,18 +379,37 @@ class Agent:
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
         )
         try:
-            if "result_file" in end and report.ok:
-                self._store.put(paths.result(self._who.job_id), Path(end["result_file"]))
-            if report.error is not None and "error_file" in end["error"]:
+            if report.ok:
+                self._put(paths.result(self._who.job_id), end, "result")
+            elif report.error is not None:
                 key = paths.error(self._who.job_id, self._who.host)
-                self._store.put(key, Path(end["error"]["error_file"]))
-                report = replace(report, error=replace(report.error, key=key))
+                if self._put(key, end["error"], "error"):
+                    report = replace(report, error=replace(report.error, key=key))
         except (KineticError, OSError) as error:
             if report.ok:
                 return replace(
                     report, exit=Exit.RESULT_UNPICKLABLE, result_digest="", detail=f"The value could not be stored: {error}"
                 )
         return report
+
+    def _put(self, key: str, told: Message, name: str) -> bool:
+        """Store the pickle that the worker sent in its message, or left in a file; return whether there was one."""
+        if f"{name}_data" in told:
+            data: bytes | Path = base64.b64decode(told[f"{name}_data"])
+        elif f"{name}_file" in told:
+            data = Path(told[f"{name}_file"])
+        else:
+            return False
+        self._store_put(key, data)
+        return True
+
+    def _store_put(self, key: str, data: bytes | Path) -> None:
+        """Store; on a full disk with the help of what was reserved there."""
+        try:
+            self._store.put(key, data)
+        except StoreFull:
+            self._reserve.unlink(missing_ok=True)
+            self._store.put(key, data)
 
     def _is_told(self) -> bool:
         """Whether the supervisor knows the report, or will find it."""
@@ -397,6 +425,7 @@ class Agent:
         for tee in self._tees:
             tee.drain()
         self._log.close()
+        self._reserve.unlink(missing_ok=True)
         self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
         self._worker.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 from kinetic.coordinator.gang import HostView
@@ -20,6 +21,27 @@ NEARLY_ALL = 0.85
 memory, and clusters, kill without the kernel's counting it."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """How far the worker was known to be when it ended.
+
+    Attributes:
+        started: whether the function was called.
+        ending: what the worker said when the function had ended, before it looked at what was returned or raised.
+    """
+
+    started: bool = True
+    ending: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        if self.ending is None:
+            return "before the function returned" if self.started else "before the function began, while it was loaded"
+        name = self.ending["type_name"]
+        if self.ending["raised"]:
+            return f"while the exception that the function raised ({name}) was read, which runs code of its own such as __str__"
+        return f"while the value that the function returned ({name}) was pickled, which runs code of its own such as __reduce__"
+
+
 def ending_of(
     end: dict[str, Any] | None,
     status: int | None,
@@ -28,6 +50,7 @@ def ending_of(
     *,
     peak_bytes: int = 0,
     memory: Verdict = Verdict(),  # noqa: B008 - frozen
+    moment: Moment = Moment(),
 ) -> HostReport:
     """Decide how the host ended.
 
@@ -40,7 +63,7 @@ def ending_of(
         return HostReport(host, Exit(stop.stop_exit), detail=stop.stop_reason, peak_rss_bytes=peak_bytes)
     if end is not None:
         return _said(end, host, peak_bytes)
-    return _died(status or 0, host, peak_bytes, memory)
+    return _died(status or 0, host, peak_bytes, memory, moment)
 
 
 def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
@@ -66,21 +89,19 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
     )
 
 
-def _died(status: int, host: int, peak_bytes: int, known: Verdict) -> HostReport:
+def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Moment) -> HostReport:
     memory = f" (peak memory {peak_bytes / 2**20:,.0f} MiB)" if peak_bytes else ""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
-        detail = (
-            f"The worker process ended with exit code {code} before the function returned (os._exit, or native code).{memory}"
-        )
+        detail = f"The worker process ended with exit code {code} {moment} (os._exit, or native code).{memory}"
         return HostReport(host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes)
     signum = os.WTERMSIG(status)
     name = processes.signal_name(signum)
     if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
         return HostReport(host, Exit.OUT_OF_MEMORY, detail=reason, signal=signum, peak_rss_bytes=peak_bytes)
-    return HostReport(
-        host, Exit.SIGNAL, detail=f"The worker process was killed by {name}{memory}.", signal=signum, peak_rss_bytes=peak_bytes
-    )
+    when = f" {moment}" if moment.ending or not moment.started else ""
+    detail = f"The worker process was killed by {name}{when}{memory}."
+    return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
 
 
 def _out_of_memory(peak_bytes: int, known: Verdict) -> str:

@@ -73,6 +73,45 @@ def lifted(fd: int, least: int) -> int:
     return fd
 
 
+def reserve_disk(path: Path, size_bytes: int) -> Path:
+    """Take space on disk, where there is some, which removing the file gives back; return the path."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+        finally:
+            os.close(fd)
+    return path
+
+
+class Reserve:
+    """Descriptors set aside, so that what must be done at the end can be done when the function has used up all others."""
+
+    COUNT = 4
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def hold(self, least: int) -> None:
+        """Take descriptors that are not below `least`."""
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._held = [lifted(null, least) for _ in range(self.COUNT)]
+        if null not in self._held:
+            os.close(null)
+
+    def release(self) -> None:
+        """Give them back, and as many others as the system allows. Idempotent."""
+        for fd in self._held:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._held = []
+        raise_file_limit()
+
+
+RESERVE = Reserve()
+"""Of this process; the worker's is filled when it is forked."""
+
+
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

@@ -153,8 +153,7 @@ class Supervisor:
         processes.adopt_orphans()
         processes.raise_file_limit()
         processes.set_title(f"kinetic-supervisor {self._request.job_id}")
-        with contextlib.suppress(OSError):
-            (self._own / "reserve").write_bytes(b"\0" * RESERVE_BYTES)
+        processes.reserve_disk(self._own / "reserve", RESERVE_BYTES)
         self._scratch.mkdir(exist_ok=True, mode=0o700)
 
     def _lock(self) -> None:

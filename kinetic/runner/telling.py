@@ -6,6 +6,7 @@ objects, whose own code (`__str__`, `__repr__`, `__reduce__`) may raise anything
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import sys
@@ -23,6 +24,13 @@ REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
 """Characters of a message or a traceback; the pickled exception has them all."""
 THREADS_NAMED = 10
+ENDING = "ending"
+"""The message that the function has ended, and that how it did is about to be told."""
+ENCLOSED_BYTES = 1 << 16
+"""Pickles up to this size travel in the message itself: that takes no descriptor, disk or right, of which the function may have
+left none."""
+ENCLOSED_AT_MOST_BYTES = 64 << 20
+"""Of a larger pickle than this the agent is spared the copy in its memory, also where no file can be written."""
 _OWN_CODE = (str(Path(__file__).parent) + "/", "<kinetic>")
 """Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what `kinetic run` sends."""
 
@@ -43,15 +51,17 @@ def returned(value: Any, start: Start) -> Message:
     from kinetic.packaging import payload
 
     try:
-        path, digest, size = save(start, "result.pkl", payload.pack_value(value))
-    except OSError as error:
-        detail = f"The value could not be written on the host: {error}."
-        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
+        data = payload.pack_value(value)
     except (PicklingError, Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the user's code
         failed = f"The returned value ({_qualified_name(type(value))}) cannot be pickled: {type(error).__name__}: {text(error)}"
         detail = text(error) if isinstance(error, PicklingError) else failed
         return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
-    return message | {"result_file": path, "result_digest": digest, "result_size_bytes": size}
+    try:
+        sent = _sent(start, "result", data)
+    except OSError as error:
+        detail = f"The value ({len(data):,} bytes) could not be written on the host: {error}."
+        return message | {"event": Exit.RESULT_UNPICKLABLE, "detail": detail, "repr": _short_repr(value)}
+    return message | sent | {"result_digest": hashlib.sha256(data).hexdigest(), "result_size_bytes": len(data)}
 
 
 def raised(error: BaseException, start: Start) -> Message:
@@ -76,6 +86,20 @@ def _exited(error: SystemExit, start: Start) -> Message:
     return ended | {"leftover_threads": leftover_threads()}
 
 
+def stopped_early(error: SystemExit) -> Message:
+    """SIGTERM, or `sys.exit` in one of the user's modules, ended the worker before the function was called."""
+    if isinstance(error, Terminated):
+        return {
+            "event": Exit.SIGNAL,
+            "signal": 15,
+            "detail": "Somebody sent SIGTERM to the worker process before the function began.",
+        }
+    return {
+        "event": Exit.UNPICKLE_FAILED,
+        "detail": f"sys.exit({_short_repr(error.code)}) was called while the function and its modules were loaded.",
+    }
+
+
 def untold(error: BaseException | None, broken: BaseException) -> Message:
     """What is left to say when telling itself has failed, twice."""
     why = f"What the function left behind broke kinetic's own code: {type(broken).__name__}: {text(broken)}"
@@ -98,7 +122,7 @@ def described(error: BaseException, start: Start) -> Message:
     }
     places = (start.tree, start.client_root) if start.client_root else None
     with contextlib.suppress(BaseException):  # Pickling runs the user's code, which may do anything, exiting included.
-        told["error_file"] = save(start, "error.pkl", payload.pack_exception(error, source_map=places))[0]
+        told |= _sent(start, "error", payload.pack_exception(error, source_map=places))
     return {"error": told}
 
 
@@ -110,13 +134,29 @@ def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def save(start: Start, name: str, data: bytes) -> tuple[str, str, int]:
-    """Write a file into the host's folder, which the function may have removed; return path, SHA-256 and size."""
+def save(start: Start, name: str, data: bytes) -> str:
+    """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     path.chmod(0o600)  # The function may have set a umask under which not even the agent could read it.
-    return str(path), hashlib.sha256(data).hexdigest(), len(data)
+    return str(path)
+
+
+def _sent(start: Start, name: str, data: bytes) -> Message:
+    """How a pickle reaches the agent: in the message where it is small, or where no file can be written; else as a file."""
+    if len(data) > ENCLOSED_BYTES:
+        try:
+            return {f"{name}_file": save(start, f"{name}.pkl", data)}
+        except OSError:
+            if len(data) > ENCLOSED_AT_MOST_BYTES:
+                raise
+    return {f"{name}_data": base64.b64encode(data).decode()}
+
+
+def ends_with(error: BaseException | None, value: object) -> Message:
+    """What is told before any of the user's objects is touched: their own code may end the process."""
+    return {"event": ENDING, "raised": error is not None, "type_name": _qualified_name(type(value if error is None else error))}
 
 
 def leftover_threads() -> list[str]:

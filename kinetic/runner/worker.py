@@ -72,8 +72,9 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
         message = channel.receive()
         if message is not None:
             code = _serve(channel, Start(**message["start"]))
-    except SystemExit as stopped:  # SIGTERM outside the function: nothing is left to unwind, and nothing to complain of.
+    except SystemExit as stopped:  # Outside the function: nothing is left to unwind, and nothing to complain of.
         code = stopped.code if isinstance(stopped.code, int) else code
+        channel.send(telling.stopped_early(stopped))
     except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
         _tell_own_failure(channel, error)
     finally:
@@ -113,6 +114,7 @@ def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: in
     for fd in [*sorted({channel.fileno(), stacks_fd}), limit]:
         os.closerange(low, fd)
         low = fd + 1
+    processes.RESERVE.hold(high)
     streams.renew()
     _reset_signals()
     faulthandler.enable()
@@ -195,10 +197,10 @@ def _attempt(channel: Channel, start: Start) -> Message:
     except _Ended as ended:
         return ended.message | {"leftover_threads": telling.leftover_threads()}
     channel.send({"event": "started", "time": time.time()})
-    return _run(func, args, kwargs, start)
+    return _run(channel, func, args, kwargs, start)
 
 
-def _run(func: Any, args: Any, kwargs: Any, start: Start) -> Message:
+def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> Message:
     """Call the function, and tell how it ended however it left the interpreter."""
     before, own_pid, end = mending.Interpreter(), os.getpid(), [_NOTHING]
     try:
@@ -215,6 +217,9 @@ def _run(func: Any, args: Any, kwargs: Any, start: Start) -> Message:
             if os.getpid() != own_pid:
                 _end_fork(error)
             mending.silence_signals()
+            processes.RESERVE.release()
+            if channel.is_whole():
+                channel.send(telling.ends_with(error, value))
             return telling.returned(value, start) if error is None else telling.raised(error, start)
         except BaseException as broken:  # noqa: BLE001 - a tracer or a thread of the function's can raise anywhere
             if turn == TURNS - 1:
@@ -278,6 +283,8 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         digest = payload.read_header(data).function_digest
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}) from error
     except Exception as error:
+        if isinstance(error.__cause__, telling.Terminated):
+            raise error.__cause__ from None
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | telling.described(error, start)) from error
     _adopt_main(call[0], start)
     return call

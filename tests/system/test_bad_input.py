@@ -354,6 +354,39 @@ def test_a_disk_that_is_full_while_a_function_prints(project, small_disk):
     assert done.stdout.splitlines() == ["return after the flood", "raise ZeroDivisionError after the flood"]
 
 
+def test_a_disk_that_the_function_has_filled(project, small_disk):
+    done = run(
+        project,
+        ON_A_SMALL_DISK
+        + """
+    @kinetic.run(accelerator="tpu-v6e-8")
+    def fill(what):
+        try:
+            with open(os.environ["KINETIC_OUTPUT_DIR"] + "/large", "ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(512))
+        except OSError:
+            pass
+        if what == "raise":
+            raise ZeroDivisionError("mine")
+        return what
+
+    print(fill("value"))
+    try:
+        fill("raise")
+    except ZeroDivisionError as error:
+        print(error)
+    try:
+        fill("large" * 100_000)
+    except errors.ResultUnavailable as error:
+        print("no space is left" in str(error))
+    """,
+        before=small_disk,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["value", "mine", "True"]
+
+
 # -- what was tampered with ------------------------------------------------------------------------------------------------
 
 

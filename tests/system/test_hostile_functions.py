@@ -499,7 +499,7 @@ def raise_by(how):
         ("base group", BaseExceptionGroup),
         ("long", ValueError),
         ("cycle", ValueError),
-        ("exits when asked", errors.UserCodeFailed),
+        ("exits when asked", ExitsWhenAsked),
         ("interrupt", errors.UserCodeFailed),
         ("generator exit", errors.UserCodeFailed),
     ],

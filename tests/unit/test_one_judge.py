@@ -1,6 +1,6 @@
 """Whoever asks where a job stands gets the same answer: Python, the CLI, a batch, the notebook.
 
-In: stores without a verdict. Out: states. The job's supervisor was killed before it could judge, and nobody has waited for it since.
+In: stores without a verdict: the supervisor was killed before it could judge, and nobody has waited since. Out: states.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from kinetic.coordinator.gang import HostView
 from kinetic.job.outcome import Exit
-from kinetic.runner.ending import ending_of
+from kinetic.runner.ending import Moment, ending_of
 from kinetic.runner.memory import Verdict
 from kinetic.runner.progress import Sample, moved
 
@@ -89,3 +89,17 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
 )
 def test_standing_still(later, expected):
     assert moved(BASE, later) is expected
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [
+        (Moment(started=False), "before the function began"),
+        (Moment(), "before the function returned"),
+        (Moment(ending={"raised": True, "type_name": "a.Mine"}), "the exception that the function raised (a.Mine)"),
+        (Moment(ending={"raised": False, "type_name": "a.Mine"}), "the value that the function returned (a.Mine)"),
+    ],
+)
+def test_how_far_the_worker_was_is_told(moment, words):
+    assert words in ending_of(None, exited(3), None, 0, moment=moment).detail
+    assert ending_of(None, exited(3), None, 0, moment=moment).exit is Exit.OS_EXIT
