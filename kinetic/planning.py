@@ -319,16 +319,17 @@ def _home() -> Path:
 def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
     """Return the folder that the function's project is looked for in: its file's, or the caller's for a notebook.
 
-    A function of an installed package, or of kinetic itself, does not make that package the project.
+    A function of an installed package, of a console script or of kinetic itself does not make its folder the project.
     """
     file = getattr(sys.modules.get(_module_of(func)), "__file__", None)
     if not isinstance(file, str) or file.startswith("<"):
         return cwd
     folder = Path(file).resolve().parent
     foreign = [Path(__file__).resolve().parent, Path(os.__file__).resolve().parent]
-    if _INSTALLED & set(folder.parts) or any(folder.is_relative_to(f) for f in foreign) or not folder.is_dir():
+    scripts = {Path(place, "bin").resolve() for place in (sys.prefix, sys.base_prefix)}
+    if _INSTALLED & set(folder.parts) or folder in scripts or any(folder.is_relative_to(f) for f in foreign):
         return cwd
-    return folder
+    return folder if folder.is_dir() else cwd
 
 
 def _module_of(func: Any) -> str:

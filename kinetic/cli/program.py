@@ -116,15 +116,19 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
         import_module("kinetic.runner.command").run(kind, target, args)
 
     run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")  # left out of tracebacks
-    run_program.__module__ = "__main__" if script is None else _stand_in(script)
+    run_program.__module__ = _stand_in(program, script)
     run_program.__name__ = run_program.__qualname__ = program.name
     return run_program
 
 
-def _stand_in(script: Path) -> str:
-    """Make the script look like the module of the function: the source tree is looked for around a function's module."""
-    name = f"kinetic program {script}"
+def _stand_in(program: Program, script: Path | None) -> str:
+    """Make a module for the function: the source tree is looked for around its file, or in the caller's folder where it has none.
+
+    It must not be `__main__`: that is the console script, which lies in the `bin` of some environment.
+    """
+    name = f"kinetic {program.kind} {script or program.target}"
     module = ModuleType(name)
-    module.__file__ = str(script)
+    if script is not None:
+        module.__file__ = str(script)
     sys.modules[name] = module
     return name

@@ -65,6 +65,17 @@ def test_a_module_and_its_arguments(project: Path) -> None:
     assert (done.stdout, done.returncode) == ("False __main__ -d\n", 0)
 
 
+def test_a_command_sees_the_callers_project_wherever_the_console_script_lies(project: Path, tmp_path: Path) -> None:
+    console = tmp_path / "env/bin/kinetic"
+    console.parent.mkdir(parents=True)
+    console.write_text("from kinetic.cli.main import main; main()")
+    (tmp_path / "kinetic").symlink_to(console)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "KINETIC_PACKAGE_ROOT": str(project)}
+    command = [sys.executable, str(tmp_path / "kinetic"), "run", "-a", "cpu", "--", "ls"]
+    done = subprocess.run(command, cwd=project / "sub", env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("friend.py\ntrain.py\n", 0)
+
+
 def test_a_command_on_two_hosts(project: Path) -> None:
     line = 'echo "$A $KINETIC_HOST_INDEX"; [ "$KINETIC_HOST_INDEX" != 1 ] || exit "$CODE"; '
     run = ("run", "-a", "tpu-v6e-8", "--all-hosts", "--env", "A=b", "--env")

@@ -5,11 +5,13 @@ import pickle
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 import kinetic
+from kinetic import planning
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
 from kinetic.runner import command
@@ -150,5 +152,31 @@ def test_the_tree_of_a_script_is_looked_for_around_the_script(tmp_path: Path) ->
     script = write(tmp_path / "project/s.py", "")
     func = program.function(Program(Kind.SCRIPT, "project/s.py"), tmp_path)
     assert sys.modules[func.__module__].__file__ == str(script)
-    assert program.function(Program(Kind.COMMAND, "ls"), tmp_path).__module__ == "__main__"
     del sys.modules[func.__module__]
+
+
+@pytest.mark.parametrize("kind", [Kind.COMMAND, Kind.MODULE])
+def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not around the console script, which is `__main__` and lies in the bin of an environment."""
+    console = write(tmp_path / "env/bin/kinetic", "")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(console), raising=False)
+    func = program.function(Program(kind, "json.tool"), tmp_path)
+    assert planning.entry_dir(func, tmp_path / "project") == tmp_path / "project"
+    del sys.modules[func.__module__]
+
+
+def test_a_function_of_a_console_script_belongs_to_the_callers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a program that embeds kinetic is started by a script in the bin of its environment, by a link or directly."""
+    (tmp_path / "env/conda-meta").mkdir(parents=True)
+    (tmp_path / "local/bin").mkdir(parents=True)
+    console = write(tmp_path / "env/bin/tool", "")
+    (tmp_path / "local/bin/tool").symlink_to(console)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    for file in (console, tmp_path / "local/bin/tool"):
+        module = types.ModuleType("console")
+        module.__file__ = str(file)
+        exec("def f(): pass", vars(module))
+        monkeypatch.setitem(sys.modules, "console", module)
+        assert planning.entry_dir(module.f, tmp_path) == tmp_path
