@@ -7,7 +7,7 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     │   ├── UsageTypeError (TypeError)      ... because a value has the wrong type
     │   ├── UnknownAccelerator              ... because no such accelerator exists
     │   ├── PicklingError                   ... because a part of the call cannot be pickled
-    │   └── SourceChanged                   ... because files were written while they were being packed
+    │   └── SourceChanged                   ... because declared data is not what it was
     ├── PreflightError                      the backend cannot take the job now; nothing was created
     │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
     ├── SubmitError                         creating the job failed; what was created is removed or findable
@@ -77,7 +77,7 @@ class PicklingError(UsageError):
 
 
 class SourceChanged(UsageError):
-    """A file was written while the source tree was being packed and sent. Nothing was created."""
+    """Declared data has changed since it was first used, and the store does not have what it was. Nothing was created."""
 
 
 class PreflightError(KineticError):

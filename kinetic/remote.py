@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from kinetic.errors import PreflightError, SourceChanged, UsageError, UsageTypeError
+from kinetic.errors import PreflightError, UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.job.duration import Duration
 from kinetic.job.spec import JobSpec, Options
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _DATA = "kinetic.packaging.data"
 """While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
-
-_PACKING_TRIES = 5
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -216,21 +214,14 @@ class RemoteCallable(Generic[P, R]):
     def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R]:
         place = self._place(args, kwargs)
         place.warm_up(self._options)
-        tries = _PACKING_TRIES
-        while True:
-            planned = place.planned(self._spec(args, kwargs))
+        planned = place.planned(self._spec(args, kwargs))
 
-            # Imported while the backend warms up.
-            from kinetic import submission
-            from kinetic.handle import JobHandle
+        # Imported while the backend warms up.
+        from kinetic import submission
+        from kinetic.handle import JobHandle
 
-            place.tell(planned.warnings)
-            tries -= 1
-            try:
-                return JobHandle(submission.submit(planned, place.backend, place.store), place.backend, place.store)
-            except SourceChanged:  # An editor or a notebook saved meanwhile: pack what is there now.
-                if tries == 0:
-                    raise
+        place.tell(planned.warnings)
+        return JobHandle(submission.submit(planned, place.backend, place.store), place.backend, place.store)
 
     def run_async_map(
         self,

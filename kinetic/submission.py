@@ -7,14 +7,15 @@ ordered so that a crash at any point leaves nothing, or a job that can be found.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from kinetic.backends.base import Backend, Phase
 from kinetic.errors import KineticError, SubmitError
 from kinetic.job import paths
-from kinetic.job.plan import Plan
+from kinetic.job.plan import Plan, Tree
 from kinetic.job.ref import JobRef
 from kinetic.planning import Planned
 from kinetic.storage.base import Store
@@ -23,8 +24,15 @@ from kinetic.storage.turn import submitting
 _log = logging.getLogger("kinetic.submission")
 
 
-def submit(planned: Planned, backend: Backend, store: Store, secrets: Mapping[str, str] | None = None) -> JobRef:
-    """Create the job and return its reference.
+def submit(
+    planned: Planned,
+    backend: Backend,
+    store: Store,
+    secrets: Mapping[str, str] | None = None,
+    *,
+    on_sent: Callable[[Planned], None] | None = None,
+) -> JobRef:
+    """Create the job and return its reference. `on_sent` gets the plan as it was sent: files may have changed since it was made.
 
     Promises: (1) what can be refused is refused before the first write; (2) the reference is written before the job is created,
     so that no job is an orphan; (3) when anything fails, the job's records are removed, the reference last. Content-addressed
@@ -40,7 +48,12 @@ def submit(planned: Planned, backend: Backend, store: Store, secrets: Mapping[st
     backend.preflight(plan)
     ref = ref_of(plan, backend.name, store.uri)
     with submitting(store):  # Content that is there already must not be swept away before the plan names it.
-        _send(planned, store)
+        planned = _sent(planned, store)
+        if on_sent is not None:
+            on_sent(planned)
+        if planned.plan is not plan:
+            plan = planned.plan
+            documents = backend.render(plan)
         if not store.put(paths.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
             raise SubmitError(f"There is already a job {plan.job_id}. Submit again; the next id will be another one.")
     with _undone_on_failure(ref, backend, store):
@@ -74,19 +87,36 @@ def _default_output_dir(store_uri: str, job_id: str) -> str:
     return f"{store_uri.rstrip('/')}/{paths.outputs(job_id)}"
 
 
-def _send(planned: Planned, store: Store) -> None:
-    if planned.bundle is not None:
+def _sent(planned: Planned, store: Store) -> Planned:
+    """Send what the plan names, and return the plan with what was sent."""
+    source, data = planned.bundle, planned.data
+    now: dict[Tree, Tree] = {}
+    if source is not None:
         from kinetic.packaging import bundle
 
-        sent = bundle.upload(planned.bundle, store)
-        _log.info("sent %d of %d files, %d bytes", sent.files, planned.bundle.tree.files, sent.size_bytes)
-    if planned.data:
+        sent = bundle.upload(source, store)
+        _log.info("sent %d of %d files, %d bytes", sent.files, source.tree.files, sent.size_bytes)
+        if sent.changed is not None:
+            now[source.tree] = sent.changed.tree
+            planned = dataclasses.replace(planned, bundle=sent.changed)
+    if data:
         from kinetic.packaging import cargo
 
-        _log.info("sent %d bytes of data", cargo.send(planned.data, store))
+        size_bytes, changed = cargo.send(data, store)
+        _log.info("sent %d bytes of data", size_bytes)
+        now |= changed
     if planned.plan.function is not None:
         store.put(paths.blob(planned.plan.function.digest), planned.function, if_absent=True)
     store.put(paths.blob(planned.plan.payload.digest), planned.payload, if_absent=True)
+    return dataclasses.replace(planned, plan=_with_trees(planned.plan, now)) if now else planned
+
+
+def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:
+    def sent(tree: Tree | None) -> Tree | None:
+        return None if tree is None else now.get(tree, tree)
+
+    data = tuple(dataclasses.replace(each, tree=sent(each.tree)) for each in plan.data)
+    return dataclasses.replace(plan, tree=sent(plan.tree), data=data)
 
 
 @contextlib.contextmanager

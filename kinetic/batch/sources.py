@@ -5,6 +5,7 @@ In: calls, ids. Out: handles of submitted jobs. Called by `crew`.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -57,7 +58,13 @@ class Packaged:
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Pickle the arguments, and create the job."""
         planned = self.planned(group_id, index, job_id)
-        return JobHandle(submission.submit(planned, self._backend, self._store), self._backend, self._store)
+        ref = submission.submit(planned, self._backend, self._store, on_sent=self._keep)
+        return JobHandle(ref, self._backend, self._store)
+
+    def _keep(self, sent: Planned) -> None:
+        """All inputs get the source tree as it was sent for the first, whatever happens to its files afterwards."""
+        if sent.bundle is not self._about.bundle:
+            self._about = dataclasses.replace(self._about, bundle=sent.bundle)
 
     def planned(self, group_id: str, index: int, job_id: str) -> Planned:
         """Plan one call: with arguments, an id and a folder for files of its own."""

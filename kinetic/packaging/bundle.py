@@ -8,25 +8,20 @@ In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the hos
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinetic.errors import SourceChanged, UsageError
-from kinetic.job import paths
+from kinetic.errors import UsageError
 from kinetic.job.plan import Blob, Tree
 from kinetic.packaging import hashing, manifest, snapshot, walk
 from kinetic.packaging.arrival import unpack
-from kinetic.packaging.threads import in_threads, worth_it
-from kinetic.storage.base import Store
-from kinetic.storage.local import LocalStore
+from kinetic.packaging.departure import Sent, upload
 
 _LARGEST = 5
 _NAMED = 10
-_WHOLE_BYTES = 64 << 20
 _Told = Callable[[walk.Scan], tuple[str, ...]]
 """What people should know of a walk."""
 
@@ -43,6 +38,7 @@ class Bundle:
         root: the folder it was packed from.
         warnings: what people should know of it, one sentence each.
         largest: the largest files, (path, bytes), largest first.
+        aside: folder for copies of large files that change while they are sent.
     """
 
     manifests: bytes
@@ -50,15 +46,16 @@ class Bundle:
     root: Path
     warnings: tuple[str, ...] = ()
     largest: tuple[tuple[str, int], ...] = ()
+    aside: Path = field(default=Path(), compare=False)
 
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each file's content, by path relative to the root."""
+        return {each.path: each.digest for each in manifest.unfold(self.manifests) if isinstance(each, manifest.File)}
 
-@dataclass(frozen=True)
-class Sent:
-    """What an upload wrote: files that the store did not have, their total size, and that of the lists which name them."""
-
-    files: int
-    size_bytes: int
-    lists_bytes: int = 0
+    def files(self) -> list[tuple[str, int]]:
+        """Return all files, (path, bytes), largest first."""
+        found = [(each.path, each.size_bytes) for each in manifest.unfold(self.manifests) if isinstance(each, manifest.File)]
+        return sorted(found, key=lambda each: (-each[1], each[0]))
 
 
 def build(
@@ -79,7 +76,7 @@ def build(
         clock_ns: nanoseconds since the epoch.
 
     Raises:
-        UsageError: the tree is too large to be meant, or a file does not stand still.
+        UsageError: the tree is too large to be meant.
     """
     top = os.path.realpath(root)
     if not os.path.isdir(top):
@@ -95,7 +92,7 @@ def build_data(
     """Pack declared data: a whole folder, or a file as a tree of one file. Nothing is left out but `exclude`.
 
     Raises:
-        UsageError: there is nothing at the path, or a part of it cannot be read or does not stand still.
+        UsageError: there is nothing at the path, or a part of it cannot be read.
     """
     if os.path.isdir(path):
         top = os.path.realpath(path)
@@ -126,50 +123,7 @@ def _packed(root: str, note: Path, clock_ns: Callable[[], int], scan: Callable[[
         began_ns = clock_ns()
         old = _pack(root, scan(), old, told)
         snapshot.save(note, old, began_ns=began_ns)
-    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest)
-
-
-def upload(bundle: Bundle, store: Store) -> Sent:
-    """Bring the tree's content into the store; a folder whose list is there sends nothing.
-
-    A list comes after all that it names, so that one which is there vouches for everything below it.
-
-    Raises:
-        SourceChanged: a file has changed since it was packed.
-        StoreError: the store does not take it.
-    """
-    if store.has(paths.blob(bundle.tree.manifest.digest)):
-        return Sent(0, 0)
-    distant = not isinstance(store, LocalStore)
-    lists = manifest.split(bundle.manifests)
-    levels, sources = _absent(bundle, lists, store, distant)
-    worth = distant or worth_it(bundle.tree.files, bundle.tree.size_bytes)
-    sizes = in_threads(lambda item: _send(store, *item), list(sources.items()), worth=worth)
-    sent = [size for size in sizes if size is not None]
-    lists_bytes = 0
-    for level in reversed(levels):
-        written = in_threads(lambda digest: store.put(paths.blob(digest), lists[digest], if_absent=True), level, worth=distant)
-        lists_bytes += sum(len(lists[digest]) for digest, wrote in zip(level, written, strict=True) if wrote)
-    return Sent(len(sent), sum(sent), lists_bytes)
-
-
-def _absent(bundle: Bundle, lists: Mapping[str, bytes], store: Store, distant: bool) -> tuple[list[list[str]], dict[str, Path]]:
-    """Return the lists that the store lacks, level by level from the root, and where to read the contents that they name."""
-    levels: list[list[str]] = []
-    sources: dict[str, Path] = {}
-    level = {bundle.tree.manifest.digest: ""}
-    while level:
-        there = in_threads(lambda digest: store.has(paths.blob(digest)), list(level), worth=distant)
-        absent = {digest: path for (digest, path), has in zip(level.items(), there, strict=True) if not has}
-        levels.append(list(absent))
-        level = {}
-        for digest, folder in absent.items():
-            for entry in manifest.contents(folder, lists[digest]):
-                if isinstance(entry, manifest.File):
-                    sources[entry.digest] = bundle.root / entry.path
-                elif not isinstance(entry, manifest.Link):
-                    level[entry.digest] = entry.path
-    return levels, sources
+    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note.parent)
 
 
 def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None, told: _Told) -> snapshot.Snapshot:
@@ -182,11 +136,12 @@ def _pack(root: str, scan: walk.Scan, old: snapshot.Snapshot | None, told: _Told
     for path, found in scan.files.items():
         content = contents.get(found.path)
         if content is None:
-            scan.unreadable.append(path)
+            if os.path.lexists(found.path):  # Else it went away since the walk, as if there had never been one.
+                scan.unreadable.append(path)
             continue
         watched[found.path] = content.stamp
         files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
-    lists = manifest.encode([*entries, *files])
+    lists = manifest.encode(manifest.connected([*entries, *files]))
     digest, data = next(reversed(lists.items()))
     largest = sorted(((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0]))[:_LARGEST]
     return snapshot.Snapshot(
@@ -226,40 +181,3 @@ def _of_sources(scan: walk.Scan) -> tuple[str, ...]:
 def _named(found: Sequence[str]) -> str:
     names = ", ".join(name.encode("utf-8", "replace").decode() for name in sorted(found)[:_NAMED])
     return f"{names} and {len(found) - _NAMED} more" if len(found) > _NAMED else names
-
-
-def _send(store: Store, digest: str, source: Path) -> int | None:
-    """Put one content; return its size, or None when it was there."""
-    key = paths.blob(digest)
-    if store.has(key):
-        return None
-    try:
-        size = source.stat().st_size
-        written = _put_large(store, key, digest, source) if size > _WHOLE_BYTES else _put_small(store, key, digest, source)
-    except OSError as error:
-        raise UsageError(f"{source} could not be read while it was being sent: {error}. Submit again.") from error
-    return size if written else None
-
-
-def _put_small(store: Store, key: str, digest: str, source: Path) -> bool:
-    data = source.read_bytes()
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise _changed(source)
-    return store.put(key, data, if_absent=True)
-
-
-def _put_large(store: Store, key: str, digest: str, source: Path) -> bool:
-    """Put a file that is too large for memory: between hashing and copying it must not have been touched."""
-    content = hashing.read(str(source))
-    if content.digest != digest:
-        raise _changed(source)
-    written = store.put(key, source, if_absent=True)
-    if walk.stamp_at(str(source)) != content.stamp:
-        if written:
-            store.delete(key)
-        raise _changed(source)
-    return written
-
-
-def _changed(source: Path) -> SourceChanged:
-    return SourceChanged(f"{source} has changed since the source tree was packed. Submit again when nothing writes to it.")

@@ -6,18 +6,20 @@ Called by remote (`volumes`), planning (`load`) and submission (`send`).
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic.errors import UsageError, UsageTypeError
-from kinetic.job.plan import Dataset
+from kinetic.errors import SourceChanged, UsageError, UsageTypeError
+from kinetic.job.plan import Dataset, Tree
 from kinetic.packaging import nested
 from kinetic.packaging.bundle import Bundle, upload
 from kinetic.packaging.data import Data
 from kinetic.packaging.delivery import Reference
+from kinetic.packaging.departure import Changes
 from kinetic.storage.base import Store
 
 _RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
@@ -129,19 +131,36 @@ def here(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...
     return changed
 
 
-def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> int:
-    """Bring the data into the store; return how many bytes that took. What is there is not sent again.
+def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dict[Tree, Tree]]:
+    """Bring the data into the store; what is there is not sent again.
+
+    Returns:
+        How many bytes that took, and the trees that are not as they were packed: what was sent instead of each.
 
     Raises:
-        UsageError: it has changed since it was packed.
+        SourceChanged: it has changed since it was first sent, and this store does not have what it was.
+        UsageError: a part of it cannot be read any more.
         StoreError: the store does not take it.
     """
     size_bytes = 0
+    changed: dict[Tree, Bundle] = {}
     for data, bundle in bundles:
-        try:
-            size_bytes += upload(bundle, store).size_bytes
-        except UsageError as error:
-            raise UsageError(
-                f"{data!r} has changed since it was first used, and what it was is not in the store: make a new Data. ({error})"
-            ) from error
-    return size_bytes
+        if bundle.tree not in changed:
+            sent = upload(bundle, store, on_change=functools.partial(_check_changes, data))
+            size_bytes += sent.size_bytes
+            if sent.changed is not None:
+                changed[bundle.tree] = sent.changed
+        data.note_sent(changed.get(bundle.tree))
+    return size_bytes, {tree: now.tree for tree, now in changed.items()}
+
+
+def _check_changes(data: Data, changes: Changes) -> None:
+    """Before it is sent for the first time, data may change; afterwards it stands for what was sent. It arrives whole."""
+    gone = [path for path, file in changes.items() if file is None]
+    if gone:
+        raise UsageError(f"{data!r}: this part of it cannot be read any more: {gone[0]}. Make it readable, or make a new Data.")
+    if data.was_sent:
+        raise SourceChanged(
+            f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store does not have what it was: "
+            "make a new Data to send what it is now."
+        )

@@ -52,6 +52,7 @@ class Data:
         self._lock = threading.Lock()
         self._hash: str | None = None
         self._bundle: Bundle | None = None
+        self._was_sent = False
 
     @property
     def path(self) -> str:
@@ -125,6 +126,16 @@ class Data:
 
                 self._bundle = bundle.build_data(Path(self._path), exclude=exclude, cache_dir=cache_dir)
             return self._bundle
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether a job has it already: from then on the instance stands for what that job got."""
+        return self._was_sent
+
+    def note_sent(self, changed: Bundle | None) -> None:
+        """Note that it was sent, and what was sent where that is not how it was packed."""
+        with self._lock:
+            self._bundle, self._was_sent = changed or self._bundle, True
 
 
 def _rebuilt(path: str, is_dir: bool, fuse: bool, hf_trust_remote_code: bool) -> Data:

@@ -1,28 +1,30 @@
 """The digest of a file's content, read only when it may have changed.
 
-In: files as a walk found them, what was known before. Out: `Content`. Called by `bundle`.
+In: files as a walk found them, what was known before. Out: `Content`. Called by `bundle` and `departure`.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 
-from kinetic.errors import SourceChanged
 from kinetic.packaging import manifest
 from kinetic.packaging.snapshot import Snapshot
 from kinetic.packaging.threads import in_threads, worth_it
 from kinetic.packaging.walk import FoundFile, Stamp, stamp_of
 
 _TRIES = 3
-_SMALL_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file held: the stamp is that of the very moment."""
+    """What a file held; the stamp is that of the very moment, or empty when it changed meanwhile."""
 
     digest: str
     size_bytes: int
@@ -43,11 +45,7 @@ def known(root: str, old: Snapshot | None) -> Mapping[str, Content]:
 
 
 def contents(files: Iterable[FoundFile], before: Mapping[str, Content]) -> dict[str, Content]:
-    """Return what the files hold, by path, reading only those whose stamp is new; without those that cannot be read.
-
-    Raises:
-        SourceChanged: a file changes whenever it is read.
-    """
+    """Return what the files hold, by path, reading only those whose stamp is new; without those that cannot be read."""
     held: dict[str, Content] = {}
     new: list[str] = []
     new_bytes = 0
@@ -70,20 +68,41 @@ def _read_if_possible(path: str) -> Content | None:
 
 
 def read(path: str) -> Content:
-    """Read and hash a file that stands still meanwhile.
+    """Read and hash a file, up to where it ended when it was opened: what is appended meanwhile does not count.
 
-    Raises:
-        SourceChanged: it does not.
+    One that is written to is read again a few times, so that half a change is seldom taken for the content; then it is what was
+    read. Its stamp is empty: nobody knows what it holds now.
     """
     for _ in range(_TRIES):
-        # Not blocking, in case a pipe has taken the file's place.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
+        with opened(path) as file:
             before = os.fstat(file.fileno())
-            small = before.st_size <= _SMALL_BYTES
-            digest = hashlib.sha256(file.readall()).hexdigest() if small else hashlib.file_digest(file, "sha256").hexdigest()
-            after = stamp_of(os.fstat(file.fileno()))
-            if stamp_of(before) == after:
-                return Content(digest, before.st_size, after)
-    raise SourceChanged(
-        f"{path} changes while it is read ({_TRIES} tries). Stop what writes to it, or leave it out in .kineticignore."
-    )
+            digest, size = hashlib.sha256(), 0
+            for chunk in chunks(file, before.st_size, _CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+            after = os.fstat(file.fileno())
+        if stamp_of(before) == stamp_of(after):
+            return Content(digest.hexdigest(), size, stamp_of(after))
+        if size == before.st_size < after.st_size:  # It grew, as logs do: to read it again would only find it longer.
+            break
+    return Content(digest.hexdigest(), size, ())
+
+
+def opened(path: str) -> FileIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: it cannot be read, or something else has taken its place: a pipe, a device, a folder.
+    """
+    file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
+
+
+def chunks(file: FileIO, size_bytes: int, most_bytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file, in parts: so many as are asked for, fewer where it ends before."""
+    while size_bytes > 0 and (chunk := file.read(min(size_bytes, most_bytes))):
+        size_bytes -= len(chunk)
+        yield chunk

@@ -157,6 +157,12 @@ def named(data: bytes) -> set[str]:
     return {found.decode() for found in _NAMED.findall(data)}
 
 
+def connected(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries without links to what is not among them: it went away after it was found."""
+    there = {entry.path for entry in entries if not isinstance(entry, Link)} | {""}
+    return [each for each in entries if not isinstance(each, Link) or _resolved(each) in there]
+
+
 def join(lists: dict[str, bytes]) -> bytes:
     """Return lists as one text, a line each, in their order."""
     return b"\n".join(lists.values())

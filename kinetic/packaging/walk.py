@@ -24,6 +24,8 @@ from kinetic.packaging.project import MARKERS
 Stamp = tuple[int, ...]
 """What changes when a file or folder does: times of content and inode, size, inode, mode, device. Empty: there was nothing."""
 
+_GONE = (FileNotFoundError, NotADirectoryError)
+"""It went away since its folder was listed: as if there had never been one."""
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems number inodes beyond what fits a signed word.
 
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
@@ -140,9 +142,12 @@ class _Walk:
             self._found.watched[visit.path] = stamp_of(info)
             with os.scandir(visit.path) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name)
-        except OSError:
+        except OSError as error:
             self._found.watched.setdefault(visit.path, ())
-            self._found.unreadable.append(visit.rel or ".")
+            if isinstance(error, _GONE) and visit.rel:
+                del self._found.folders[visit.rel]
+            else:
+                self._found.unreadable.append(visit.rel or ".")
             return
         names = {entry.name for entry in entries}
         if self._default_excludes and visit.rel and "pyvenv.cfg" in names:
@@ -204,8 +209,9 @@ class _Walk:
     def _take_folder(self, path: str, rel: str, visit: _Visit) -> None:
         try:
             info = os.stat(path)
-        except OSError:
-            self._found.unreadable.append(rel)
+        except OSError as error:
+            if not isinstance(error, _GONE):
+                self._found.unreadable.append(rel)
             return
         if (info.st_dev, info.st_ino) in visit.way:
             self._found.loops.append(rel)

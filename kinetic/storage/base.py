@@ -21,7 +21,8 @@ class Store(Protocol):
         3. `get` of a missing key raises `NotFound`; nothing else does.
         4. Keys are relative, without "..", empty or absolute parts; others raise `UsageError`.
         5. A full disk raises `StoreFull` and leaves no partial object; other I/O errors raise `StoreError`, chained.
-        6. `list` is sorted and never shows temporary files.
+        6. Parts that end with an exception leave nothing, and the exception comes out as it is.
+        7. `list` is sorted and never shows temporary files.
     """
 
     @property
@@ -33,8 +34,8 @@ class Store(Protocol):
         """Return the content of the key."""
         ...
 
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> bool:
-        """Write bytes, or the content of a local file; return whether this call wrote."""
+    def put(self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False) -> bool:
+        """Write bytes, the content of a local file, or parts as they come; return whether this call wrote."""
         ...
 
     def has(self, key: str) -> bool:

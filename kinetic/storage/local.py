@@ -60,8 +60,8 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"The store {self._text} has nothing under {key!r}.") from error
 
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> bool:
-        """Write bytes, or the content of a local file; return whether this call wrote."""
+    def put(self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False) -> bool:
+        """Write bytes, the content of a local file, or parts as they come; return whether this call wrote."""
         target = self._locate(key)
         if if_absent and os.path.lexists(target):
             return False
@@ -174,13 +174,16 @@ def _explained(doing: str, root: str) -> Iterator[None]:
         raise StoreError(f"Could not {doing} in the store {root}: {error}.") from error
 
 
-def _fill(temporary: str, data: bytes | Path) -> None:
+def _fill(temporary: str, data: bytes | Path | Iterator[bytes]) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb", buffering=0) as file:
         if isinstance(data, Path):
             with _open_source(data) as source:
                 while chunk := source.read(_CHUNK_BYTES):
                     _write_all(file.fileno(), chunk)
+        elif isinstance(data, Iterator):
+            for chunk in data:
+                _write_all(file.fileno(), chunk)
         else:
             _write_all(file.fileno(), data)
 

@@ -39,6 +39,22 @@ def test_a_file_is_put_by_content(store, tmp_path):
     assert store.get("big") == source_bytes
 
 
+def test_parts_are_put_as_they_come(store):
+    assert store.put("parts", iter([b"one", b"", b"two"])) is True
+    assert store.get("parts") == b"onetwo"
+    assert store.put("parts", iter([b"three"]), if_absent=True) is False
+
+
+def test_parts_that_fail_leave_nothing(store):
+    def parts():
+        yield b"one"
+        raise KeyError("no more")
+
+    with pytest.raises(KeyError, match="no more"):
+        store.put("parts", parts())
+    assert list(store.list("")) == []
+
+
 def test_if_absent_writes_once(store):
     assert store.put("k", b"first", if_absent=True) is True
     assert store.put("k", b"second", if_absent=True) is False

@@ -314,13 +314,6 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
     assert sources(Data(project)) == sources("x")  # the function's own folder is always sent
 
 
-def test_sending_data_that_has_changed_says_what_to_do(folder, cache, tmp_path):
-    found = load(Data(folder), cache=cache)
-    (folder / "a.txt").write_text("changed")
-    with pytest.raises(UsageError, match="make a new Data"):
-        cargo.send(found.bundles, LocalStore(tmp_path / "store"))
-
-
 @pytest.mark.parametrize(
     ("volumes", "told"),
     [

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull, UsageError
 from kinetic.job import paths
 from kinetic.job.plan import Blob, Tree
-from kinetic.packaging import bundle, hashing, manifest, snapshot, walk
+from kinetic.packaging import bundle, departure, hashing, manifest, snapshot, walk
 from kinetic.storage.local import LocalStore
 
 FOREVER = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -433,18 +433,8 @@ def test_old_notes_are_forgotten(root, place):
     assert "149" in os.listdir(folder)
 
 
-def test_a_file_that_never_stands_still_is_refused(root, monkeypatch):
-    write(root, {"log": "x"})
-    moments = iter(range(100))
-    monkeypatch.setattr(hashing, "stamp_of", lambda info: (next(moments),))
-    with pytest.raises(UsageError, match="changes while it is read"):
-        build(root)
-    assert next(moments) == 6, "three tries"
-
-
 def test_a_large_file_is_read_in_parts(root, place, monkeypatch):
-    monkeypatch.setattr(hashing, "_SMALL_BYTES", 10)
-    monkeypatch.setattr(bundle, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(departure, "_WHOLE_BYTES", 10)
     write(root, {"big": os.urandom(3_000_000), "bigger": os.urandom(5_000_000)})
     made, store = sent(root, place)
     bundle.unpack(store, made.tree, place / "dest")
@@ -452,35 +442,6 @@ def test_a_large_file_is_read_in_parts(root, place, monkeypatch):
 
 
 # Sending
-
-
-@pytest.mark.parametrize("whole_bytes", [1 << 20, 0])
-def test_a_file_that_changed_since_it_was_packed_is_not_sent(root, place, monkeypatch, whole_bytes):
-    monkeypatch.setattr(bundle, "_WHOLE_BYTES", whole_bytes)
-    write(root, {"a": "1"})
-    made, store = build(root), LocalStore(place / "store")
-    write(root, {"a": "2"})
-    with pytest.raises(UsageError, match="changed since"):
-        bundle.upload(made, store)
-    (root / "a").unlink()
-    with pytest.raises(UsageError, match="could not be read"):
-        bundle.upload(made, store)
-    assert list(store.list("")) == []
-
-
-def test_a_large_file_that_changes_while_it_is_copied_is_taken_back(root, place, monkeypatch):
-    monkeypatch.setattr(bundle, "_WHOLE_BYTES", 0)
-    write(root, {"a": "1"})
-
-    class Slow(LocalStore):
-        def put(self, key, data, *, if_absent=False):
-            write(root, {"a": "changed"})
-            return super().put(key, data, if_absent=if_absent)
-
-    store = Slow(place / "store")
-    with pytest.raises(UsageError, match="changed since"):
-        bundle.upload(build(root), store)
-    assert list(store.list("")) == []
 
 
 def test_a_list_comes_after_what_it_names(root, place):
@@ -520,7 +481,7 @@ class Elsewhere:
     def put(self, key, data, *, if_absent=False):
         if if_absent and key in self.held:
             return False
-        self.held[key] = data.read_bytes() if isinstance(data, Path) else data
+        self.held[key] = data.read_bytes() if isinstance(data, Path) else data if isinstance(data, bytes) else b"".join(data)
         return True
 
     def has(self, key):
