@@ -88,6 +88,13 @@ class Desk:
             raise NotFound("There are no jobs yet.")
         return ref
 
+    def has_batch(self, group_id: str) -> bool:
+        """Whether there is a batch with this id; it may have no job yet."""
+        try:
+            return self.store.has(paths.batch(group_id))
+        except KineticError:  # it cannot be the name of anything in a store
+            return False
+
     def find_to_end(self, text: str) -> JobRef:
         """Return the job with this id, also when its reference is damaged: enough to stop it and to remove it."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,23 @@ def test_status_of_an_ended_job_says_how_long_it_ran(world: World, capsys: Captu
     world.end("job-00000001", Outcome(Verdict.SUCCEEDED, reports=(report,), ended_at=NOW - 49.6, result_digest="x"))
     assert world("jobs", "status", "--last") == 0
     assert "(ran for 0.4s)" in capsys.readouterr().out
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -> None:
+    for number, group in enumerate(("grp-aa000001", "grp-aa000002", None)):
+        ref = replace(world.job(f"job-0000000{number}"), group_id=group)
+        world.store.put(paths.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    world.store.put(paths.batch("grp-bb000001"), b"{}")  # nothing of it is submitted yet
+    for unknown in ("grp-0000000x", "x", "", "../x", "grp-bb"):
+        assert world("jobs", "list", "--group", unknown) == 3
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("error: There is no batch ")
+    assert world("jobs", "list", "--group", "grp-aa") == 2
+    assert "grp-aa000001, grp-aa000002" in capsys.readouterr().err
+    for known, rows in (("grp-aa000001", 1), ("aa000002", 1), ("grp-bb000001", 0)):
+        assert world("jobs", "list", "--json", "--group", known) == 0
+        assert len(json.loads(capsys.readouterr().out)) == rows

@@ -13,6 +13,7 @@ from kinetic.cli import output, text
 from kinetic.cli.desk import UNKNOWN, Desk, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import accepted, job_argument, json_option
+from kinetic.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from kinetic.cli.activity import HostLine
@@ -110,7 +111,7 @@ def jobs() -> None:
 @with_desk
 def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], group: str | None, as_json: bool) -> None:
     """Print one line for each job."""
-    refs = [ref for ref in desk.refs() if group in (None, ref.group_id)]
+    refs = desk.refs() if group is None else _of_batch(desk, group)
     shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
         return output.json_document([ref.to_json() | {"state": state} | _times(desk, ref) for ref, state in shown])
@@ -120,6 +121,23 @@ def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, .
     if more:
         output.notice("There are more jobs: --all shows them.")
     return None
+
+
+def _of_batch(desk: Desk, text: str) -> list[JobRef]:
+    """The jobs of the batch with this id, or the only one whose id begins so.
+
+    Raises:
+        NotFound: there is no such batch.
+        UsageError: several ids begin so.
+    """
+    refs = desk.refs()
+    known = sorted({ref.group_id for ref in refs if ref.group_id})
+    found = [i for i in known if i == text] or [i for i in known if text and i.startswith((text, f"grp-{text}"))]
+    if len(found) > 1:
+        raise UsageError(f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. Write one more letter.")
+    if not found and not desk.has_batch(text):
+        raise NotFound(f"There is no batch {text!r} in this store. `kinetic jobs list --all --json` names the batch of each job.")
+    return [ref for ref in refs if ref.group_id in found]
 
 
 def _select(desk: Desk, refs: list[JobRef], limit: int | None, states: set[str]) -> tuple[list[tuple[JobRef, str]], bool]:
