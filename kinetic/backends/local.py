@@ -61,14 +61,27 @@ class LocalBackend:
         self._system = system
         self._unreachable_after_s = unreachable_after_s
         self._orphaned_at: dict[str, float] = {}
+        self._warned_of: set[str] = set()
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(self._system)
         simulation.check_reach(plan)
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
-        simulation.check_memory(plan, self._available_memory_bytes())
+        self._check_memory(plan)
         simulation.check_debugger(plan, installed=self._has_debugger)
+
+    def _check_memory(self, plan: Plan) -> None:
+        from kinetic.storage import footprints
+
+        available_bytes = self._available_memory_bytes()
+        simulation.check_memory(plan, available_bytes)
+        warning = simulation.footprint_warning(plan, footprints.peak_bytes(self._store, plan), available_bytes)
+        if warning and plan.name not in self._warned_of:
+            import logging  # a list of running jobs does without
+
+            self._warned_of.add(plan.name)  # once for all jobs of a batch
+            logging.getLogger("kinetic").warning("kinetic: %s", warning)
 
     def render(self, plan: Plan) -> list[Document]:
         """One document: the gang."""

@@ -95,6 +95,20 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     )
 
 
+def footprint_warning(plan: Plan, peak_bytes: int, available_bytes: int | None) -> str:
+    """Say when the hosts, at what they took the last time, will not fit; "" when they will, or nothing is known.
+
+    It is no reason to refuse the job: other arguments may take less.
+    """
+    need = SHARED_BYTES + plan.hosts * (peak_bytes - SHARED_BYTES)
+    if available_bytes is None or need <= available_bytes:
+        return ""
+    took = f"{plan.name} took {peak_bytes / 2**30:.1f} GiB on a host when it ran last"
+    again = f": {plan.hosts} hosts may need about {need / 2**30:.1f} GiB" if plan.hosts > 1 else ""
+    free = f"{available_bytes / 2**30:.1f} GiB are available here"
+    return f"{took}{again}, and {free}. Free memory or choose a smaller slice, or the kernel may kill hosts."
+
+
 def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
     """Refuse a debug job where there is no debugger.
 

@@ -20,6 +20,7 @@ In: ids and indices. Out: keys with "/" between parts. Called by everything that
     groups/<group_id>/end.json            nothing more will be submitted
     outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
     data/<digest>/                        declared data, unpacked once for all jobs of this machine (see packaging.replica)
+    footprints/<digest>.json              how much memory a function's hosts took last (see storage.footprints)
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ def group_end(group_id: str) -> str:
 def data(digest: str) -> str:
     """Declared data with this digest, unpacked."""
     return f"{DATA}/{digest}"
+
+
+def footprint(digest: str) -> str:
+    """What a function's hosts took when it ran last; the digest stands for the function."""
+    return f"footprints/{digest}.json"
 
 
 def outputs(job_id: str) -> str:

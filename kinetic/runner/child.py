@@ -61,8 +61,8 @@ class Child:
 
     @property
     def peak_bytes(self) -> int:
-        """The high-water mark of its memory."""
-        return self._peak_bytes if self.gone else processes.high_water_bytes(self.pid)
+        """The high-water mark of its memory, or of the largest process below it: a command's, which runs in one of its own."""
+        return self._peak_bytes if self.gone else max(self._peak_bytes, processes.high_water_bytes(self.pid))
 
     @property
     def rss_bytes(self) -> int:
@@ -71,7 +71,9 @@ class Child:
 
     def sample(self, log_bytes: int) -> Sample:
         """Read its counters."""
-        below = sum(map(processes.cpu_s, processes.descendants(self.pid)))
+        descendants = processes.descendants(self.pid)
+        self._peak_bytes = max([self._peak_bytes, *map(processes.high_water_bytes, descendants)])
+        below = sum(map(processes.cpu_s, descendants))
         used = processes.cpu_s(self.pid) + below
         return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
 
@@ -92,7 +94,7 @@ class Child:
     def reap(self) -> None:
         """Wait for its end, which must be near."""
         _, self.status, usage = os.wait4(self.pid, 0)
-        self._peak_bytes = usage.ru_maxrss * 1024
+        self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
         self.gone = True
 
     def stacks(self) -> str:

@@ -33,6 +33,7 @@ from kinetic.runner import processes
 from kinetic.runner.agent import ALONE_S, Agent
 from kinetic.runner.identity import Identity
 from kinetic.runner.mountpoints import Mountpoints
+from kinetic.storage import footprints
 from kinetic.storage.local import LocalStore
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class Supervisor:
             self._store.delete(paths.job(self._request.job_id))  # What was written since they were removed.
         else:
             self._write_outcome(outcome)
+            if plan is not None:
+                footprints.remember(self._store, plan, outcome)
         self._sweep_up()
         return 0
 

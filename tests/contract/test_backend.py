@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import sys
 import time
@@ -196,3 +197,24 @@ def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
     read(backend, ref)
     assert backend.phase(ref) is Phase.FAILED
     assert backend.processes(ref) == {}
+
+
+TAKEN_BYTES = 300 << 20
+
+
+def take_much():
+    return len(b"x" * TAKEN_BYTES)
+
+
+def test_what_a_function_took_is_expected_of_its_next_run(store, caplog):
+    backend = local(store)
+    read(backend, submitted(backend, store, take_much))
+    busy = local(store, available_memory_bytes=lambda: 800 << 20)
+    for _ in range(2):
+        busy.preflight(planned(store, take_much, "tpu-v6e-16"))
+    (warning,) = caplog.messages
+    assert re.fullmatch(r"kinetic: take_much took 0\.\d GiB on a host when it ran last: 4 hosts may need about .* GiB.*", warning)
+    caplog.clear()
+    local(store, available_memory_bytes=lambda: 8 << 30).preflight(planned(store, take_much, "tpu-v6e-16"))
+    busy.preflight(planned(store, speak, "tpu-v6e-16"))
+    assert caplog.messages == []

@@ -20,6 +20,7 @@ from gangs import processes, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
+from kinetic.coordinator.client import ControlClient
 from kinetic.job.outcome import Exit
 
 LIMIT_BYTES = 400 << 20
@@ -59,6 +60,32 @@ def test_a_worker_that_is_killed_is_told_with_its_peak_memory_and_not_as_out_of_
     assert "out of memory" not in str(caught.value)
     (report,) = handle.outcome().reports
     assert report.exit is Exit.SIGNAL
+    assert HELD_BYTES < report.peak_rss_bytes < 2 * HELD_BYTES
+
+
+def snapshot(handle):
+    address = handle._place.control(handle.ref)
+    if address is None:
+        return {"members": [{"log_bytes": 0}]}
+    with ControlClient(address.target, address.token) as client:
+        return client.snapshot(20.0)
+
+
+def start_a_program_that_holds_much(let_go):
+    code = f"held = b'x' * {HELD_BYTES}; print('held', flush=True); input()"
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    while not Path(let_go).exists():
+        time.sleep(0.02)
+    program.communicate(b"\n")
+
+
+def test_the_memory_of_a_program_that_the_function_started_counts(home):
+    let_go = home.parent / "let-go"
+    handle = kinetic.run(accelerator="cpu")(start_a_program_that_holds_much).run_async(str(let_go))
+    wait_until(lambda: snapshot(handle)["members"][0]["log_bytes"] > 0, "no heartbeat since the program held it")
+    let_go.touch()
+    handle.result()
+    (report,) = handle.outcome().reports
     assert HELD_BYTES < report.peak_rss_bytes < 2 * HELD_BYTES
 
 
