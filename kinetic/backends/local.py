@@ -119,7 +119,7 @@ class LocalBackend:
             return verdict
         if self._is_supervised(ref):
             return Phase.RUNNING if (self._folder(ref) / "state.json").exists() else Phase.PENDING
-        if not self._folder(ref).exists():
+        if not self._was_supervised(ref):  # It is being submitted, or that was interrupted.
             return self._verdict(ref) or Phase.NOT_FOUND
         verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
         return verdict or (Phase.RUNNING if self._lingers(ref) else Phase.FAILED)
@@ -244,6 +244,13 @@ class LocalBackend:
         with contextlib.suppress(OSError, CorruptRecord):
             return record.parse((self._folder(ref) / "supervisor.json").read_bytes())
         return None
+
+    def _was_supervised(self, ref: JobRef) -> bool:
+        """Whether a supervisor has ever held the job's lock."""
+        folder = self._folder(ref)
+        with contextlib.suppress(OSError):
+            return (folder / "lock").stat().st_size > 0 or (folder / "supervisor.json").exists()
+        return (folder / "supervisor.json").exists()
 
     def _is_supervised(self, ref: JobRef) -> bool:
         return _is_locked(self._folder(ref) / "lock")

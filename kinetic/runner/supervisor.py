@@ -164,6 +164,8 @@ class Supervisor:
         inherit it, and it is kept when the process becomes the supervisor of another attempt."""
         self._lock_file = open(self._own / "lock", "w")
         fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
+        self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
+        self._lock_file.flush()
 
     def _attempt(self, plan: Plan) -> Outcome:
         token = os.urandom(16).hex()

@@ -60,6 +60,20 @@ def planned(store, func, accelerator="cpu", **more):
     )
 
 
+def test_a_job_that_is_being_submitted_has_not_failed(store):
+    """Another process may look at it between any two of the steps."""
+    backend = local(store)
+    ref = JobRef("job-00000001", "local", "gke", "cpu", "train", "train", 0.0, store.uri, hosts=1)
+    folder = store.path("jobs/job-00000001/local")
+    assert backend.phase(ref) is Phase.NOT_FOUND
+    folder.mkdir(parents=True)
+    assert backend.phase(ref) is Phase.NOT_FOUND
+    (folder / "lock").touch()
+    assert backend.phase(ref) is Phase.NOT_FOUND
+    (folder / "lock").write_text("held\n")
+    assert backend.phase(ref) is Phase.FAILED, "a supervisor began, and is gone"
+
+
 def submitted(backend, store, func, **more):
     plan = planned(store, func, **more)
     ref = JobRef(plan.job_id, backend.name, "gke", plan.topology.name, plan.name, plan.name, 0.0, store.uri, hosts=plan.hosts)
