@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from kinetic.batch.handle import BatchHandle as BatchHandle
     from kinetic.batch.handle import attach_batch as attach_batch
     from kinetic.errors import BatchError as BatchError
+    from kinetic.futures import as_completed as as_completed
     from kinetic.handle import JobHandle as JobHandle
-    from kinetic.handle import attach as attach
-    from kinetic.handle import list_jobs as list_jobs
+    from kinetic.jobs import attach as attach
+    from kinetic.jobs import list_jobs as list_jobs
     from kinetic.packaging.data import Data as Data
     from kinetic.remote import RemoteCallable as RemoteCallable
     from kinetic.remote import run as run
@@ -29,9 +30,10 @@ _HOME_OF = {
     "Data": "packaging.data",
     "JobHandle": "handle",
     "RemoteCallable": "remote",
-    "attach": "handle",
+    "as_completed": "futures",
+    "attach": "jobs",
     "attach_batch": "batch.handle",
-    "list_jobs": "handle",
+    "list_jobs": "jobs",
     "run": "remote",
 }
 _ROOMS = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
@@ -48,6 +50,7 @@ __all__ = [
     "JobHandle",
     "RemoteCallable",
     "__version__",
+    "as_completed",
     "attach",
     "attach_batch",
     "errors",

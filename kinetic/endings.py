@@ -1,6 +1,6 @@
 """Waiting for the first of many jobs to end, without asking each of them again and again.
 
-In: handles of running jobs. Out: verdicts. Called by `crew`.
+In: handles of running jobs. Out: verdicts. Called by `crew` and `futures`.
 
 A backend that can wake its caller (`Signals`) is asked only now and then, in case a signal was missed; of another one each job is
 looked at ever less often, down to once in `slowest_s`.
@@ -18,10 +18,9 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from kinetic.errors import KineticError, NotFound
-from kinetic.handle import JobHandle
 from kinetic.job.outcome import Outcome
 
 _log = logging.getLogger("kinetic.batch")
@@ -30,6 +29,23 @@ SIGNALLED_LOOK_S = 2.0
 SLOWER = 1.5
 MOST_SIGNALS = 256
 """A process may have a thousand open files; other rooms need some."""
+
+
+class Job(Protocol):
+    """What a handle offers to whoever waits for its job."""
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        ...
+
+    def outcome(self) -> Outcome | None:
+        """Return the verdict, or None while the job goes on."""
+        ...
+
+    def ending_fd(self) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None where there is none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class Ended:
 class _Watched:
     """One running job: when to look at it next, and what wakes us before."""
 
-    handle: JobHandle[Any]
+    handle: Job
     look_at: float
     pause_s: float = FIRST_LOOK_S
     fd: int = -1
@@ -63,9 +79,10 @@ class Endings:
         self._watched: dict[int, _Watched] = {}
         self._signals = 0
         self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
+        closing = weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
+        closing.atexit = False  # A daemon thread may still wait when the process ends.
 
-    def add(self, index: int, handle: JobHandle[Any]) -> None:
+    def add(self, index: int, handle: Job) -> None:
         """Watch a job."""
         with self._lock:
             self._watched[index] = _Watched(handle, self._clock() + self._first_look_s)

@@ -226,3 +226,16 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
         return f"<its text could not be made: {type(problem).__name__}>"
+
+
+_SOUNDS_LIKE_A_VOWEL = ("a", "e", "i", "o", "u", "ndarray")
+
+
+def a_type(value: object) -> str:
+    """Return what a value is, with its article: "an int", "a Mesh"."""
+    return with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """Return the word with its article."""
+    return f"{'an' if noun.lower().startswith(_SOUNDS_LIKE_A_VOWEL) else 'a'} {noun}"

@@ -7,18 +7,18 @@ holds nothing but the reference: the store and the backend know the rest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from kinetic import collecting, following, notebook
+from kinetic import collecting, following, futures, notebook
 from kinetic.backends import registry
 from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
-from kinetic.config import settings as configuration
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, WaitTimeout
 from kinetic.following import Finished, OnStatus, Printer, StatusWatch
 from kinetic.job import paths, record
@@ -26,7 +26,6 @@ from kinetic.job.duration import Duration, patience_s
 from kinetic.job.logformat import LogChunk
 from kinetic.job.outcome import Outcome
 from kinetic.job.ref import JobRef
-from kinetic.storage import refs
 from kinetic.storage.base import Store
 from kinetic.storage.open import open_store
 
@@ -81,6 +80,8 @@ class JobHandle(Generic[R_co]):
         self._backend = backend
         self._clock = clock
         self._collected: tuple[Any] | None = None
+        self._callbacks = futures.Callbacks(self)
+        self._left = False
 
     if not TYPE_CHECKING:  # A type checker shall report misspelt names.
 
@@ -88,6 +89,11 @@ class JobHandle(Generic[R_co]):
             if not name.startswith("_") and name in JobRef.__dataclass_fields__:
                 return getattr(self.ref, name)
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """What there is to complete: the fields of the reference, too, and nothing internal."""
+        names = {*super().__dir__(), *JobRef.__dataclass_fields__}
+        return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}: {self.display_name} on {self.accelerator} ({self.backend})>"
@@ -294,6 +300,42 @@ class JobHandle(Generic[R_co]):
         outcome = self.outcome()
         return None if outcome is None or outcome.ok else self._error(outcome, seen=seen)
 
+    # -- as a future ---------------------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Return whether the job has ended, however it did."""
+        return self.status().ended
+
+    def exception(self, timeout: Duration | None = None) -> BaseException | None:
+        """Wait for the job and return what `result` raises for it; None for a job that succeeded.
+
+        Raises:
+            WaitTimeout: the time has passed; the job goes on.
+        """
+        outcome = self.wait(timeout)
+        return None if outcome.ok else self._error(outcome, seen=False)
+
+    def add_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> None:
+        """Call `fn` with this handle once the job has ended; now, if it has ended already.
+
+        Callbacks are called in the order in which they were added, in a daemon thread: they do not keep the process alive. What
+        one raises is logged and changes nothing.
+        """
+        self._callbacks.add(functools.partial(fn, self))
+
+    def __await__(self) -> Generator[Any, Any, R_co]:
+        """Wait as `result()` does, without blocking the event loop of asyncio. Cancelling the waiting leaves the job running."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> R_co:
+        await futures.ended(self)
+        return await futures.beside(self.result, abandoned=lambda: None, daemon=True)
+
+    def leave(self) -> None:
+        """Have the waiting that goes on in another thread end, and say how to come back to the job."""
+        self._left = True
+        self._tell_it_goes_on()
+
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def cancel(self, cleanup_timeout: Duration = 180, cleanup_poll_interval: float = 2) -> None:
@@ -380,6 +422,8 @@ class JobHandle(Generic[R_co]):
                 printer.write(event)
             look()
             show()
+            if self._left:
+                raise WaitTimeout(f"Nobody waits for {self.job_id} any more. It goes on; {self._way_back()}")
             if self._clock() >= deadline and self._stored() is None:
                 raise WaitTimeout(f"{self.job_id} has not ended within {patience:g} s. It goes on; {self._way_back()}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
@@ -414,31 +458,11 @@ class JobHandle(Generic[R_co]):
         try:
             yield
         except KeyboardInterrupt:
-            following.notice(f"\nkinetic: {self.job_id} goes on; {self._way_back()}", once=False)
+            self._tell_it_goes_on()
             raise
 
-
-def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
-    """Find a job again, from any process. The beginning of its id is enough.
-
-    Raises:
-        NotFound: there is no such job; `suggestions` has the nearest ids.
-        UsageError: several ids begin so.
-    """
-    store = _configured_store(project=project, cluster=cluster)
-    return JobHandle(refs.find(store, job_id), store=store)
-
-
-def list_jobs(
-    project: str | None = None, zone: str | None = None, cluster: str | None = None, namespace: str | None = None
-) -> list[JobHandle[Any]]:
-    """Return all jobs, newest first, also those that have ended. A damaged reference is passed over with a warning."""
-    store = _configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
-    return [JobHandle(ref, store=store) for ref in refs.refs(store)]
-
-
-def _configured_store(**flags: str | None) -> Store:
-    return open_store(configuration.load(flags=flags).home)
+    def _tell_it_goes_on(self) -> None:
+        following.notice(f"\nkinetic: {self.job_id} goes on; {self._way_back()}", once=False)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -1,9 +1,40 @@
-"""Jobs seen from outside, under the name by which scripts import them.
+"""Jobs seen from outside: found again, listed. The name by which scripts import what belongs to jobs.
 
-In: nothing. Out: `JobHandle`, `JobStatus`, `attach`, `list_jobs`. Called by users.
+In: ids, and where to look. Out: `JobHandle`s. Called by users.
 """
 
-from kinetic.handle import JobHandle, attach, list_jobs
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic.config import settings as configuration
+from kinetic.handle import JobHandle
 from kinetic.job_status import JobStatus
+from kinetic.storage import refs
+from kinetic.storage.base import Store
+from kinetic.storage.open import open_store
 
 __all__ = ["JobHandle", "JobStatus", "attach", "list_jobs"]
+
+
+def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
+    """Find a job again, from any process. The beginning of its id is enough.
+
+    Raises:
+        NotFound: there is no such job; `suggestions` has the nearest ids.
+        UsageError: several ids begin so.
+    """
+    store = _configured_store(project=project, cluster=cluster)
+    return JobHandle(refs.find(store, job_id), store=store)
+
+
+def list_jobs(
+    project: str | None = None, zone: str | None = None, cluster: str | None = None, namespace: str | None = None
+) -> list[JobHandle[Any]]:
+    """Return all jobs, newest first, also those that have ended. A damaged reference is passed over with a warning."""
+    store = _configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
+    return [JobHandle(ref, store=store) for ref in refs.refs(store)]
+
+
+def _configured_store(**flags: str | None) -> Store:
+    return open_store(configuration.load(flags=flags).home)

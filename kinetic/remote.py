@@ -10,6 +10,7 @@ import functools
 import inspect
 import operator
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -202,6 +203,30 @@ class RemoteCallable(Generic[P, R]):
                 stack.callback(handle.debug_attach(debug.free_port()).terminate)
             return handle.result(stream_logs=True)
 
+    async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call from async code: `await train.aio(steps)` does what a call does, and does not block the event loop of asyncio.
+
+        Cancelling it leaves the job running and says how to come back to it.
+        """
+        from kinetic import futures
+        from kinetic.config import settings
+
+        if settings.on_host():
+            value = self._body(args, kwargs)
+            return cast("R", await value if inspect.isawaitable(value) else value)
+        if self._options.debug:
+            return await futures.beside(lambda: self._call_debugged(args, kwargs), abandoned=lambda: None, daemon=True)
+        cancelled = threading.Event()
+
+        def submit() -> JobHandle[R]:
+            handle = self.run_async(*args, **kwargs)
+            if cancelled.is_set():
+                handle.leave()
+            return handle
+
+        handle = await futures.beside(submit, abandoned=cancelled.set, daemon=False)
+        return await futures.beside(lambda: handle.result(stream_logs=True), abandoned=handle.leave, daemon=True)
+
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit and return at once; the job goes on without this process."""
         __tracebackhide__ = True
@@ -287,12 +312,15 @@ class RemoteCallable(Generic[P, R]):
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body here, in this process. Local data is where it is: the function gets its path."""
+        value = self._body(args, kwargs)
+        return cast("R", _awaited(value) if inspect.iscoroutine(value) else value)
+
+    def _body(self, args: Any, kwargs: Any) -> Any:
         if _DATA in sys.modules:
             from kinetic.packaging import cargo
 
-            args, kwargs = cast("Any", cargo.here(args, kwargs))
-        value = self._func(*self._bound, *args, **kwargs)
-        return cast("R", _awaited(value) if inspect.iscoroutine(value) else value)
+            args, kwargs = cargo.here(args, kwargs)
+        return self._func(*self._bound, *args, **kwargs)
 
     # -- being a method, being pickled ---------------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from kinetic.batch.endings import Ended, Endings
 from kinetic.batch.ledger import Ledger, State
 from kinetic.batch.manifest import Lock, Manifest
 from kinetic.batch.news import News
 from kinetic.batch.sources import Source
+from kinetic.endings import Ended, Endings
 from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_of
 from kinetic.handle import JobHandle
 from kinetic.job.outcome import Verdict

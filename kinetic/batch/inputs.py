@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic.errors import UsageError, UsageTypeError, a_type
 
 MODES = ("auto", "single", "args", "kwargs")
 
@@ -36,7 +36,7 @@ def calls(inputs: Iterable[Any], mode: str = "auto") -> list[Call]:
     if mode not in MODES:
         raise UsageError(f"There is no input_mode {mode!r}. Modes are: {', '.join(MODES)}.")
     if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
-        raise UsageTypeError(f"inputs must be a list with one entry for each call; it is a {type(inputs).__name__}.")
+        raise UsageTypeError(f"inputs must be a list with one entry for each call; it is {a_type(inputs)}.")
     return [_call(index, item, mode) for index, item in enumerate(inputs)]
 
 
@@ -54,7 +54,7 @@ def _call(index: int, item: Any, mode: str) -> Call:
 
 def _checked(index: int, item: Any, kinds: Any, wanted: str) -> Any:
     if not isinstance(item, kinds):
-        raise UsageTypeError(f"inputs[{index}] must be {wanted}; it is a {type(item).__name__}.")
+        raise UsageTypeError(f"inputs[{index}] must be {wanted}; it is {a_type(item)}.")
     return item
 
 

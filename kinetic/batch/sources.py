@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kinetic import submission
 from kinetic.backends.base import Backend
 from kinetic.batch.inputs import Call
-from kinetic.errors import UsageTypeError
+from kinetic.errors import UsageTypeError, a_type
 from kinetic.handle import JobHandle
 from kinetic.packaging.payload import CallSeries
 from kinetic.planning import Frame, Planned
@@ -99,7 +99,7 @@ class Called:
         handle = self._func(*call.args, **call.kwargs)
         if not isinstance(handle, JobHandle):
             raise UsageTypeError(
-                f"The function that submits must return a job's handle; it returned a {type(handle).__name__}. "
+                f"The function that submits must return a job's handle; it returned {a_type(handle)}. "
                 "Pass a function decorated with @kinetic.run, or its run_async."
             )
         return handle.grouped(group_id, index)

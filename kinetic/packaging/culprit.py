@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from kinetic.errors import PicklingError
+from kinetic.errors import PicklingError, with_article
 
 Attempt = Callable[[object], Exception | None]
 _DEEPEST = 20
@@ -38,9 +38,9 @@ class Culprit:
         """Make the exception for people."""
         where = f"{self.component} cannot be pickled"
         if self.path:
-            where += f": its part {self.path} is a {self.type_name}"
+            where += f": its part {self.path} is {with_article(self.type_name)}"
         elif f"({self.type_name})" not in self.component:
-            where += f": it is a {self.type_name}"
+            where += f": it is {with_article(self.type_name)}"
         if _too_deep(cause):
             advice = "It is nested too deeply: flatten it, or raise sys.setrecursionlimit."
         else:

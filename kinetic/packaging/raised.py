@@ -22,7 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from kinetic.errors import PicklingError, UserCodeFailed, text_of
+from kinetic.errors import PicklingError, UserCodeFailed, a_type, text_of
 from kinetic.packaging import frames
 
 Node = dict[str, Any]
@@ -172,7 +172,7 @@ def _make(node: Node, members: list[BaseException] | None, loads: Loads, *, must
             error = _from_parts(*error, members=members)
         if isinstance(error, BaseException):
             return error
-        problem: BaseException = TypeError(f"it came back as a {type(error).__name__}")
+        problem: BaseException = TypeError(f"it came back as {a_type(error)}")
     except (Exception, SystemExit) as caught:  # noqa: BLE001 (unpickling imports and runs the user's modules)
         problem = caught
     failed = UserCodeFailed(f"{says}\n(Its class could not be rebuilt here: {type(problem).__name__}: {problem}.)")

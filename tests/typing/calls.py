@@ -65,3 +65,18 @@ def takes_callable(func: RemoteCallable[[int], float]) -> None: ...
 
 
 takes_callable(Trainer().fit)
+
+
+async def awaits() -> None:
+    assert_type(await train.aio(1, rate=0.5), str)
+    assert_type(await fetch.aio("a"), bytes)
+    assert_type(await Trainer().fit.aio(3), float)
+    assert_type(await train.run_async(1), str)
+
+
+job = train.run_async(1)
+assert_type(job.exception(timeout="5s"), BaseException | None)
+assert_type(job.done(), bool)
+job.add_done_callback(lambda handle: print(handle.result().upper()))
+for each in kinetic.as_completed([job, train.run_async(2)], timeout="1m"):
+    assert_type(each.result(), str)

@@ -19,10 +19,10 @@ from kinetic.backends import registry
 from kinetic.batch import handle as handles
 from kinetic.batch import launch, tally
 from kinetic.batch.crew import Crew
-from kinetic.batch.endings import Endings
 from kinetic.batch.handle import BatchHandle
 from kinetic.batch.ledger import Ledger, Rules
 from kinetic.batch.manifest import Manifest, new_batch
+from kinetic.endings import Endings
 from kinetic.job import paths
 from kinetic.job_status import JobStatus
 from kinetic.storage.local import LocalStore

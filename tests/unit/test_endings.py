@@ -12,9 +12,8 @@ import pytest
 from batch_fakes import Scripted
 from laptop_fakes import put_success
 
-from kinetic import errors
-from kinetic.batch import endings
-from kinetic.batch.endings import Endings
+from kinetic import endings, errors
+from kinetic.endings import Endings
 from kinetic.handle import JobHandle
 from kinetic.storage.local import LocalStore
 

@@ -14,10 +14,11 @@ import kinetic
 from kinetic import errors
 from kinetic.backends import registry
 from kinetic.backends.base import ControlAddress, Phase
-from kinetic.handle import JobHandle, attach, list_jobs
+from kinetic.handle import JobHandle
 from kinetic.job import paths
 from kinetic.job.outcome import Exit, HostReport, RemoteError
 from kinetic.job_status import JobStatus
+from kinetic.jobs import attach, list_jobs
 from kinetic.storage.local import LocalStore
 
 

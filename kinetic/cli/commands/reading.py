@@ -13,7 +13,7 @@ from kinetic.cli import exit_codes, output
 from kinetic.cli.desk import Desk, with_desk
 from kinetic.cli.options import DURATION, accepted, job_argument, json_option
 from kinetic.cli.prefix import Prefixer
-from kinetic.errors import UsageError
+from kinetic.errors import UsageError, a_type
 
 if TYPE_CHECKING:
     from kinetic.handle import JobHandle
@@ -169,4 +169,4 @@ def _plain(value: Any) -> Any:
     """Arrays and array scalars as lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is in it")
+    raise TypeError(f"{a_type(value)} is in it")

@@ -1,0 +1,135 @@
+"""Jobs as futures on real processes: async code, callbacks, the first of many to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 100.0
+
+
+@kinetic.run(accelerator="cpu")
+def wait_for(path, value):
+    print(f"waiting for {value}", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return value
+
+
+@kinetic.run(accelerator="cpu")
+async def later(x):
+    if x < 0:
+        raise ValueError(f"{x} is negative")
+    await asyncio.sleep(0)
+    return x + 1
+
+
+@kinetic.run(accelerator="cpu")
+async def outer(x):
+    return [await later.aio(x), await later.aio(x + 1)] if hasattr(later, "aio") else [await later(x), await later(x + 1)]
+
+
+def script(tmp_path, body):
+    (tmp_path / "script.py").write_text(textwrap.dedent(body))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "script.py"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+
+
+def test_an_awaited_call_prints_and_leaves_the_loop_to_others(tmp_path, capfd):
+    go = tmp_path / "go"
+
+    async def main():
+        calls = asyncio.gather(wait_for.aio(go, 1), wait_for.with_options(name="second").aio(go, 2))
+        await asyncio.sleep(0)
+        go.touch()  # The loop runs while the calls wait.
+        return await calls
+
+    assert asyncio.run(main()) == [1, 2]
+    printed = capfd.readouterr().out
+    assert "waiting for 1" in printed
+    assert "waiting for 2" in printed
+
+
+def test_an_async_function():
+    assert asyncio.run(later.aio(1)) == 2
+    assert later(1) == 2
+    assert outer(1) == [2, 3]
+    with pytest.raises(ValueError, match="-1 is negative"):
+        asyncio.run(later.aio(-1))
+    with pytest.raises(kinetic.errors.UsageError, match="missing a required argument: 'x'"):
+        asyncio.run(later.aio())
+
+
+def test_cancelling_an_awaited_call_leaves_its_job_running(tmp_path, capfd):
+    go = tmp_path / "go"
+
+    async def main():
+        call = asyncio.ensure_future(wait_for.aio(go, 1))
+        while not (jobs := kinetic.list_jobs()):
+            await asyncio.sleep(0.02)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return jobs[0]
+
+    job = asyncio.run(main())
+    go.touch()
+    assert job.result(timeout=PATIENCE_S) == 1
+    threads = [thread for thread in threading.enumerate() if thread.name == "kinetic-await"]
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert re.search(rf"{job.job_id} goes on; reattach with kinetic.attach", capfd.readouterr().err)
+
+
+def test_jobs_of_calls_and_of_batches_as_they_end(tmp_path):
+    batch = later.run_async_map([1, 2, 3], max_concurrent=None)
+    single = wait_for.run_async(tmp_path / "go", "last")
+    values = []
+    for job in kinetic.as_completed([single, *batch.jobs], timeout=PATIENCE_S):
+        values.append(job.result())
+        if len(values) == 3:
+            (tmp_path / "go").touch()
+    assert sorted(values[:3]) == [2, 3, 4]
+    assert values[3:] == ["last"]
+
+
+def test_a_callback_does_not_keep_the_process_alive(tmp_path):
+    done = script(
+        tmp_path,
+        """
+        import kinetic, pathlib, time
+
+        @kinetic.run(accelerator="cpu")
+        def endless():
+            while not pathlib.Path(stop).exists():
+                time.sleep(0.02)
+
+        stop = str(pathlib.Path("stop").absolute())
+        if __name__ == "__main__":
+            job = endless.run_async()
+            job.add_done_callback(print)
+            print(job.job_id)
+        """,
+    )
+    (tmp_path / "stop").touch()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "kinetic: no cluster configured; simulating cpu (1 host x 1 device) here\n"
+    job = kinetic.attach(done.stdout.strip())
+    called, over = [], threading.Event()
+    job.add_done_callback(lambda handle: (called.append(handle.result()), over.set()))
+    assert over.wait(PATIENCE_S)
+    assert called == [None]

@@ -1,0 +1,255 @@
+"""Jobs as futures: callbacks once and in order, `await` beside other work, the first of many to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import threading
+
+import pytest
+from batch_fakes import Scripted
+from laptop_fakes import put_outcome, put_ref, raised, ref
+
+import kinetic
+from kinetic import errors, futures
+from kinetic.futures import as_completed
+from kinetic.job.outcome import Exit, HostReport
+from kinetic.storage.local import LocalStore
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def source(tmp_path):
+    made = Scripted(LocalStore(tmp_path), [["hang"]] * 100)
+    yield made
+    for index in list(made.hanging):
+        made.release(index)
+
+
+@pytest.fixture
+def job(source):
+    return source.submit("grp-00000001", 0, "job-00000000")
+
+
+def jobs(source, count):
+    return [source.submit("grp-00000001", index, f"job-{index:08x}") for index in range(count)]
+
+
+# -- done, exception ---------------------------------------------------------------------------------------------------
+
+
+def test_done(source, job):
+    assert not job.done()
+    source.release(0)
+    assert job.done()
+    assert job.exception() is None
+
+
+def test_the_exception_of_a_job_that_failed(source):
+    failed = put_ref(source.store, ref())
+    put_outcome(source.store, failed, raised(source.store, failed, 1, ValueError("no")))
+    handle = kinetic.JobHandle(failed, source, source.store)
+    assert handle.done()
+    assert isinstance(handle.exception(), ValueError)
+
+
+def test_a_cancelled_job_has_an_exception_too(source, job):
+    job.cancel()
+    assert isinstance(job.exception(), errors.JobCancelled)
+
+
+def test_waiting_for_the_exception_can_end(job):
+    with pytest.raises(errors.WaitTimeout, match=r"job-00000000 has not ended within 0\.01 s"):
+        job.exception(timeout="10ms")
+
+
+# -- callbacks ---------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_once_in_their_order_in_a_daemon_thread(source, job):
+    called, over = [], threading.Event()
+    job.add_done_callback(lambda handle: called.append((1, handle.job_id, threading.current_thread().daemon)))
+    job.add_done_callback(lambda _: called.append(2))
+    job.add_done_callback(lambda _: over.set())
+    assert called == []
+    source.release(0)
+    assert over.wait(PATIENCE_S)
+    assert called == [(1, "job-00000000", True), 2]
+
+
+def test_a_job_that_has_ended_calls_at_once(source, job):
+    source.release(0)
+    called = []
+    job.add_done_callback(called.append)
+    assert called == [job]
+
+
+def test_a_callback_that_raises_is_logged_and_the_others_are_called(source, job, caplog):
+    over = threading.Event()
+    with caplog.at_level(logging.ERROR, "kinetic"):
+        job.add_done_callback(lambda _: 1 / 0)
+        job.add_done_callback(lambda _: over.set())
+        source.release(0)
+        assert over.wait(PATIENCE_S)
+    assert "ZeroDivisionError" in caplog.text
+    assert job.result() == (0, 1)
+
+
+def test_a_callback_may_add_another_one(source, job):
+    over = threading.Event()
+    job.add_done_callback(lambda handle: handle.add_done_callback(lambda _: over.set()))
+    source.release(0)
+    assert over.wait(PATIENCE_S)
+
+
+def test_a_slow_callback_holds_up_no_other_job(source):
+    first, second = jobs(source, 2)
+    free, over = threading.Event(), threading.Event()
+    first.add_done_callback(lambda _: free.wait(PATIENCE_S))
+    second.add_done_callback(lambda _: over.set())
+    source.release(0)
+    source.release(1)
+    assert over.wait(PATIENCE_S)
+    free.set()
+
+
+def test_a_job_whose_records_were_removed_is_done(source, job):
+    over = threading.Event()
+    job.add_done_callback(lambda _: over.set())
+    source.lose(0)
+    assert over.wait(PATIENCE_S)
+
+
+def test_a_fork_has_a_watch_of_its_own(source, job):
+    futures.watch().add(job, lambda: None)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if futures.watch()._thread is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_nothing_watches_when_nobody_waits(source, job):
+    watching = futures.Watch()
+    over = threading.Event()
+    watching.add(job, over.set)
+    thread = watching._thread
+    source.release(0)
+    assert over.wait(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert watching._jobs == watching._tells == {}
+
+
+# -- await -------------------------------------------------------------------------------------------------------------
+
+
+def test_awaiting_does_not_block_the_loop(source, job):
+    async def main():
+        waiting = asyncio.ensure_future(job)
+        await asyncio.sleep(0)
+        source.release(0)  # This runs while somebody waits.
+        return await asyncio.wait_for(waiting, PATIENCE_S)
+
+    assert asyncio.run(main()) == (0, 1)
+
+
+def test_gathering(source):
+    handles = jobs(source, 3)
+
+    async def main():
+        values = asyncio.gather(*handles)
+        for index in (2, 0, 1):
+            source.release(index)
+        return await asyncio.wait_for(values, PATIENCE_S)
+
+    assert asyncio.run(main()) == [(0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), StopIteration(3), asyncio.CancelledError()])
+def test_awaiting_raises_what_the_function_raised(source, error):
+    failed = put_ref(source.store, ref())
+    put_outcome(source.store, failed, raised(source.store, failed, 0, error))
+
+    async def main():
+        await kinetic.JobHandle(failed, source, source.store)
+
+    expected = RuntimeError if isinstance(error, StopIteration) else type(error)  # as any coroutine that raises it
+    with pytest.raises(expected):
+        asyncio.run(main())
+
+
+def test_cancelling_the_waiting_leaves_the_job_running(source, job):
+    async def main():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(job, 0.01)
+        assert "cancel" not in source.calls
+        source.release(0)
+        return await job
+
+    assert asyncio.run(main()) == (0, 1)
+
+
+# -- the first of many -------------------------------------------------------------------------------------------------
+
+
+def test_jobs_come_as_they_end_each_once(source):
+    handles = jobs(source, 4)
+    source.release(2)
+    ends = as_completed([*handles, handles[0]])
+    assert next(ends) is handles[2]
+    for index in (3, 0, 1):
+        source.release(index)
+        assert next(ends) is handles[index]
+    assert list(ends) == []
+
+
+def test_no_jobs():
+    assert list(kinetic.as_completed([])) == []
+
+
+def test_waiting_for_many_can_end(source):
+    first, second, third = jobs(source, 3)
+    source.release(0)
+    with pytest.raises(TimeoutError, match=r"2 of 3 jobs have not ended within 0\.01 s: job-00000001, job-00000002\. They go on"):
+        list(as_completed([first, second, third], timeout="10ms"))
+    assert list(itertools.islice(as_completed([first, second, third]), 1)) == [first]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (3, "takes a list of job handles; it is an int"),
+        ([None], r"handles\[0\] is None. An input of a batch has no job before it is submitted"),
+        (["job-1"], r"handles\[0\] is a str"),
+    ],
+)
+def test_what_is_not_a_handle_is_refused_at_once(wrong, words):
+    with pytest.raises(errors.UsageTypeError, match=words):
+        as_completed(wrong)
+
+
+# -- completion --------------------------------------------------------------------------------------------------------
+
+
+def test_what_there_is_to_complete(job):
+    names = dir(job)
+    assert {"job_id", "accelerator", "display_name", "group_index", "result", "done", "output_dir", "__await__"} <= set(names)
+    assert [name for name in names if name.startswith("_") and not name.startswith("__")] == []
+    for name in names:
+        with contextlib.suppress(errors.KineticError):
+            getattr(job, name)
+
+
+def test_a_lost_host_can_be_awaited(source):
+    lost = put_ref(source.store, ref())
+    put_outcome(source.store, lost, HostReport(1, Exit.SIGNAL, detail="killed"))
+
+    async def main():
+        await kinetic.JobHandle(lost, source, source.store)
+
+    with pytest.raises(errors.HostLost):
+        asyncio.run(main())
