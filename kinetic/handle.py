@@ -276,7 +276,7 @@ class JobHandle(Generic[R_co]):
         __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
         if self._collected is not None:
             return cast("R_co", self._collected[0])
-        request = LogRequest(hosts=(0,) if stream_logs else ())
+        request = LogRequest(hosts=(0,) if stream_logs else (), failures=False)
         with self._interruptible():
             outcome = self._watch(request, Printer() if stream_logs else None, timeout, on_status_change)
         free = not self.debug if cleanup is None else cleanup
@@ -394,7 +394,8 @@ class JobHandle(Generic[R_co]):
 
     def _last_lines(self, host: int) -> str:
         with contextlib.suppress(KineticError, OSError):
-            return self.tail(_TAIL_LINES, host)
+            chunks = self.chunks(LogRequest(hosts=(host,), follow=False, tail=_TAIL_LINES, failures=False))
+            return b"".join(chunk.data for chunk in chunks if chunk is not None).decode(errors="replace")
         return ""
 
     def _known(self, host: int) -> int:

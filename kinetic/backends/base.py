@@ -46,11 +46,13 @@ class LogRequest:
         hosts: indices of hosts; None for all.
         follow: keep reading until the job has ended and everything was read; else read what is there.
         tail: start with the last so many lines of each host; None for everything.
+        failures: include the tracebacks of hosts that failed; a caller that raises the exception leaves them out.
     """
 
     hosts: tuple[int, ...] | None = (0,)
     follow: bool = True
     tail: int | None = None
+    failures: bool = True
 
 
 class Backend(Protocol):

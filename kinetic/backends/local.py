@@ -126,7 +126,8 @@ class LocalBackend:
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, and on, until the job has ended."""
-        readers = [self._reader(ref, host) for host in (request.hosts if request.hosts is not None else range(ref.hosts))]
+        hosts = request.hosts if request.hosts is not None else range(ref.hosts)
+        readers = [self._reader(ref, host, failures=request.failures) for host in hosts]
         try:
             if request.tail is not None:
                 for reader in readers:
@@ -223,10 +224,11 @@ class LocalBackend:
         told = self._supervisor(ref) or {}
         return any(_is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
 
-    def _reader(self, ref: JobRef, host: int) -> LogReader:
+    def _reader(self, ref: JobRef, host: int, *, failures: bool) -> LogReader:
         from kinetic.backends.logreader import LogReader
 
-        return LogReader(host, self._store.path(paths.log(ref.job_id, host)), self._store.path(paths.log_index(ref.job_id, host)))
+        files = self._store.path(paths.log(ref.job_id, host)), self._store.path(paths.log_index(ref.job_id, host))
+        return LogReader(host, *files, failures=failures)
 
     def _verdict(self, ref: JobRef) -> Phase | None:
         try:

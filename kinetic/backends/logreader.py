@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetic.job.logformat import RECORD, STDOUT, LogChunk, decode_records
+from kinetic.job.logformat import FAILURE, RECORD, STDERR, STDOUT, LogChunk, decode_records
 
 BATCH_BYTES = 4 << 20
 BATCH_RECORDS = 1 << 14
@@ -21,8 +21,9 @@ BATCH_RECORDS = 1 << 14
 class LogReader:
     """Follows the files of one host. A file that does not exist yet is empty."""
 
-    def __init__(self, host: int, log: Path, index: Path) -> None:
+    def __init__(self, host: int, log: Path, index: Path, *, failures: bool = True) -> None:
         self._host = host
+        self._failures = failures
         self._paths = (log, index)
         self._log = self._index = -1
         self._log_at = 0
@@ -33,13 +34,30 @@ class LogReader:
         """Skip all but the last `lines` lines that are there now."""
         if not self._open():
             return
-        self._log_at = _tail_offset(self._log, lines)
+        self._log_at = _tail_offset(self._log, lines, os.fstat(self._log).st_size if self._failures else self._end_of_output())
+
+    def _end_of_output(self) -> int:
+        """Where the output ends, without what is told of a failure after it."""
+        end = os.fstat(self._log).st_size
+        size = os.fstat(self._index).st_size if self._index >= 0 else 0
+        for at in range(size // RECORD.size - 1, -1, -1):
+            record = decode_records(os.pread(self._index, RECORD.size, at * RECORD.size))
+            if not record or record[0][0] > end:
+                return end
+            if record[0][2] != FAILURE:
+                return record[0][0]
+        return 0 if size else end
 
     def read(self) -> Iterator[LogChunk]:
         """Yield what is new, at most about `BATCH_BYTES` of it; nothing when nothing is."""
-        records = self._records()
-        if not records:
-            return
+        while records := self._records():
+            chunks = self._batch(records)
+            if (first := next(chunks, None)) is not None:
+                yield first
+                yield from chunks
+                return
+
+    def _batch(self, records: list[tuple[int, int, int]]) -> Iterator[LogChunk]:
         begin, last = self._log_at, self._end_of_batch(records)
         data = memoryview(os.pread(self._log, last - begin, begin))
         for end, time_ns, stream in records:
@@ -49,7 +67,10 @@ class LogReader:
             if end > self._log_at:
                 chunk = bytes(data[self._log_at - begin : end - begin])
                 self._log_at = end
-                yield LogChunk(self._host, stream, time_ns, chunk)
+                if stream != FAILURE:
+                    yield LogChunk(self._host, stream, time_ns, chunk)
+                elif self._failures:
+                    yield LogChunk(self._host, STDERR, time_ns, chunk)
 
     def _records(self) -> list[tuple[int, int, int]]:
         """Records that have not been read; those that end before the place to start at (a tail) are stepped over."""
@@ -111,9 +132,9 @@ def _open_if_there(path: Path) -> int:
     return -1
 
 
-def _tail_offset(fd: int, lines: int) -> int:
-    """Offset at which the last `lines` lines begin."""
-    at = size = os.fstat(fd).st_size
+def _tail_offset(fd: int, lines: int, size: int) -> int:
+    """Offset at which the last `lines` lines of the first `size` bytes begin."""
+    at = size
     if lines <= 0:
         return size
     wanted = lines

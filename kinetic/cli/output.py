@@ -211,12 +211,12 @@ def _cell(words: str, *, wraps: bool) -> Text:
 
 
 def failure(problem: BaseException) -> None:
-    """Print what a job raised: as Python would (type, message, notes with the remote traceback), or as ours where it is ours."""
+    """Print what a job raised: as Python would, with the frames of the host, or as ours where it is ours."""
     import traceback
 
     if isinstance(problem, KineticError):
         return error("\n".join([str(problem), *getattr(problem, "__notes__", ())]).rstrip())
-    return notice("".join(traceback.format_exception_only(problem)).rstrip())
+    return notice("".join(traceback.format_exception(problem)).rstrip())
 
 
 def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> bool:

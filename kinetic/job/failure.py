@@ -18,8 +18,12 @@ _STACK_LINES = 40
 _DETAIL_CHARS = 2000
 _OF_THE_JOB = (Exit.CANCELLED, Exit.TIMEOUT, Exit.NEVER_JOINED)
 """Ends that a host did not bring about: what it printed last explains nothing, and naming the others neither."""
+_TRACEBACK_TOLD = (Exit.RAISED, Exit.UNPICKLE_FAILED)
+"""Ends whose traceback is part of the message."""
 _NOISE = re.compile(r'^\s*File "[^"]*/kinetic/runner/|^\s*File "<frozen runpy>"|^Extension modules: ')
 """What Python's fault handler prints of the runner's own frames when a worker crashes."""
+_FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
+"""A line of a traceback that names a file, or a cell of a notebook."""
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised here, these would end the caller instead of telling it something."""
 
@@ -69,6 +73,8 @@ def exception_of(evidence: Evidence) -> BaseException:
         remote_traceback=first.error.traceback if first is not None and first.error is not None else "",
     )
     failure.__cause__ = original
+    if original is not None and first is not None and first.exit in _TRACEBACK_TOLD:
+        original.__traceback__ = None
     return failure
 
 
@@ -86,8 +92,11 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
 def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
     """Tell at the function's own exception where it comes from."""
     assert first.error is not None
-    where = f"{_host(evidence, first.host)}, {evidence.job_id}"
-    original.add_note(f"Remote traceback ({where}):\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}")
+    where = f"Remote traceback ({_host(evidence, first.host)}, {evidence.job_id})"
+    if original.__traceback__ is None:
+        original.add_note(f"{where}:\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}")
+    else:  # The exception has the remote frames, and whatever shows it shows them.
+        original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
         original.add_note("This looks like the echo of another host's end; no host reported a cause.")
     for note in (*_others(evidence), *_tail(evidence, first), _more(evidence, first)):
@@ -95,11 +104,21 @@ def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> Ba
     return original
 
 
+def _site(traceback: str) -> str:
+    """Where the innermost frame of a formatted traceback is, for the end of a sentence; "" where none is found."""
+    frames = _FRAME.findall(traceback)
+    if not frames:
+        return ""
+    file, line, function = frames[-1]
+    name = file.strip('"').rpartition("/")[2]
+    return f", raised at {name}:{line} in {function}"
+
+
 def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
     lines = [f"{evidence.name} ({evidence.job_id}): {_headline(evidence, first)}"]
     if first is None:
         return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
-    if first.exit in (Exit.RAISED, Exit.UNPICKLE_FAILED) and first.error is not None and first.error.traceback:
+    if first.exit in _TRACEBACK_TOLD and first.error is not None and first.error.traceback:
         title = f"Remote traceback ({_host(evidence, first.host)}):"
         lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
     if first.exit is Exit.HANG and evidence.stacks:

@@ -4,7 +4,7 @@ In: chunks of output with time and stream. Out: index records. Written by the ru
 
 `log` holds both streams' bytes in the order in which the agent read them, so that any tool can read it. `log.idx` holds one
 24-byte little-endian record per chunk: offset of the chunk's END in `log` (u64), time in nanoseconds since the epoch (u64),
-stream (u32: 1 stdout, 2 stderr), and a check value (u32: CRC-32 of the rest of the record). A chunk ends
+stream (u32: 1 stdout, 2 stderr, 3 how the host failed), and a check value (u32: CRC-32 of the rest of the record). A chunk ends
 at a line end unless the line was left open for a while or is longer than the reader's buffer. The data is written before its
 record, so a record never points at bytes that are not there; bytes after the last good record are treated as stdout.
 """
@@ -18,6 +18,9 @@ from dataclasses import dataclass
 RECORD = struct.Struct("<QQII")
 STDOUT = 1
 STDERR = 2
+FAILURE = 3
+"""How the host failed: a traceback, or a line of kinetic's. Readers show it on stderr, or leave it out where the exception is
+raised anyway."""
 _BODY = struct.Struct("<QQI")
 
 

@@ -40,6 +40,8 @@ class Exit(StrEnum):
 
 FATAL = frozenset({Exit.OS_EXIT, Exit.SIGNAL, Exit.OUT_OF_MEMORY, Exit.AGENT_LOST})
 """Ends of a host that died, as opposed to code that failed."""
+NO_RETRY = frozenset({Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE})
+"""Ends that another attempt would not change."""
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ from typing import Any
 from kinetic.coordinator.gang import Beat, HostView
 from kinetic.errors import KineticError, StoreFull
 from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport
+from kinetic.job.logformat import FAILURE, STDERR
+from kinetic.job.outcome import NO_RETRY, Exit, HostReport
 from kinetic.job.plan import Plan
 from kinetic.runner import datasets, debugger, memory, processes, workspace
 from kinetic.runner.briefing import start_message
 from kinetic.runner.channel import Message
 from kinetic.runner.child import Child
-from kinetic.runner.ending import Moment, ending_of
+from kinetic.runner.ending import Moment, ending_of, last_words
 from kinetic.runner.identity import Identity
 from kinetic.runner.link import Link
 from kinetic.runner.logs import HostLog, tees
@@ -96,6 +97,7 @@ class Agent:
         self._reserve = processes.reserve_disk(Path(self._who.scratch) / f"reserve-{self._who.host}", RESERVE_BYTES)
         self._memory = memory.Watch(self._worker.pid)
         self._log = HostLog(*self._log_paths)
+        self._announce_attempt()
         self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
         self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
         self._link = Link(self._who, self._beat)
@@ -114,6 +116,15 @@ class Agent:
         finally:
             self._clean_up()
         return 0 if self._is_told() else 1
+
+    def _announce_attempt(self) -> None:
+        """Let the log say where another attempt begins, and why."""
+        number, attempts = self._who.attempt, self._plan.retries + 1
+        if number > 1:
+            why = f": {lines[0]}" if (lines := self._who.failed_before.splitlines()) else "."
+            self._log.say(
+                f"kinetic: attempt {number - 1} of {attempts} failed{why}\nkinetic: attempt {number} of {attempts} begins."
+            )
 
     def _watch(self) -> None:
         ways: list[tuple[Any, Callable[[], None]]] = [
@@ -356,6 +367,7 @@ class Agent:
         moment = Moment(started=self._started_at > 0, ending=self._ending)
         report = ending_of(self._end, status, stop, self._who.host, peak_bytes=peak, memory=self._memory.verdict(), moment=moment)
         self._report = self._with_artifacts(report)
+        self._log_failure(self._report)
         if self._gate is not None:
             self._gate.close()
         data = self._report.to_json()
@@ -366,6 +378,17 @@ class Agent:
         if damaged := (self._end or {}).get("damaged"):
             with contextlib.suppress(KineticError):  # What is there is not sent again: the next submission shall find it absent.
                 self._store.delete(paths.blob(damaged))
+
+    def _log_failure(self, report: HostReport) -> None:
+        """Let the host's log end as the log of any program that fails."""
+        # Nobody raises the failure of an attempt that is repeated, so everybody sees it, and the next attempt says why it begins.
+        is_last = self._who.attempt > self._plan.retries or report.exit in NO_RETRY
+        words = last_words(report)
+        if not words or (report.exit is Exit.STOPPED and not is_last):
+            return
+        for tee in self._tees:
+            tee.drain()
+        self._log.say(words, FAILURE if is_last else STDERR)
 
     def _with_artifacts(self, report: HostReport) -> HostReport:
         """Put the pickled value or exception into the store and complete the report with it and with what the agent knows."""

@@ -66,6 +66,19 @@ def ending_of(
     return _died(status or 0, host, peak_bytes, memory, moment)
 
 
+def last_words(report: HostReport) -> str:
+    """What the host's log says at its end of a function that did not return; "" where nothing is to be said.
+
+    An exception is told as Python tells it, `sys.exit` not at all (its text, if any, is there already); the rest is one line.
+    """
+    if report.exit in (Exit.RAISED, Exit.UNPICKLE_FAILED) and report.error is not None and report.error.traceback:
+        return report.error.traceback.rstrip()
+    if report.ok or report.exit is Exit.SYS_EXIT:
+        return ""
+    why = report.detail.rstrip() or str(report.exit)
+    return f"kinetic: this host was stopped: {why}" if report.exit is Exit.STOPPED else f"kinetic: {why}"
+
+
 def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
     told = end.get("error")
     error = None
@@ -90,17 +103,19 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
 
 
 def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Moment) -> HostReport:
-    memory = f" (peak memory {peak_bytes / 2**20:,.0f} MiB)" if peak_bytes else ""
+    peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
-        detail = f"The worker process ended with exit code {code} {moment} (os._exit, or native code).{memory}"
+        how = "; ".join(filter(None, ("os._exit, or native code", peak)))
+        detail = f"The worker process ended with exit code {code} {moment} ({how})."
         return HostReport(host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes)
     signum = os.WTERMSIG(status)
     name = processes.signal_name(signum)
     if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
         return HostReport(host, Exit.OUT_OF_MEMORY, detail=reason, signal=signum, peak_rss_bytes=peak_bytes)
     when = f" {moment}" if moment.ending or not moment.started else ""
-    detail = f"The worker process was killed by {name}{when}{memory}."
+    how = f" ({peak})" if peak else ""
+    detail = f"The worker process was killed by {name}{when}{how}."
     return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
 
 

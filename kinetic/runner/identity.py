@@ -28,6 +28,7 @@ class Identity:
         scratch: folder for the source tree and temporary files; removed at the end.
         simulated: whether the chips are virtual devices of the processor.
         attempt: which start of the gang this is, from 1.
+        failed_before: why the attempt before this one failed; "" for the first.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
@@ -45,6 +46,7 @@ class Identity:
     scratch: str
     simulated: bool = False
     attempt: int = 1
+    failed_before: str = ""
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0

@@ -87,10 +87,17 @@ class HostLog:
             if self.lost_bytes:
                 self._align_index()
 
-    def say(self, text: str) -> None:
-        """Keep a line of kinetic's own, for which there is room when there is none for output."""
-        data = f"{text}\n".encode(errors="backslashreplace")
-        self._keep_account(STDERR, data, self._append(self._log, data))
+    def say(self, text: str, stream: int = STDERR) -> None:
+        """Keep lines of kinetic's own, for which there is room when there is none for output."""
+        lead = "\n" if self._ends_inside_a_line() else ""
+        data = f"{lead}{text}\n".encode(errors="backslashreplace")
+        self._keep_account(stream, data, self._append(self._log, data))
+
+    def _ends_inside_a_line(self) -> bool:
+        try:
+            return self._end > 0 and os.pread(self._log, 1, self._end - 1) != b"\n"
+        except OSError:
+            return False
 
     def _align_index(self) -> None:
         # A record cut short by a full disk or a killed agent would shift all that follow it.

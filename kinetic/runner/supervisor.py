@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from kinetic.coordinator.gang import Gang, GangEvent, GangSpec
 from kinetic.errors import KineticError, StoreFull
 from kinetic.job import paths, record
-from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict, judge
+from kinetic.job.outcome import NO_RETRY, Exit, HostReport, Outcome, Verdict, judge
 from kinetic.job.plan import Plan
 from kinetic.packaging import replica
 from kinetic.runner import processes
@@ -50,7 +50,6 @@ LEAVE_S = 3.0
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
 LOOK_EVERY_S = 0.5
 """How often the supervisor looks whether the job's records are still there."""
-NO_RETRY = frozenset({Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE})
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class Request:
         base_env: environment that the workers start from.
         secrets: values of the plan's secrets; never written to disk.
         attempt: which start of the gang this is, from 1.
+        failed_before: why the attempt before this one failed; "" for the first.
         heartbeat_s: between two heartbeats of an agent.
         heartbeat_timeout_s: after this silence an agent counts as lost.
         unreachable_after_s: an agent that cannot reach the coordinator for so long ends its worker and goes.
@@ -73,6 +73,7 @@ class Request:
     base_env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     attempt: int = 1
+    failed_before: str = ""
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     unreachable_after_s: float = 30.0
@@ -235,6 +236,7 @@ class Supervisor:
                 scratch=str(self._scratch),
                 simulated=True,
                 attempt=request.attempt,
+                failed_before=request.failed_before,
                 base_env=request.base_env,
                 secrets=request.secrets,
                 heartbeat_s=request.heartbeat_s,
@@ -392,7 +394,7 @@ class Supervisor:
         self._event({"kind": "retry", "detail": outcome.reason})
         self._sweep_up()
         (self._own / "state.json").unlink(missing_ok=True)
-        again = asdict(self._request) | {"attempt": self._request.attempt + 1}
+        again = asdict(self._request) | {"attempt": self._request.attempt + 1, "failed_before": outcome.reason}
         import tempfile
 
         with tempfile.TemporaryFile() as spool:  # Not a pipe: the environment may be longer than a pipe holds.

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import os
 import sys
 import threading
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from kinetic.errors import PicklingError
@@ -31,8 +33,10 @@ ENCLOSED_BYTES = 1 << 16
 left none."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
 """Of a larger pickle than this the agent is spared the copy in its memory, also where no file can be written."""
-_OWN_CODE = (str(Path(__file__).parent) + "/", "<kinetic>")
+_OWN_CODE = (str(Path(__file__).parents[1]) + "/", "<kinetic>")
 """Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what `kinetic run` sends."""
+_MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
+"""What lies between our frames and the user's: the event loop that runs an async function, the import system."""
 
 
 class Terminated(SystemExit):
@@ -127,10 +131,10 @@ def described(error: BaseException, start: Start) -> Message:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The formatted traceback, from the function's own frame on."""
+    """The formatted traceback as Python prints it, without the frames that lead to the function."""
     import traceback
 
-    _drop_own_frames(error)
+    _drop_own_frames(error, set())
     return "".join(traceback.format_exception(error))
 
 
@@ -207,9 +211,21 @@ def _as_seen_by_caller(told: str, start: Start) -> str:
     return told.replace(start.tree, start.client_root) if start.client_root else told
 
 
-def _drop_own_frames(error: BaseException) -> None:
-    at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+def _drop_own_frames(error: BaseException | None, seen: set[int]) -> None:
+    """Take the frames through which we reached the user's code off the exception, and off all that hangs on it."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    error.__traceback__ = _without_own(error.__traceback__)
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for other in (*members, error.__cause__, error.__context__):
+        _drop_own_frames(other, seen)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    start = at = trace
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+        if at.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+            start = at.tb_next
         at = at.tb_next
-    if at is not None:
-        error.__traceback__ = at
+    return start

@@ -123,5 +123,5 @@ def test_ctrl_c_leaves_the_job_and_cancel_stops_it(project: Path) -> None:
     assert kn(project, "jobs", "wait", "--timeout", "100ms", job).returncode == 124
     assert kn(project, "jobs", "cancel", job).returncode == 0
     assert kn(project, "jobs", "wait", job).returncode == 1
-    assert kn(project, "jobs", "logs", job).stdout == "up\ncleaned\n"
+    assert kn(project, "jobs", "logs", job).stdout == "up\ncleaned\nkinetic: The job was cancelled.\n"
     assert json.loads(kn(project, "jobs", "status", "--json", job).stdout)["state"] == "CANCELLED"

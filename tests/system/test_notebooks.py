@@ -183,7 +183,9 @@ def test_tracebacks_show_the_lines_of_cells_and_none_of_ours(kernel):
     assert "----> 4     return x / y" in local
     assert "kinetic/handle.py" not in shown.error
     assert "kinetic/runner" not in shown.error
-    assert "  Cell In[2], line 4, in halve\n    return x / y\n" in remote
+    assert ": as above, raised at Cell In[2]:4 in halve.\n" in remote
+    log = kernel.run("kinetic.list_jobs()[0].logs(follow=True)").stream("stderr")
+    assert "  Cell In[2], line 4, in halve\n    return x / y\n" in log
     assert "ipykernel" not in shown.error
     plan = kernel.run("print(boom.plan(3).plan.to_json())").stream("stdout")
     assert "return x / y" in plan

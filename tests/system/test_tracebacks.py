@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,97 @@ def test_what_is_refused_leads_to_the_call_and_to_the_users_own_code(value: obje
     assert shown(caught.value) == ["test_what_is_refused_leads_to_the_call_and_to_the_users_own_code"]
     assert caught.value.__cause__ is not None
     assert shown(caught.value.__cause__) == own
+
+
+@kinetic.run(accelerator="tpu-v6e-8")
+def fail_on_one(how: str) -> None:
+    import os
+    import signal
+    import time
+
+    import jax
+
+    print("printed")
+    if jax.process_index() == 0:
+        time.sleep(100)
+    error = ValueError("no")
+    error.add_note("a note")
+    ends: dict[str, Any] = {
+        "raise": lambda: inner(0),
+        "group": lambda: (_ for _ in ()).throw(ExceptionGroup("all", [error])),
+        "exit": lambda: sys.exit("last words"),
+        "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt()),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    }
+    ends[how]()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("raise", ["Traceback (most recent call last):", "in fail_on_one", "in inner", "return 1 / x", "ZeroDivisionError: "]),
+        ("group", ["Exception Group Traceback", "ExceptionGroup: all (1 sub-exception)", "ValueError: no", "a note"]),
+        ("exit", ["last words"]),
+        ("interrupt", ["Traceback (most recent call last):", "in fail_on_one", "\nKeyboardInterrupt\n"]),
+        ("kill", ["kinetic: The worker process was killed by SIGKILL"]),
+    ],
+)
+def test_the_log_of_a_host_ends_with_how_it_failed(how: str, told: list[str]) -> None:
+    job = fail_on_one.run_async(how)
+    assert not job.wait().ok
+    log = job.logs(host=1)
+    assert log is not None
+    place = 0
+    for words in ["printed\n", *told]:
+        place = log.index(words, place)
+    assert log.count(told[-1]) == 1
+    assert OURS not in log
+    assert (job.logs() or "").splitlines()[:1] == ["printed"]
+    assert "\nkinetic: this host was stopped: host 1 of 2: " in (job.logs() or "")
+
+
+def test_who_gets_the_exception_raised_sees_its_traceback_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no x") as caught:
+        train(0)
+    assert capfd.readouterr().err.count("Traceback") == 0
+    assert "".join(traceback.format_exception(caught.value)).count("ValueError: no x") == 1
+    job = kinetic.list_jobs()[0]
+    job.logs(follow=True)
+    assert capfd.readouterr().err.count("ValueError: no x") == 1
+    assert "Traceback" not in "".join(caught.value.__notes__), "nor among the last lines"
+
+
+@kinetic.run(accelerator="cpu")
+async def fails_later() -> None:
+    import asyncio
+
+    await asyncio.sleep(0)
+    raise ValueError("later")
+
+
+def test_the_log_of_an_async_function_has_no_frames_of_the_loop() -> None:
+    job = fails_later.run_async()
+    job.wait()
+    frames = [line for line in job.tail().splitlines() if line.lstrip().startswith("File ")]
+    assert len(frames) == 1, frames
+    assert frames[0].endswith("in fails_later")
+
+
+@kinetic.run(accelerator="cpu")
+def takes(value: Any) -> None:
+    pass
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return inner, (0,)
+
+
+def test_what_fails_before_the_function_is_in_the_log_too() -> None:
+    job = takes.run_async(Unloadable())
+    assert not job.wait().ok
+    log = job.tail()
+    assert "ZeroDivisionError: division by zero\n" in log
+    assert "in inner" in log
+    assert "The function could not be rebuilt on this host" in log.splitlines()[-1]
+    assert OURS not in log

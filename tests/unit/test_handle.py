@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
+import traceback
 
 import pytest
 from laptop_fakes import HOSTS, NOW, FakeBackend, chunk, is_gone, put_outcome, put_ref, put_report, put_success, raised, ref
@@ -200,6 +202,19 @@ def test_the_functions_own_exception_is_raised_with_its_type_and_told_where_it_c
     assert "OwnError" in notes
     assert "line 2" in notes, "what the caller has not seen is shown"
     assert "kinetic jobs logs job-00000001 --host 2" in notes
+
+
+def test_a_traceback_is_shown_once(store, job, handle):
+    try:
+        raise OwnError(7, why="because")
+    except OwnError as error:
+        put_outcome(store, job, raised(store, job, 2, error))
+    with pytest.raises(OwnError) as caught:
+        handle.result()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count('raise OwnError(7, why="because")') == 1
+    assert shown.count("Traceback (most recent call last)") == 1
+    assert re.search(r"Remote traceback \(host 2 of 4, job-00000001\): as above, raised at test_handle.py:\d+ in test_", shown)
 
 
 def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(store, job, handle):

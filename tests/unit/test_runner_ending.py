@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from kinetic.coordinator.gang import HostView
-from kinetic.job.outcome import Exit
-from kinetic.runner.ending import Moment, ending_of
+from kinetic.job.outcome import Exit, HostReport, RemoteError
+from kinetic.runner.ending import Moment, ending_of, last_words
 from kinetic.runner.memory import Verdict
 from kinetic.runner.progress import Sample, moved
 
@@ -103,3 +103,28 @@ def test_standing_still(later, expected):
 def test_how_far_the_worker_was_is_told(moment, words):
     assert words in ending_of(None, exited(3), None, 0, moment=moment).detail
     assert ending_of(None, exited(3), None, 0, moment=moment).exit is Exit.OS_EXIT
+
+
+RAISED_REPORT = HostReport(
+    0, Exit.RAISED, "ValueError: no", error=RemoteError("ValueError", "no", "Traceback…\nValueError: no\n")
+)
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (HostReport(0, Exit.RETURNED), ""),
+        (RAISED_REPORT, "Traceback…\nValueError: no"),
+        (HostReport(0, Exit.RAISED, "broken"), "kinetic: broken"),
+        (HostReport(0, Exit.SYS_EXIT, "The function called sys.exit(3).", exit_code=3), ""),
+        (HostReport(0, Exit.SIGNAL, "killed by SIGKILL.", signal=9), "kinetic: killed by SIGKILL."),
+        (HostReport(0, Exit.SETUP_FAILED, "no room"), "kinetic: no room"),
+        (
+            HostReport(0, Exit.STOPPED, "host 2 of 4: ValueError: no"),
+            "kinetic: this host was stopped: host 2 of 4: ValueError: no",
+        ),
+        (HostReport(0, Exit.AGENT_LOST), "kinetic: agent_lost"),
+    ],
+)
+def test_a_log_ends_with_how_the_host_failed(report, words):
+    assert last_words(report) == words

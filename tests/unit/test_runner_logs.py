@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kinetic.backends import logreader
 from kinetic.backends.logreader import LogReader
-from kinetic.job.logformat import RECORD, STDERR, STDOUT
+from kinetic.job.logformat import FAILURE, RECORD, STDERR, STDOUT
 from kinetic.runner import logs
 from kinetic.runner.logs import HostLog, Tee, tees
 
@@ -24,8 +24,8 @@ def clock():
     return 1_700_000_000_000_000_000
 
 
-def read_all(files, **tail):
-    reader = LogReader(3, *files)
+def read_all(files, *, failures=True, **tail):
+    reader = LogReader(3, *files, failures=failures)
     if tail:
         reader.start_at_tail(**tail)
     chunks = []
@@ -182,6 +182,36 @@ def test_a_tail_may_begin_behind_more_records_than_one_batch(files, monkeypatch)
         (b"98\n", STDERR, clock()),
         (b"99\n", STDERR, clock()),
     ]
+
+
+def test_how_a_host_failed_is_shown_on_stderr_or_left_out(files):
+    log = HostLog(*files, clock_ns=clock)
+    log.write(STDOUT, b"one\ntwo\n")
+    log.say("Traceback 1", FAILURE)
+    log.write(STDOUT, b"three\nfour")
+    log.say("Traceback 2\nValueError: no", FAILURE)
+    assert [(c.stream, c.data) for c in read_all(files)] == [
+        (STDOUT, b"one\ntwo\n"),
+        (STDERR, b"Traceback 1\n"),
+        (STDOUT, b"three\nfour"),
+        (STDERR, b"\nTraceback 2\nValueError: no\n"),
+    ]
+    assert [c.data for c in read_all(files, failures=False)] == [b"one\ntwo\n", b"three\nfour"]
+    assert b"".join(c.data for c in read_all(files, lines=2)) == b"Traceback 2\nValueError: no\n"
+    assert b"".join(c.data for c in read_all(files, lines=2, failures=False)) == b"three\nfour"
+    log.write(STDOUT, b"late\n")  # an exit handler
+    assert [c.data for c in read_all(files, failures=False)][-1] == b"late\n"
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
+def test_what_is_left_out_ends_no_reading(files, monkeypatch, batch_bytes):
+    monkeypatch.setattr(logreader, "BATCH_BYTES", batch_bytes)
+    log = HostLog(*files, clock_ns=clock)
+    log.say("Traceback", FAILURE)
+    assert read_all(files, failures=False) == []
+    log.write(STDERR, b"more\n")
+    assert [(c.stream, c.data) for c in read_all(files, failures=False)] == [(STDERR, b"more\n")]
+    assert read_all(files, failures=False, lines=0) == []
 
 
 def test_following_sees_what_is_added_later(files):

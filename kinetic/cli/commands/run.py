@@ -161,7 +161,7 @@ def _print_output(desk: Desk, handle: JobHandle[Any], all_hosts: bool) -> None:
     from kinetic.cli.prefix import Prefixer
 
     ref = desk.find(handle.job_id)
-    request = LogRequest(hosts=None if all_hosts else (0,), follow=True)
+    request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
     output.copy_output(desk.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
 
 
