@@ -13,6 +13,8 @@ from kinetic.doctor.findings import Finding, ok, problem, warn
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
+HOSTS_PER_CPU = 8
+"""Processes of so many hosts still share a processor well: a gang of 16 hosts on 2 processors starts in about 2 seconds."""
 LITTLE_BYTES = 1 << 30
 NOTHING_BYTES = 100 << 20
 _COMMON_HOSTS = 4
@@ -29,6 +31,7 @@ class Machine:
         python: version.
         versions: of packages by name; None for those that are not installed.
         available_bytes: memory that new processes could get; None when unknown.
+        cpus: processors that this process may use, as far as a quota leaves them; None when unknown.
         namespaces: whether a user may make a mount namespace of his own; None when unknown.
     """
 
@@ -37,6 +40,7 @@ class Machine:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     available_bytes: int | None = None
     namespaces: bool | None = None
+    cpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,19 +116,35 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Check which slices fit; `slices` are hosts by name."""
+    """Check which slices fit into memory; `slices` are hosts by name."""
     if machine.available_bytes is None:
         return ok("memory", "How much memory is available cannot be told here.")
     hosts = max(0, (machine.available_bytes - SHARED_BYTES) // JAX_HOST_BYTES)
     free = f"{machine.available_bytes / 2**30:.1f} GiB are available"
-    fitting = [name for name, needed in slices.items() if needed <= hosts]
-    if hosts >= _COMMON_HOSTS:
-        largest = max(fitting, key=lambda name: slices[name])
-        return ok("memory", f"{free}: room for slices of up to {hosts} hosts, for example {largest} ({slices[largest]} hosts).")
     remedy = "Close other programs, or use a larger machine or a cluster for larger slices."
-    if hosts >= 1:
+    if hosts == 0:
+        return problem("memory", f"{free}: too little for a single host that uses JAX.", remedy)
+    if hosts < _COMMON_HOSTS:
         return warn("memory", f"{free}: room for slices of up to {hosts} host{'s' if hosts > 1 else ''} only.", remedy)
-    return problem("memory", f"{free}: too little for a single host that uses JAX.", remedy)
+    if machine.cpus is None or hosts <= machine.cpus * HOSTS_PER_CPU:
+        return ok("memory", f"{free}: room for slices of up to {_example(hosts, slices)}, before what your functions allocate.")
+    return ok("memory", f"{free}: enough for every slice that the processors run well, before what your functions allocate.")
+
+
+def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
+    """Say which slices the processors run at a sensible speed; `slices` are hosts by name."""
+    if machine.cpus is None:
+        return ok("processors", "How many processors can be used cannot be told here.")
+    shown = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
+    well = _example(machine.cpus * HOSTS_PER_CPU, slices)
+    return ok("processors", f"{shown}: good for slices of up to about {well}. Larger ones run, slowly.")
+
+
+def _example(hosts: int, slices: Mapping[str, int]) -> str:
+    fitting = [name for name, needed in slices.items() if needed <= hosts]
+    largest = max(fitting, key=lambda name: (slices[name], "v6e" in name), default=None)
+    shown = f"{hosts} host{'s' if hosts > 1 else ''}"
+    return shown if largest is None else f"{shown}, for example {largest} ({slices[largest]} hosts)"
 
 
 def namespaces(machine: Machine) -> Finding:

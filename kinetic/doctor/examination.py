@@ -38,7 +38,9 @@ def examine(*, fix: bool = False) -> Report:
     """Look at everything; with `fix`, tidy up first."""
     known, fault = _settings()
     machine = facts.machine()
-    found = [*checks.versions(machine), checks.memory(machine, facts.slices()), checks.namespaces(machine)]
+    slices = facts.slices()
+    found = [*checks.versions(machine), checks.processors(machine, slices), checks.memory(machine, slices)]
+    found.append(checks.namespaces(machine))
     found += checks.configuration(fault, *_profiles())
     if known is None:
         return Report(tuple(found))

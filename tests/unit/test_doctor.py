@@ -25,7 +25,7 @@ from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
 
 GIB = 1 << 30
-MACHINE = Machine("linux", (3, 11, 7), {"kinetic-sdk": "0.1.0", "jax": "0.7.1", "keras": "3.11"}, 16 * GIB, True)
+MACHINE = Machine("linux", (3, 11, 7), {"kinetic-sdk": "0.1.0", "jax": "0.7.1", "keras": "3.11"}, 16 * GIB, True, 2)
 SLICES = {"tpu-v6e-8": 2, "tpu-v6e-16": 4, "tpu-v6e-256": 64, "tpu-v5p-12288": 3072}
 
 
@@ -62,14 +62,37 @@ def test_versions(machine: Machine, expected: list[str]) -> None:
         (0, "problem", "too little"),
         (GIB // 2, "warn", "up to 3 hosts only"),
         (300 << 20, "warn", "up to 1 host only"),
-        (16 * GIB, "ok", "tpu-v6e-256 (64 hosts)"),
-        (1024 * GIB, "ok", "tpu-v5p-12288"),
+        (GIB, "ok", "up to 7 hosts, for example tpu-v6e-16 (4 hosts)"),
+        (16 * GIB, "ok", "every slice that the processors run well"),
     ],
 )
 def test_memory_says_which_slices_fit(available: int | None, level: str, words: str) -> None:
     found = checks.memory(replace(MACHINE, available_bytes=available), SLICES)
     assert found.level == level
     assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    ("cpus", "words"),
+    [
+        (None, "cannot be told"),
+        (1, "1 processor: good for slices of up to about 8 hosts, for example tpu-v6e-16 (4 hosts)"),
+        (2, "up to about 16 hosts, for example tpu-v6e-16 (4 hosts)"),
+        (16, "up to about 128 hosts, for example tpu-v6e-256 (64 hosts)"),
+    ],
+)
+def test_processors_say_which_slices_are_sensible(cpus: int | None, words: str) -> None:
+    found = checks.processors(replace(MACHINE, cpus=cpus), SLICES)
+    assert found.level == "ok"
+    assert words in found.detail
+
+
+@pytest.mark.parametrize(("quota", "most"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("", None)])
+def test_a_quota_leaves_fewer_processors(tmp_path: Path, quota: str, most: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    own = len(os.sched_getaffinity(0))
+    assert facts.cpus(tmp_path / "cpu.max") == (own if most is None else min(own, most))
+    assert facts.cpus(tmp_path / "absent") == own
 
 
 def test_namespaces() -> None:
@@ -269,6 +292,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert {f["check"] for f in document["findings"]} >= {
         "python",
         "jax",
+        "processors",
         "memory",
         "store",
         "settings",

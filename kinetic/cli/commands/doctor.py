@@ -14,8 +14,8 @@ _COLUMNS = ("", "CHECK", "FOUND")
 
 _HELP = """Check whether this machine can run jobs, and look for what they left behind.
 
-Looks at Python, JAX and Keras, memory, namespaces, settings and profiles, the store and its records, processes and files of
-jobs that were killed, and starts the process that starts hosts. Exits with 1 when something will go wrong.
+Looks at Python, JAX and Keras, processors, memory, namespaces, settings and profiles, the store and its records, processes
+and files of jobs that were killed, and starts the process that starts hosts. Exits with 1 when something will go wrong.
 
 With --fix it does what is safe, and no more: it judges jobs whose supervisor was killed, and removes their temporary files.
 
