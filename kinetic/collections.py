@@ -19,7 +19,7 @@ from kinetic.remote import RemoteCallable
 from kinetic.storage.open import open_store
 
 if TYPE_CHECKING:
-    from kinetic.batch.launch import Tags
+    from kinetic.batch.launch import AtOnce, Tags
 
 __all__ = ["BatchError", "BatchHandle", "attach_batch", "map"]
 
@@ -29,7 +29,7 @@ def map(
     inputs: Iterable[Any],
     *,
     input_mode: str = "auto",
-    max_concurrent: int | None = 64,
+    max_concurrent: AtOnce = "auto",
     retries: int = 0,
     fail_fast: bool = False,
     cancel_running_on_fail: bool = False,
@@ -70,7 +70,7 @@ def map(
     made = calls(inputs, input_mode)
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
     title = spec.text("name", name) or spec.name_of(submit_fn)
-    return launch.launch(Called(made, submit_fn), store, len(made), how, name=title, notes=launch.tags(tags))
+    return launch.launch(Called(made, submit_fn, store), store, len(made), how, name=title, notes=launch.tags(tags))
 
 
 def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:

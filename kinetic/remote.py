@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kinetic.backends.registry import Selection
     from kinetic.batch.handle import BatchHandle
     from kinetic.batch.inputs import Call
-    from kinetic.batch.launch import Tags
+    from kinetic.batch.launch import AtOnce, Tags
     from kinetic.batch.sources import Packaged
     from kinetic.config.settings import Settings
     from kinetic.handle import JobHandle
@@ -253,7 +253,7 @@ class RemoteCallable(Generic[P, R]):
         inputs: Iterable[Any],
         *,
         input_mode: str = "auto",
-        max_concurrent: int | None = 64,
+        max_concurrent: AtOnce = "auto",
         retries: int = 0,
         fail_fast: bool = False,
         cancel_running_on_fail: bool = False,
@@ -268,7 +268,8 @@ class RemoteCallable(Generic[P, R]):
             inputs: one entry for each job.
             input_mode: "single" passes an entry as the only argument, "args" a list or tuple as positional arguments, "kwargs" a
                 dict as keyword arguments; "auto" decides by the entry's type.
-            max_concurrent: jobs that run at the same time; None for all at once.
+            max_concurrent: jobs that run at the same time; "auto" as many as there is room for (on this machine: processors and
+                memory), None for all at once.
             retries: how often an input whose job failed is submitted anew.
             fail_fast: submit nothing more after the first failure.
             cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.

@@ -138,3 +138,12 @@ class Signals(Protocol):
     def ending_fd(self, ref: JobRef) -> int | None:
         """Return a descriptor that becomes readable when the job has ended; None while there is none. The caller closes it."""
         ...
+
+
+@runtime_checkable
+class Capacity(Protocol):
+    """Optional: a backend that knows how many jobs run well at a time."""
+
+    def room(self, plan: Plan | None) -> int:
+        """Return how many jobs of this shape there is room for, at least 1; None stands for jobs of one host."""
+        ...

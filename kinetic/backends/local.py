@@ -50,6 +50,7 @@ class LocalBackend:
         worker_environ: Mapping[str, str],
         *,
         available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
+        usable_cpus: Callable[[], int] = simulation.usable_cpus,
         unreachable_after_s: float = 30.0,
         has_debugger: Callable[[], bool] = simulation.has_debugger,
         system: str = sys.platform,
@@ -57,6 +58,7 @@ class LocalBackend:
         self._store = store
         self._environ = dict(worker_environ)
         self._available_memory_bytes = available_memory_bytes
+        self._usable_cpus = usable_cpus
         self._has_debugger = has_debugger
         self._system = system
         self._unreachable_after_s = unreachable_after_s
@@ -82,6 +84,13 @@ class LocalBackend:
 
             self._warned_of.add(plan.name)  # once for all jobs of a batch
             logging.getLogger("kinetic").warning("kinetic: %s", warning)
+
+    def room(self, plan: Plan | None) -> int:
+        """As many jobs as there are processors and memory for."""
+        from kinetic.storage import footprints
+
+        peak_bytes = 0 if plan is None else footprints.peak_bytes(self._store, plan)
+        return simulation.room(plan, self._usable_cpus(), self._available_memory_bytes(), peak_bytes)
 
     def render(self, plan: Plan) -> list[Document]:
         """One document: the gang."""

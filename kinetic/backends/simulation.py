@@ -6,6 +6,7 @@ In: a plan. Out: the local backend's document, an estimate of memory. Called by 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,21 @@ def footprint_warning(plan: Plan, peak_bytes: int, available_bytes: int | None) 
     return f"{took}{again}, and {free}. Free memory or choose a smaller slice, or the kernel may kill hosts."
 
 
+def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: int = 0) -> int:
+    """Return how many gangs of this shape run well at a time: a processor for each host, and memory for all. At least one.
+
+    Args:
+        plan: of one of them; None for any of one host.
+        cpus: processors of this machine.
+        available_bytes: free memory, where it is known.
+        peak_bytes: what a host took the last time, 0 if unknown.
+    """
+    hosts, need = (1, SHARED_BYTES + JAX_HOST_BYTES) if plan is None else (plan.hosts, memory_estimate_bytes(plan))
+    need = max(need, SHARED_BYTES + hosts * (peak_bytes - SHARED_BYTES))
+    by_memory = cpus if available_bytes is None else available_bytes // need
+    return max(1, min(cpus // hosts, by_memory))
+
+
 def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
     """Refuse a debug job where there is no debugger.
 
@@ -171,6 +187,15 @@ def _local_copy(source: str) -> str:
     if source.startswith("hf://"):
         return "Save it to a folder (datasets.load_dataset(...).save_to_disk(folder))"
     return "Copy it to this machine (gcloud storage cp --recursive)"
+
+
+def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may use: those of its affinity, as far as a container's quota leaves them."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        used_us, period_us = map(int, quota.read_text().split())  # "max" when there is no quota
+        return max(1, min(count, round(used_us / period_us)))
+    return count
 
 
 def available_memory_bytes() -> int | None:

@@ -56,7 +56,9 @@ class BatchHandle:
         self._shown = len(crew.ledger.finished)
 
     def __repr__(self) -> str:
-        return f"<BatchHandle {self.group_id}: {self.name}, {len(self.jobs)} inputs>"
+        limit, total = self._crew.ledger.rules.max_concurrent, len(self.jobs)
+        at_once = f", {limit} at a time" if limit is not None and limit < total else ""
+        return f"<BatchHandle {self.group_id}: {self.name}, {total} {'input' if total == 1 else 'inputs'}{at_once}>"
 
     def _repr_html_(self) -> str:
         from kinetic import drawing

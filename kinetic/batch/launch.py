@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
+from kinetic import following
 from kinetic.batch.crew import Crew
 from kinetic.batch.handle import BatchHandle
 from kinetic.batch.ledger import Ledger, Rules
@@ -18,17 +20,22 @@ from kinetic.errors import UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.storage.base import Store
 
+AtOnce = int | Literal["auto"] | None
 Tags = Mapping[str, str] | Sequence[str]
 
 
-def rules(*, max_concurrent: int | None, retries: int, fail_fast: bool, cancel_running_on_fail: bool) -> Rules:
+def rules(*, max_concurrent: AtOnce, retries: int, fail_fast: bool, cancel_running_on_fail: bool) -> Rules:
     """Check how a batch is to be run.
 
     Raises:
         UsageError: a value cannot work.
     """
+    given = None if max_concurrent == "auto" else max_concurrent
+    if isinstance(given, str):
+        raise UsageTypeError(f'max_concurrent must be a whole number, "auto", or None for all at once; it is {given!r}.')
     return Rules(
-        max_concurrent=None if max_concurrent is None else spec.count("max_concurrent", max_concurrent, least=1),
+        max_concurrent=None if given is None else spec.count("max_concurrent", given, least=1),
+        fitted=max_concurrent == "auto",
         retries=spec.count("retries", retries, least=0),
         fail_fast=spec.switch("fail_fast", fail_fast),
         cancel_running_on_fail=spec.switch("cancel_running_on_fail", cancel_running_on_fail),
@@ -58,12 +65,22 @@ def launch(source: Source, store: Store, total: int, how: Rules, *, name: str, n
     """
     if total * (how.retries + 1) > _MOST_IDS:
         raise UsageError(f"{total:,} inputs with {how.retries} retries are too many for one batch: make several.")
+    if how.fitted:
+        how = replace(how, max_concurrent=source.room(), fitted=False)
+        _tell(how, total)
     batch = new_batch(store, total, known_ids=source.known_ids, now=time.time(), retries=how.retries, name=name, tags=notes)
     crew = Crew(Ledger(total, how), Manifest.begin(store, batch), source)
     handle = BatchHandle(crew)
     with handle.interruptible():
         crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
     return handle
+
+
+def _tell(how: Rules, total: int) -> None:
+    if how.max_concurrent is not None and how.max_concurrent < total:
+        following.notice(
+            f"kinetic: {total:,} inputs, {how.max_concurrent} at a time: what there is room for here; max_concurrent= changes it"
+        )
 
 
 _MOST_IDS = 5_000_000

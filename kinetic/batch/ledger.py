@@ -57,12 +57,14 @@ class Rules:
 
     Attributes:
         max_concurrent: jobs at a time; None for all.
+        fitted: whether `max_concurrent` is still to be chosen, by what there is room for.
         retries: how often an input whose job failed is submitted anew.
         fail_fast: submit nothing more after the first failure.
         cancel_running_on_fail: with `fail_fast`, also cancel what runs.
     """
 
-    max_concurrent: int | None = 64
+    max_concurrent: int | None = None
+    fitted: bool = False
     retries: int = 0
     fail_fast: bool = False
     cancel_running_on_fail: bool = False

@@ -11,13 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kinetic import submission
-from kinetic.backends.base import Backend
+from kinetic.backends import registry
+from kinetic.backends.base import Backend, Capacity
 from kinetic.batch.inputs import Call
 from kinetic.errors import UsageTypeError, a_type
 from kinetic.handle import JobHandle
 from kinetic.packaging.payload import CallSeries
 from kinetic.planning import Frame, Planned
 from kinetic.storage.base import Store
+
+UNKNOWN_ROOM = 64
+"""Jobs at a time where the backend does not say how many it has room for."""
 
 
 class Source(Protocol):
@@ -33,6 +37,10 @@ class Source(Protocol):
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Submit; an exception says that this input cannot be."""
+        ...
+
+    def room(self) -> int:
+        """Return how many of the jobs run well at a time."""
         ...
 
 
@@ -66,6 +74,10 @@ class Packaged:
         if sent.bundle is not self._about.bundle:
             self._about = dataclasses.replace(self._about, bundle=sent.bundle)
 
+    def room(self) -> int:
+        """As many as the backend has room for."""
+        return self._backend.room(self._about.draft) if isinstance(self._backend, Capacity) else UNKNOWN_ROOM
+
     def planned(self, group_id: str, index: int, job_id: str) -> Planned:
         """Plan one call: with arguments, an id and a folder for files of its own."""
         call, folder = self._calls[index], self._about.draft.output_dir
@@ -89,8 +101,9 @@ class Called:
     threads = 1
     """Nobody promised that it may be called by several threads at once."""
 
-    def __init__(self, calls: Sequence[Call], func: Callable[..., Any]) -> None:
+    def __init__(self, calls: Sequence[Call], func: Callable[..., Any], store: Store) -> None:
         self._calls = calls
+        self._store = store
         self._func = func
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
@@ -103,3 +116,8 @@ class Called:
                 "Pass a function decorated with @kinetic.run, or its run_async."
             )
         return handle.grouped(group_id, index)
+
+    def room(self) -> int:
+        """Nobody knows what the function submits: as many as jobs of one host on this machine."""
+        backend = registry.make("local", self._store)
+        return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM

@@ -186,7 +186,7 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
 
 def test_a_killed_job_is_tried_again(tmp_path):
     gate = tmp_path / "gate"
-    batch = wait_for.run_async_map([(str(gate), n) for n in range(2)], retries=1)
+    batch = wait_for.run_async_map([(str(gate), n) for n in range(2)], retries=1, max_concurrent=2)
     job = wait_until(lambda: batch.jobs[1], "there is a second job")
     os.kill(wait_until(job.processes, "it runs")["supervisor"], signal.SIGKILL)
     wait_until(lambda: batch.jobs[1] != job, "there is a new job")

@@ -29,6 +29,7 @@ class Scripted(FakeBackend):
 
     known_ids = True
     threads = 1
+    fits = 2
 
     def __init__(self, store, script=(), *, threads=1, known_ids=True):
         super().__init__(store)
@@ -64,6 +65,9 @@ class Scripted(FakeBackend):
             job = put_ref(self.store, replace(job, group_id=group_id, group_kind="map", group_index=index))
             self._end(act, job, index, number)
         return JobHandle(job, self, self.store)
+
+    def room(self):
+        return self.fits
 
     def _act(self, index):
         tries = self.script[index] if index < len(self.script) else ()

@@ -517,6 +517,7 @@ def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
     [
         ({"max_concurrent": 0}, "max_concurrent must be 1 or more"),
         ({"max_concurrent": 1.5}, "max_concurrent must be a whole number"),
+        ({"max_concurrent": "all"}, "or None for all at once; it is 'all'"),
         ({"retries": -1}, "retries must be 0 or more"),
         ({"fail_fast": 1}, "fail_fast must be True or False"),
     ],
@@ -547,6 +548,30 @@ def test_launching_without_a_limit_submits_before_it_returns(store):
     assert json.loads(store.get(paths.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
+
+
+def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
+    source = Scripted(store, [["hang"]] * 5)
+    how = launch.rules(max_concurrent="auto", retries=0, fail_fast=False, cancel_running_on_fail=False)
+    batch = launch.launch(source, store, 5, how, name="train", notes={})
+    until(batch, lambda: len(source.hanging) == 2)
+    assert "5 inputs, 2 at a time: what there is room for here; max_concurrent= changes it" in capsys.readouterr().err
+    assert repr(batch) == f"<BatchHandle {batch.group_id}: train, 5 inputs, 2 at a time>"
+    for index in range(5):
+        until(batch, lambda index=index: index in source.hanging)
+        source.release(index)
+    assert batch.results(timeout=PATIENCE_S) == [(index, 1) for index in range(5)]
+    assert source.most_at_once == 2
+
+
+@pytest.mark.parametrize("given", [3, None])
+def test_a_number_that_was_given_is_obeyed(store, given, capsys):
+    source = Scripted(store, [["hang"]] * 4)
+    how = launch.rules(max_concurrent=given, retries=0, fail_fast=False, cancel_running_on_fail=False)
+    batch = launch.launch(source, store, 4, how, name="train", notes={})
+    until(batch, lambda: len(source.hanging) == (given or 4))
+    assert "room" not in capsys.readouterr().err
+    batch.cancel()
 
 
 def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):

@@ -1,0 +1,51 @@
+"""How many jobs of one shape this machine runs well at a time."""
+
+from __future__ import annotations
+
+import pytest
+from laptop_fakes import plan
+
+from kinetic.backends import simulation
+from kinetic.backends.base import Capacity
+from kinetic.backends.local import LocalBackend
+from kinetic.storage.local import LocalStore
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cpus", "available", "peak", "jobs"),
+    [
+        ("cpu", 2, None, 0, 2),
+        ("cpu", 2, 64 * GIB, 0, 2),
+        ("cpu:8", 2, 64 * GIB, 0, 2),
+        ("tpu-v6e-16", 2, 64 * GIB, 0, 1),
+        ("tpu-v6e-16", 9, 64 * GIB, 0, 2),
+        ("cpu", 8, GIB // 2, 0, 2),
+        ("cpu", 8, 8 * GIB, 3 * GIB, 2),
+        ("tpu-v6e-16", 8, 16 * GIB, 3 * GIB, 1),
+        ("cpu", 8, 0, 0, 1),
+    ],
+)
+def test_room(accelerator, cpus, available, peak, jobs):
+    assert simulation.room(plan(accelerator=accelerator), cpus, available, peak) == jobs
+
+
+def test_room_for_jobs_of_unknown_shape():
+    assert simulation.room(None, 4, 64 * GIB) == 4
+    assert simulation.room(None, 4, GIB) == 3
+
+
+def test_the_backend_looks_at_its_machine(home):
+    backend = LocalBackend(LocalStore(home), {}, usable_cpus=lambda: 6, available_memory_bytes=lambda: 64 * GIB)
+    assert isinstance(backend, Capacity)
+    assert backend.room(plan(accelerator="cpu")) == 6
+    assert backend.room(None) == 6
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("50000 100000", 1), ("100000 100000", 1), ("max 100000", None), ("", None)])
+def test_processors_of_a_container(tmp_path, quota, cpus):
+    (tmp_path / "cpu.max").write_text(quota)
+    free = simulation.usable_cpus(tmp_path / "none")
+    assert free >= 1
+    assert simulation.usable_cpus(tmp_path / "cpu.max") == (free if cpus is None else cpus)
