@@ -466,6 +466,17 @@ def test_a_file_that_is_saved_during_the_call_is_packed_again(home):
     assert done.stdout == b"second\n", done.stderr.decode()
 
 
+def test_what_is_printed_to_both_streams_by_turns_keeps_its_order():
+    @kinetic.run(accelerator="cpu")
+    def by_turns(lines):
+        for number in range(lines):
+            print(number, file=sys.stderr if number % 3 == 1 else sys.stdout)
+
+    handle = by_turns.run_async(400)
+    handle.result()
+    assert handle.logs().split() == [str(number) for number in range(400)]
+
+
 def test_a_failing_gang_is_started_again(capfd):
     @kinetic.run(accelerator="cpu", retries=2)
     def third_time():
