@@ -98,7 +98,7 @@ class Agent:
         self._memory = memory.Watch(self._worker.pid)
         self._log = HostLog(*self._log_paths)
         self._announce_attempt()
-        self._tees = tees(self._worker.out, self._worker.err, self._log, simulated=self._who.simulated)
+        self._tees = tees(self._worker.out, self._worker.err, self._log, without_gloo=self._who.simulated and self._who.hosts > 1)
         self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
         self._link = Link(self._who, self._beat)
         self._watch()

@@ -26,12 +26,11 @@ LOOK_EVERY_BYTES = 1 << 18
 """How much is written between two looks at the free space."""
 LAST_LINE_BYTES = 200
 _LAST_WINDOW_BYTES = 2048
-GLOO_NOISE = re.compile(
-    rb"^(?=.*peer ranks|\[Gloo\])"
-    rb"(?:\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |\d+)+\n",
-    re.MULTILINE,
-)
-"""One line per device; of several threads at once, so that the pieces of two lines may be mixed."""
+_GLOO_PIECES = (rb"[Gloo] Rank ", rb" is connected to ", rb" peer ranks. ", rb"Expected number of connected peer ranks is : ")
+_GLOO_WORDS = b"|".join(map(re.escape, _GLOO_PIECES))
+_GLOO_LINE = re.compile(rb"^\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected [a-z ]+ : \1\n", re.MULTILINE)
+_GLOO_MIXED = re.compile(rb"^(?:\d*(?:%s)(?:%s|\d+)*\n)+" % (_GLOO_WORDS, _GLOO_WORDS), re.MULTILINE)
+"""What Gloo prints when hosts connect: a line for each device, from several threads, so that pieces of lines may be mixed."""
 
 
 class HostLog:
@@ -135,11 +134,11 @@ def last_line(data: bytes) -> str:
 class Tee:
     """One stream of the worker on its way to the log, cut at line ends."""
 
-    def __init__(self, fd: int, stream: int, log: HostLog, *, noise: re.Pattern[bytes] | None = None) -> None:
+    def __init__(self, fd: int, stream: int, log: HostLog, *, without_gloo: bool = False) -> None:
         self.fd = fd
         self.stream = stream
         self._log = log
-        self._noise = noise
+        self._without_gloo = without_gloo
         self._read_bytes = 0
         self._open_line = b""
 
@@ -165,8 +164,8 @@ class Tee:
                 self.flush()
             return
         lines = self._open_line + data[:cut] if self._open_line else data[:cut]
-        if self._noise is not None and (b"[Gloo]" in lines or b"peer ranks" in lines):
-            lines = self._noise.sub(b"", lines)
+        if self._without_gloo and _GLOO_PIECES[0] in lines:
+            lines = without_gloo(lines)
         if lines:
             self._log.write(self.stream, lines)
         self._open_line = data[cut:]
@@ -195,12 +194,22 @@ class Tee:
         self.flush()
 
 
-def tees(out: int, err: int, log: HostLog, *, simulated: bool = False) -> tuple[Tee, Tee]:
+def without_gloo(lines: bytes) -> bytes:
+    """Take out the lines with which Gloo says that hosts are connected, and nothing else."""
+
+    def unless_whole(match: re.Match[bytes]) -> bytes:
+        """Mixed lines are Gloo's when they have each of its pieces once for each line."""
+        counts = {match[0].count(piece) for piece in _GLOO_PIECES}
+        return b"" if counts == {match[0].count(b"\n")} else match[0]
+
+    return _GLOO_MIXED.sub(unless_whole, _GLOO_LINE.sub(b"", lines))
+
+
+def tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
     """The two tees of a worker; the descriptors are made non-blocking.
 
-    A simulated slice drops the one line per device that Gloo writes to standard output when the hosts connect: real slices do not
-    have it, and nothing switches it off.
+    A simulated slice of several hosts is `without_gloo`: real slices do not have its lines, and nothing switches them off.
     """
     for fd in (out, err):
         os.set_blocking(fd, False)
-    return Tee(out, STDOUT, log, noise=GLOO_NOISE if simulated else None), Tee(err, STDERR, log)
+    return Tee(out, STDOUT, log, without_gloo=without_gloo), Tee(err, STDERR, log)

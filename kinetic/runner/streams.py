@@ -37,8 +37,8 @@ def keep_order(out: TextIO, err: TextIO) -> None:
     """Let what is written to two streams by turns, each over a pipe of its own, be read in that order.
 
     The pipes have one reader, so whoever turns to one stream waits until the other's pipe has been read. Writing on to the same
-    stream costs nothing: only the `write` of the stream that was not written to last is replaced. The wait is bounded, and a reader
-    that does not read is waited for once. A descriptor that is not the pipe any more is not waited for.
+    stream costs nothing: only the `write` of the stream that was not written to last is replaced. The wait is bounded, and a
+    reader that does not read is waited for once. A descriptor that is not the pipe any more is not waited for.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
 

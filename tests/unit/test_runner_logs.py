@@ -226,21 +226,55 @@ def test_following_sees_what_is_added_later(files):
     log.close()
 
 
-def test_only_gloos_own_line_is_noise_and_only_in_a_simulation(files):
+def gloo(rank: int, peers: int) -> bytes:
+    return b"[Gloo] Rank %d is connected to %d peer ranks. Expected number of connected peer ranks is : %d\n" % (
+        rank,
+        peers,
+        peers,
+    )
+
+
+MIXED = (
+    b"[Gloo] Rank [Gloo] Rank 01 is connected to  is connected to 1515 peer ranks. Expected number of connected peer ranks is : "
+)
+MIXED += b"15\n peer ranks. Expected number of connected peer ranks is : 15\n"
+
+
+def test_only_gloos_own_lines_are_left_out_and_only_where_asked(files):
     log = HostLog(*files)
     read, write = os.pipe()
     err_read, err_write = os.pipe()
-    noise = b"[Gloo] Rank 0 is connected to 15 peer ranks. Expected number of connected peer ranks is : 15\n"
-    mine = b"[Gloo] Rank 0 is mine\n"
-    os.write(write, b"a\n" + noise + mine)
-    tees(read, err_read, log, simulated=True)[0].drain()
-    assert files[0].read_bytes() == b"a\n" + mine
-    os.write(write, noise)
+    os.write(write, b"a\n" + gloo(0, 15) + b"b\n")
+    tees(read, err_read, log, without_gloo=True)[0].drain()
+    assert files[0].read_bytes() == b"a\nb\n"
+    os.write(write, gloo(0, 15))
     tees(read, err_read, log)[0].drain()
-    assert files[0].read_bytes() == b"a\n" + mine + noise
+    assert files[0].read_bytes() == b"a\nb\n" + gloo(0, 15)
     for fd in (read, write, err_read, err_write):
         os.close(fd)
     log.close()
+
+
+@pytest.mark.parametrize("noise", [gloo(0, 3), gloo(0, 15) + gloo(12, 15), MIXED, gloo(1, 3) + MIXED])
+def test_gloos_lines_are_known_whole_and_mixed(noise):
+    assert logs.without_gloo(noise) == b""
+    assert logs.without_gloo(b"mine\n" + noise + b"7\n mine\n") == b"mine\n7\n mine\n"
+
+
+@pytest.mark.parametrize(
+    "mine",
+    [
+        b"[Gloo] Rank 3\n",
+        b"[Gloo] Rank 0 is mine\n",
+        b"[Gloo] Rank 0 is connected to 3 peer ranks. \n",
+        b"3 peer ranks. \n42\n",
+        gloo(0, 3)[:-1] + b", says the log\n",
+        b"log: " + gloo(0, 3),
+    ],
+)
+def test_lines_that_look_like_gloos_are_kept(mine):
+    assert logs.without_gloo(mine) == mine
+    assert logs.without_gloo(b"a\n" + mine + b"b\n") == b"a\n" + mine + b"b\n"
 
 
 @pytest.mark.parametrize(
