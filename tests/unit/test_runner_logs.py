@@ -255,7 +255,10 @@ def test_only_gloos_own_lines_are_left_out_and_only_where_asked(files):
     log.close()
 
 
-@pytest.mark.parametrize("noise", [gloo(0, 3), gloo(0, 15) + gloo(12, 15), MIXED, gloo(1, 3) + MIXED])
+INTERRUPTED = b"[Gloo] Rank " + gloo(0, 7) + gloo(1, 7).removeprefix(b"[Gloo] Rank ")
+
+
+@pytest.mark.parametrize("noise", [gloo(0, 3), gloo(0, 15) + gloo(12, 15), MIXED, gloo(1, 3) + MIXED, INTERRUPTED])
 def test_gloos_lines_are_known_whole_and_mixed(noise):
     assert logs.without_gloo(noise) == b""
     assert logs.without_gloo(b"mine\n" + noise + b"7\n mine\n") == b"mine\n7\n mine\n"
@@ -266,6 +269,10 @@ def test_gloos_lines_are_known_whole_and_mixed(noise):
     [
         b"[Gloo] Rank 3\n",
         b"[Gloo] Rank 0 is mine\n",
+        b"42\n",
+        b"\n",
+        b"7 peer ranks. are too few\n",
+        b"[Gloo]\n",
         b"[Gloo] Rank 0 is connected to 3 peer ranks. \n",
         b"3 peer ranks. \n42\n",
         gloo(0, 3)[:-1] + b", says the log\n",

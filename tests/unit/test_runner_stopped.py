@@ -1,4 +1,4 @@
-"""What a worker leaves on its streams when it is stopped, and what a simulated slice does not show."""
+"""What a worker leaves on its streams when it is stopped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
-from kinetic.runner.logs import GLOO_NOISE
 
 STOPPED = """
 import sys
@@ -41,25 +39,3 @@ def test_a_worker_that_ends_outside_the_function_prints_nothing_and_tells_its_ow
     assert done.stderr == ""
     assert done.stdout.strip().endswith(told)
     assert ("no fault of the function" in done.stdout) == bool(told)
-
-
-LINE = b"[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
-
-
-@pytest.mark.parametrize(
-    "noise",
-    [
-        LINE,
-        LINE + LINE,
-        b"[Gloo] Rank [Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n",
-        b"1 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n",
-        b"[Gloo] Rank 01 is connected to  is connected to 77 peer ranks. Expected number of connected peer ranks is : 7\n",
-    ],
-)
-def test_the_pieces_of_two_lines_that_gloo_wrote_at_once_are_noise(noise: bytes) -> None:
-    assert GLOO_NOISE.sub(b"", b"a\n" + noise + b"b\n") == b"a\nb\n"
-
-
-@pytest.mark.parametrize("mine", [b"42\n", b"\n", b"[Gloo] Rank 0 is mine\n", b"7 peer ranks. are too few\n", b"[Gloo]\n"])
-def test_what_others_print_is_not(mine: bytes) -> None:
-    assert GLOO_NOISE.sub(b"", mine) == mine
