@@ -18,7 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine makes an example slow, not wrong.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 SETTLE_S = 3.0
 """How long what a test started may take to be gone, where nothing resists: the promise itself."""

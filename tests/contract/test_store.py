@@ -133,7 +133,7 @@ def test_list_is_the_sorted_set_of_keys(tmp_path_factory, keys):
 
 def _race(uri: str, barrier, number: int, rounds: int, answers) -> None:
     store = open_store(uri)
-    barrier.wait(30)
+    barrier.wait(200)
     won = [i for i in range(rounds) if store.put(f"race/{i}", f"{number}".encode() * 5000, if_absent=True)]
     answers.put((number, won))
 
@@ -145,9 +145,9 @@ def test_exactly_one_of_several_processes_writes_an_absent_key(store):
     processes = [context.Process(target=_race, args=(store.uri, barrier, n, rounds, answers)) for n in range(writers)]
     for process in processes:
         process.start()
-    won = dict(answers.get(timeout=30) for _ in processes)
+    won = dict(answers.get(timeout=200) for _ in processes)
     for process in processes:
-        process.join(30)
+        process.join(200)
     assert sorted(i for wins in won.values() for i in wins) == list(range(rounds))
     for number, wins in won.items():
         assert all(store.get(f"race/{i}") == f"{number}".encode() * 5000 for i in wins)
@@ -155,7 +155,7 @@ def test_exactly_one_of_several_processes_writes_an_absent_key(store):
 
 def _overwrite(uri: str, barrier, letter: bytes) -> None:
     store = open_store(uri)
-    barrier.wait(30)
+    barrier.wait(200)
     for _ in range(100):
         store.put("same", letter * 200_000)
 
@@ -167,7 +167,7 @@ def test_a_reader_never_sees_a_part(store):
     processes = [context.Process(target=_overwrite, args=(store.uri, barrier, letter)) for letter in (b"a", b"b")]
     for process in processes:
         process.start()
-    barrier.wait(30)
+    barrier.wait(200)
     while any(process.is_alive() for process in processes):
         content = store.get("same")
         assert len(content) == 200_000

@@ -9,7 +9,7 @@ import json
 import socket
 from typing import Any
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 class Editor:

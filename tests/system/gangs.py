@@ -16,7 +16,7 @@ from pathlib import Path
 
 import kinetic
 
-PATIENCE_S = 30.0
+PATIENCE_S = 200.0
 
 
 def wait_until(look, what):

@@ -17,7 +17,7 @@ import pytest
 import kinetic
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 
 
 @kinetic.run(accelerator="cpu")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gangs import PATIENCE_S
 
 import kinetic
 
@@ -34,7 +35,7 @@ def project(tmp_path: Path) -> Path:
 
 def kn(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*KINETIC, *argv], cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*KINETIC, *argv], cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_a_script_runs_as_if_it_ran_here(project: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_command_sees_the_callers_project_wherever_the_console_script_lies(pro
     (tmp_path / "kinetic").symlink_to(console)
     env = os.environ | {"PYTHONPATH": str(ROOT), "KINETIC_PACKAGE_ROOT": str(project)}
     command = [sys.executable, str(tmp_path / "kinetic"), "run", "-a", "cpu", "--", "ls"]
-    done = subprocess.run(command, cwd=project / "sub", env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=project / "sub", env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.returncode) == ("friend.py\ntrain.py\n", 0)
 
 
@@ -116,7 +117,7 @@ def test_ctrl_c_leaves_the_job_and_cancel_stops_it(project: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     job = err.split("kinetic jobs cancel ")[1].split()[0]
     assert json.loads(kn(project, "jobs", "status", "--json", job).stdout)["state"] == "RUNNING"

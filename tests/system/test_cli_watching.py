@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gangs import PATIENCE_S
 
 import kinetic
 from kinetic.job import paths
@@ -25,12 +26,12 @@ LINE = "echo 'step 1'; while :; do sleep 0.05; done"
 
 def kn(*argv: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*KINETIC, *argv], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*KINETIC, *argv], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def until(done: str, job: str) -> dict[str, object]:
     """What `jobs top` says of host 0 once it has printed: waits by the clock for real processes."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = json.loads(kn("jobs", "top", "--json", job).stdout)
         if found and found[0]["members"] and found[0]["members"][0]["last_line"] == done:
@@ -46,7 +47,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def read(terminal: int, word: bytes) -> bytes:
-    seen, deadline = b"", time.monotonic() + 20
+    seen, deadline = b"", time.monotonic() + PATIENCE_S
     while word not in seen and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
             seen += os.read(terminal, 65536)
@@ -81,7 +82,7 @@ def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: P
     os.kill(told["pid"], signal.SIGKILL)
     ref = json.loads(store.get(paths.ref(job)))
     store.put(paths.ref(job), json.dumps(ref | {"created_at": time.time() - 120}).encode())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while (found := checks())["orphans"] is None and time.monotonic() < deadline:
         time.sleep(0.2)
     assert found["orphans"] == "warn"

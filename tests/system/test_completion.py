@@ -23,7 +23,7 @@ from kinetic.job.ref import JobRef
 from kinetic.storage.local import LocalStore
 
 ROOT = Path(kinetic.__file__).parent.parent
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 SHELLS = {
     "bash": (("bash", "--norc", "--noprofile", "-i"), "source <(kinetic completion bash)"),
     "zsh": (("zsh", "-f", "-i"), "autoload -U compinit; compinit -u -D; source <(kinetic completion zsh)"),

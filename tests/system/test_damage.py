@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gangs import PATIENCE_S
 
 import kinetic
 from kinetic import errors
@@ -223,7 +224,7 @@ def check_python(job_id: str, victim: str) -> None:
     handle.logs()
     handle.events()
     try:
-        assert handle.result(timeout=20) == {"value": 1}
+        assert handle.result(timeout=PATIENCE_S) == {"value": 1}
         assert victim == "good"
     except ZeroDivisionError as error:
         assert (str(error), victim) == ("number 2", "bad")  # noqa: PT017
@@ -247,4 +248,4 @@ def test_a_running_job_with_a_damaged_reference_can_be_stopped(home, capfd, verb
         assert not (home / "jobs" / handle.job_id).exists()
     else:
         with pytest.raises(errors.JobCancelled):
-            handle.result(timeout=20, stream_logs=False)
+            handle.result(timeout=PATIENCE_S, stream_logs=False)

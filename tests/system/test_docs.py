@@ -37,7 +37,7 @@ LOOSE = re.compile(
 )
 """What differs from run to run: dates, durations and sizes, and the folders of paths."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _run(command: list[str], folder: Path, environ: dict[str, str]) -> subproces
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=240,
+        timeout=500,
     )
 
 

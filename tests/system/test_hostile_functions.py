@@ -19,7 +19,7 @@ import kinetic
 from kinetic import errors
 from kinetic.handle import JobHandle
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 OURS = ("/kinetic/runner/", "exit code 70")
 
 

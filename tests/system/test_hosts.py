@@ -18,7 +18,7 @@ from kinetic.backends.local import LocalBackend
 from kinetic.config.settings import worker_environ
 from kinetic.handle import JobHandle
 
-PATIENCE_S = 30.0
+PATIENCE_S = 200.0
 FLOOD_BYTES = 200_000_000
 MOST_AGENT_BYTES = 120_000_000
 """The interpreter with gRPC takes about 45 MB; the buffers of two streams a few more."""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import processes, wait_until, worker_of
+from gangs import PATIENCE_S, processes, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
@@ -125,7 +125,7 @@ def test_a_worker_that_the_kernel_kills_is_out_of_memory(home):
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(textwrap.dedent(TAKES_ALL))
     try:
-        done = subprocess.run([*command, sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([*command, sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
     finally:
         if folder is not None:
             wait_until(lambda: not (folder / "cgroup.procs").read_text(), "the group is not empty")

@@ -11,6 +11,7 @@ import time
 import traceback
 
 import pytest
+from gangs import PATIENCE_S
 
 import kinetic
 from kinetic import errors
@@ -236,7 +237,7 @@ def test_a_host_that_stands_still_is_named_with_its_stack():
 def test_timeout_ends_the_job_and_lets_it_clean_up(home):
     marker = home.parent / "cleaned"
 
-    @kinetic.run(accelerator="cpu", timeout=0.5)
+    @kinetic.run(accelerator="cpu", timeout=4)
     def slow(path):
         try:
             time.sleep(60)
@@ -301,7 +302,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
 
 def wait_for_output(handle, text):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while text not in handle.logs().encode():
         assert time.monotonic() < deadline, handle.logs()
         time.sleep(0.02)
@@ -315,7 +316,7 @@ def run_script(source, home, **extra):
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(textwrap.dedent(source))
     env = dict(os.environ) | extra
-    return subprocess.run([sys.executable, str(script)], capture_output=True, env=env, timeout=100)
+    return subprocess.run([sys.executable, str(script)], capture_output=True, env=env, timeout=PATIENCE_S)
 
 
 def test_output_arrives_as_it_is(home):
@@ -520,19 +521,19 @@ def test_children_of_the_function_end_with_it():
 def test_a_host_that_never_joins_stops_all(home):
     ran = home.parent / "ran"
 
-    @kinetic.run(accelerator="tpu-v6e-16", start_timeout=2)
+    @kinetic.run(accelerator="tpu-v6e-16", start_timeout=8)
     def touch(path):
         open(path, "w").close()
 
     handle = touch.run_async(str(ran))
     stop_agent(handle, 2)
-    with pytest.raises(errors.GangTimeout, match=r"hosts? 2"):
+    with pytest.raises(errors.GangTimeout, match=r"hosts? (\d, )*2\b"):
         handle.result()
     assert not ran.exists()
 
 
 def stop_agent(handle, host):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not handle.processes():
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -12,7 +12,7 @@ import signal
 import sys
 
 import pytest
-from gangs import kill, processes, wait_until, worker_of
+from gangs import PATIENCE_S, kill, processes, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
@@ -187,7 +187,7 @@ def test_sigterm_before_the_function_began_is_told_as_that(home):
     wait_until(marker.exists, "the call is not unpickled")
     os.kill(worker_of(agents[0]), signal.SIGTERM)
     with pytest.raises(errors.HostLost, match="SIGTERM to the worker process before the function began"):
-        handle.result(timeout=30)
+        handle.result(timeout=PATIENCE_S)
 
 
 def test_sigkill_before_the_function_began_is_told_as_that(home):
@@ -197,7 +197,7 @@ def test_sigkill_before_the_function_began_is_told_as_that(home):
     wait_until(marker.exists, "the call is not unpickled")
     kill(worker_of(agents[0]))
     with pytest.raises(errors.HostLost, match="SIGKILL before the function began"):
-        handle.result(timeout=30)
+        handle.result(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from kinetic.job import paths
 from kinetic.job_status import JobStatus
 from kinetic.storage.local import LocalStore
 
-PATIENCE_S = 30.0
+PATIENCE_S = 200.0
 
 
 def begin(source, total, rules=None, **more):

@@ -15,7 +15,7 @@ from kinetic.job import paths
 from kinetic.job.plan import Plan
 from kinetic.packaging import bundle
 
-PATIENCE_S = 30.0
+PATIENCE_S = 200.0
 
 
 @pytest.fixture

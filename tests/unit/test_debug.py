@@ -44,14 +44,14 @@ class Reachable(FakeBackend):
 
     def open_port(self, ref, host, port):
         self.opened.append((host, port))
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=200)
 
 
 @pytest.fixture
 def echo():
     """A server that sends back what it gets."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(20)
+        server.settimeout(200)
 
         def answer(connection):
             with connection:
@@ -79,7 +79,7 @@ def put_debugger(store, record):
 
 
 def talk(port, data):
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as near:
+    with socket.create_connection(("127.0.0.1", port), timeout=200) as near:
         near.sendall(data)
         near.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: near.recv(1 << 16), b""))
@@ -99,7 +99,7 @@ def test_a_port_is_forwarded_both_ways(store, echo):
     assert (forward.poll(), forward.returncode) == (None, None)
     forward.terminate()
     forward.terminate()
-    assert forward.wait(20) == 0
+    assert forward.wait(200) == 0
     assert (forward.poll(), forward.returncode) == (0, 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", forward.port), timeout=1)
@@ -108,7 +108,7 @@ def test_a_port_is_forwarded_both_ways(store, echo):
 def test_terminate_ends_open_connections(store, echo):
     put_debugger(store, WAITING)
     forward = debug.attach(Reachable(store, echo), store, debug_ref(), local_port=0, ended=lambda: False)
-    with socket.create_connection(("127.0.0.1", forward.port), timeout=20) as near:
+    with socket.create_connection(("127.0.0.1", forward.port), timeout=200) as near:
         near.sendall(b"x")
         assert near.recv(1) == b"x"
         debug.cleanup_port_forward(forward)
@@ -124,7 +124,7 @@ def test_it_ends_with_the_job(echo):
     with pytest.raises(subprocess.TimeoutExpired):
         forward.wait(timeout=0)
     over.set()
-    assert forward.wait(20) == 0
+    assert forward.wait(200) == 0
 
 
 def test_a_debugger_that_is_gone_closes_the_connection(store, caplog):
@@ -135,7 +135,7 @@ def test_a_debugger_that_is_gone_closes_the_connection(store, caplog):
     with contextlib.suppress(ConnectionResetError):
         assert talk(forward.port, b"") == b""
     forward.terminate()
-    forward.wait(20)
+    forward.wait(200)
     assert "cannot be reached" in caplog.text
 
 

@@ -17,7 +17,7 @@ from kinetic.endings import Endings
 from kinetic.handle import JobHandle
 from kinetic.storage.local import LocalStore
 
-PATIENCE_S = 30.0
+PATIENCE_S = 200.0
 LONG_S = 3600.0
 
 

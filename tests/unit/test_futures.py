@@ -19,7 +19,7 @@ from kinetic.futures import as_completed
 from kinetic.job.outcome import Exit, HostReport
 from kinetic.storage.local import LocalStore
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 @pytest.fixture

@@ -86,6 +86,17 @@ def machine_paths(text: str) -> list[str]:
     return re.findall(rf"{own}\b|/Users/\w+|/home/(?!me\b|you\b|user\b)\w+|\.pyenv/versions", text)
 
 
+SHORTEST_LIMIT_S = 100.0
+_LIMITS = (r"mark\.timeout\(([\d.]+)", r"PATIENCE_S = ([\d.]+)", r"monotonic\(\) \+ ([\d.]+)", r"check=.*, timeout=([\d.]+)")
+_CLOCKS = r"(?:perf_counter|monotonic|time)\(\)"
+
+
+def tight_limits(source: str) -> list[str]:
+    """Limits in a test that a busy machine would reach, and assertions about how long something took."""
+    short = [m[0] for limit in _LIMITS for m in re.finditer(limit, source) if float(m[1]) < SHORTEST_LIMIT_S]
+    return short + re.findall(rf"assert [^\n]*{_CLOCKS} - [^\n]*", source)
+
+
 def faults(rule: Callable[[Path], object]) -> dict[str, object]:
     """What a rule finds, by module."""
     return {name(path): found for path in modules() if (found := rule(path))}
@@ -113,6 +124,12 @@ def test_modules_are_named_for_what_they_are() -> None:
 
 def test_errors_can_be_caught_by_name() -> None:
     assert faults(lambda path: bare_raises(path.read_text())) == {}
+
+
+def test_tests_pass_on_a_busy_machine() -> None:
+    own = Path(__file__)
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path != own]
+    assert {name(path): found for path in tests if (found := tight_limits(path.read_text()))} == {}
 
 
 def test_the_site_leads_to_each_page_once() -> None:
@@ -144,6 +161,9 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
             '"""A thing:\nlong.\n\nIn: a. Out: b. Called by c.\n"""',
         ),
         (docstring_fault, '"""A thing.\n\nIn: a. Out: b.\n"""', '"""A thing.\n\nIn: a. Out: b. Written by c.\n"""'),
+        (tight_limits, "pytestmark = pytest.mark.timeout(60)", "pytestmark = pytest.mark.timeout(600)"),
+        (tight_limits, "deadline = time.monotonic() + 20", "deadline = time.monotonic() + PATIENCE_S"),
+        (tight_limits, "assert time.perf_counter() - begun < 3", "took_s = time.perf_counter() - begun"),
         (bare_raises, "raise RuntimeError('no')", "raise ValueError('no')"),
         (bare_raises, "try: ...\nexcept E as e: raise Exception from e", "try: ...\nexcept E: raise"),
         (machine_paths, "see /" + "Users/ann/x", "see ~/x and /home/me/x"),

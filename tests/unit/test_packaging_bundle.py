@@ -507,7 +507,7 @@ def test_any_store_will_do(root, place):
 
 
 def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
-    barrier.wait(30)
+    barrier.wait(200)
     made = build(root)
     answers.put((made.tree, bundle.upload(made, LocalStore(place / "store"))))
 
@@ -519,9 +519,9 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     processes = [context.Process(target=_pack_and_send, args=(root, place, barrier, answers)) for _ in range(3)]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=60) for _ in processes]
+    found = [answers.get(timeout=200) for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(200)
     assert len({tree for tree, _ in found}) == 1
     assert sum(each.files for _, each in found) == 80, "each content was written by one of them"
     bundle.unpack(LocalStore(place / "store"), found[0][0], place / "dest")

@@ -205,18 +205,18 @@ def test_threads_share_the_registration(project):
     class Slow:
         def __reduce__(self):
             inside.set()
-            assert may_end.wait(30)
+            assert may_end.wait(200)
             return (int, ())
 
     slow = threading.Thread(
         target=payload.pack, args=(double, (Slow(),), {}), kwargs={"env_vars": {}, "project_root": project.root}
     )
     slow.start()
-    assert inside.wait(30)
+    assert inside.wait(200)
     payload.pack(project.module.times, (1,), {}, env_vars={}, project_root=project.root)
     assert cloudpickle.list_registry_pickle_by_value() == {"proj_mod", "proj_locked"}
     may_end.set()
-    slow.join(30)
+    slow.join(200)
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
 

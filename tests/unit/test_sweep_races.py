@@ -63,11 +63,11 @@ def test_every_job_finds_its_tree(tmp_path):
     for process in (*submitters, sweeper):
         process.start()
     try:
-        assert [answers.get(timeout=120) for _ in submitters] == [[], []]
+        assert [answers.get(timeout=200) for _ in submitters] == [[], []]
     finally:
         done.set()
         for process in (*submitters, sweeper):
-            process.join(60)
+            process.join(200)
     assert sweeper.exitcode == 0
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(900)  # without a cache, and beside other work, mypy takes minutes
+
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "typing"
 
