@@ -7,11 +7,9 @@ remote. It reads the local disk and the environment and writes nothing but the c
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from kinetic.config import carried
 from kinetic.config import settings as configuration
 from kinetic.config.settings import Settings
-from kinetic.errors import UsageError
 from kinetic.job.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic.job.ref import new_job_id
 from kinetic.job.spec import JobSpec, Options
@@ -37,7 +34,6 @@ _MB = 1_000_000
 _LARGEST_SHOWN = 5
 _DATA = "kinetic.packaging.data"
 """While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,7 @@ def frame(
     taken = _carried(spec.options)
     draft = _draft(spec, settings, taken, backend=backend, job_id=job_id or new_job_id(), now=time.time() if now is None else now)
     left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
-    return Frame(draft, settings, *_source(spec, settings, left_out), taken.captured, taken.secrets, spec.options.volumes)
+    return Frame(draft, settings, *_source(spec, settings, left_out, draft), taken.captured, taken.secrets, spec.options.volumes)
 
 
 @dataclass(frozen=True)
@@ -286,57 +282,11 @@ def _declared(spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, A
     return list(dict.fromkeys(path for args, kwargs in calls for path in cargo.local_paths(args, kwargs, spec.options.volumes)))
 
 
-def _source(spec: JobSpec, settings: Settings, data: Sequence[Path]) -> tuple[Project, Bundle | None]:
-    from kinetic.packaging import bundle, project
+def _source(spec: JobSpec, settings: Settings, data: Sequence[Path], draft: Plan) -> tuple[Project, Bundle | None]:
+    from kinetic.packaging import shipment
 
-    cwd = _cwd()
-    found = project.find_project(
-        entry_dir(spec.func, cwd), cwd=cwd, home=_home(), sys_path=sys.path, package_root=settings.package_root
-    )
-    if found.root is None:
-        return found, None
-    apart = [
-        Path(os.path.realpath(p)) for p in (settings.home, settings.cache_dir, *data)
-    ]  # A loop of links is the store's to tell.
-    entry = found.root / found.entry_rel
-    own = [p for p in apart if p.is_relative_to(found.root) and not entry.is_relative_to(p)]  # never the function's own folder
-    return found, bundle.build(
-        found.root, exclude=own, default_excludes=not settings.no_default_excludes, cache_dir=settings.cache_dir
-    )
-
-
-def _cwd() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise UsageError("The working directory does not exist any more: change to another one.") from error
-
-
-def _home() -> Path:
-    return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
-
-
-def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
-    """Return the folder that the function's project is looked for in: its file's, or the caller's for a notebook.
-
-    A function of an installed package, of a console script or of kinetic itself does not make its folder the project.
-    """
-    file = getattr(sys.modules.get(_module_of(func)), "__file__", None)
-    if not isinstance(file, str) or file.startswith("<"):
-        return cwd
-    folder = Path(file).resolve().parent
-    foreign = [Path(__file__).resolve().parent, Path(os.__file__).resolve().parent]
-    scripts = {Path(place, "bin").resolve() for place in (sys.prefix, sys.base_prefix)}
-    if _INSTALLED & set(folder.parts) or folder in scripts or any(folder.is_relative_to(f) for f in foreign):
-        return cwd
-    return folder if folder.is_dir() else cwd
-
-
-def _module_of(func: Any) -> str:
-    while isinstance(func, functools.partial):
-        func = func.func
-    module = getattr(func, "__module__", None) or type(func).__module__
-    return module if isinstance(module, str) else "__main__"
+    place = shipment.Place(settings.home, settings.cache_dir, settings.package_root, not settings.no_default_excludes)
+    return shipment.of(spec.func, place, data=data, output_dir=draft.output_dir)
 
 
 def _cells(*pickles: bytes) -> tuple[Cell, ...]:

@@ -246,6 +246,7 @@ class RemoteCallable(Generic[P, R]):
         from kinetic.handle import JobHandle
 
         place.tell(planned.warnings)
+        place.note_output(planned.plan.output_dir)
         return JobHandle(submission.submit(planned, place.backend, place.store), place.backend, place.store)
 
     def run_async_map(
@@ -390,7 +391,15 @@ class _Place:
         given = [(call.args, call.kwargs) for call in calls]
         about = planning.frame(job, self.settings, backend=self.selection.requested, calls=given)
         self.backend.preflight(about.draft)
+        self.note_output(about.draft.output_dir)
         return Packaged(calls, job.func, about, self.backend, self.store)
+
+    def note_output(self, output_dir: str | None) -> None:
+        """Remember where files will be left: later calls do not send them."""
+        if output_dir is not None:
+            from kinetic.packaging import outputs
+
+            outputs.note(self.settings.cache_dir, output_dir)
 
     def tell(self, warnings: Sequence[str]) -> None:
         from kinetic import following

@@ -8,6 +8,7 @@ In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the hos
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -62,6 +63,7 @@ def build(
     root: Path,
     *,
     exclude: Iterable[Path] = (),
+    outputs: Iterable[Path] = (),
     default_excludes: bool = True,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
@@ -71,6 +73,7 @@ def build(
     Args:
         root: the folder.
         exclude: files and folders to leave out besides what the ignore files say.
+        outputs: folders in which jobs leave files: left out like caches, unless an ignore file keeps them.
         default_excludes: whether virtual environments, caches and the like are left out.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
@@ -82,8 +85,13 @@ def build(
     if not os.path.isdir(top):
         raise UsageError(f"The project's folder {root} does not exist.")
     left_out = {os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees")}
+    results = tuple(sorted(str(path) for path in outputs))
     note = snapshot.place(cache_dir, top, left_out, default_excludes)
-    return _packed(top, note, clock_ns, lambda: walk.scan(top, exclude=left_out, default_excludes=default_excludes), _of_sources)
+
+    def scan() -> walk.Scan:
+        return walk.scan(top, exclude=left_out, outputs=results, default_excludes=default_excludes)
+
+    return _packed(top, note, clock_ns, scan, _of_sources, outputs=results)
 
 
 def build_data(
@@ -116,12 +124,20 @@ def _one_file(path: Path) -> walk.Scan:
     return walk.Scan(files={path.name: found}, watched={found.path: stamp})
 
 
-def _packed(root: str, note: Path, clock_ns: Callable[[], int], scan: Callable[[], walk.Scan], told: _Told) -> Bundle:
+def _packed(
+    root: str,
+    note: Path,
+    clock_ns: Callable[[], int],
+    scan: Callable[[], walk.Scan],
+    told: _Told,
+    *,
+    outputs: tuple[str, ...] = (),
+) -> Bundle:
     """Pack, unless nothing has changed since that was done last."""
     old = snapshot.load(note)
-    if old is None or not snapshot.unchanged(old):
+    if old is None or old.outputs != outputs or not snapshot.unchanged(old):
         began_ns = clock_ns()
-        old = _pack(root, scan(), old, told)
+        old = dataclasses.replace(_pack(root, scan(), old, told), outputs=outputs)
         snapshot.save(note, old, began_ns=began_ns)
     return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note.parent)
 

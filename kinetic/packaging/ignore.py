@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 ALWAYS = frozenset({".git", "__pycache__"})
@@ -31,6 +31,12 @@ DEFAULTS = frozenset(
         ".DS_Store",
     }
 )
+
+OF_ENVIRONMENT = frozenset({"pyvenv.cfg", "bin", "include", "lib", "lib64"})
+"""What a virtual environment consists of, where it was made in the project's own folder."""
+_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+_CACHE = "CACHEDIR.TAG"
+_STORE = frozenset({".tmp", "blobs", "refs"})
 
 _NEVER = "(?!)"
 _POSIX = {
@@ -114,6 +120,16 @@ def ignored_by_git(levels: Sequence[Level], path: str, name: str, *, is_folder: 
         if verdict is not None:
             return verdict
     return None
+
+
+def is_no_source(names: Set[str], *, default_excludes: bool) -> bool:
+    """Whether a folder that holds these names is something else: a store of kinetic's, an environment, or a cache.
+
+    Environments are told by what venv and conda put there, caches by the tag of https://bford.info/cachedir/.
+    """
+    if names >= _STORE:
+        return True
+    return default_excludes and (_CACHE in names or any(name in names for name in _ENVIRONMENT))
 
 
 def git_rules(text: str) -> Rules:

@@ -27,7 +27,7 @@ from kinetic.packaging.walk import Stamp, stamp_at
 
 _log = logging.getLogger("kinetic.packaging")
 
-SCHEMA = 2
+SCHEMA = 3
 _WIDTH = 6
 _RACY_NS = 2_000_000_000
 _ABSENT: Stamp = (-1,) * _WIDTH
@@ -46,6 +46,7 @@ class Snapshot:
         largest: the largest files.
         followed: path that was read, for files that lie behind a followed link.
         watched: stamps by absolute path.
+        outputs: folders with results of jobs, which were left out.
     """
 
     manifests: bytes
@@ -54,6 +55,7 @@ class Snapshot:
     largest: tuple[tuple[str, int], ...]
     followed: Mapping[str, str]
     watched: Mapping[str, Stamp]
+    outputs: tuple[str, ...] = ()
 
 
 def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool) -> Path:
@@ -109,6 +111,7 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
         "warnings": snapshot.warnings,
         "largest": snapshot.largest,
         "followed": dict(snapshot.followed),
+        "outputs": snapshot.outputs,
     }
     content = json.dumps(head).encode() + b"\n" + rest
     return b"%08x\n%b" % (zlib.crc32(content), content)
@@ -124,7 +127,8 @@ def _decode(content: bytes) -> Snapshot:
     tree = Tree(**head["tree"] | {"manifest": Blob(**head["tree"]["manifest"])})
     watched = dict(zip(paths, zip(*[iter(stamps)] * _WIDTH, strict=True), strict=True))
     largest = tuple((str(path), int(size)) for path, size in head["largest"])
-    return Snapshot(manifests, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched)
+    outputs = tuple(map(str, head["outputs"]))
+    return Snapshot(manifests, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched, outputs)
 
 
 def _sweep(folder: Path) -> None:

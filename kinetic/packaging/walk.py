@@ -100,22 +100,28 @@ def stamp_at(path: str) -> Stamp:
         return ()
 
 
-def scan(root: str, *, exclude: Collection[str], default_excludes: bool, everything: bool = False) -> Scan:
-    """Walk the tree below the root, which must be a real path; `exclude` holds real paths.
+def scan(
+    root: str, *, exclude: Collection[str], default_excludes: bool, everything: bool = False, outputs: Collection[str] = ()
+) -> Scan:
+    """Walk the tree below the root, which must be a real path; `exclude` and `outputs` hold real paths.
 
+    Outputs are left out unless an ignore file keeps them ("!results/").
     With `everything`, as for declared data, no ignore file, no default and no limit leaves anything out.
 
     Raises:
         UsageError: the tree is too large to be meant.
     """
-    return _Walk(root, frozenset(exclude), default_excludes and not everything, everything).run()
+    return _Walk(root, frozenset(exclude), frozenset(outputs), default_excludes and not everything, everything).run()
 
 
 class _Walk:
-    def __init__(self, root: str, exclude: frozenset[str], default_excludes: bool, everything: bool) -> None:
+    def __init__(
+        self, root: str, exclude: frozenset[str], outputs: frozenset[str], default_excludes: bool, everything: bool
+    ) -> None:
         self._root = root
         self._inside = root.rstrip("/") + "/"
         self._exclude = exclude
+        self._outputs = outputs
         self._everything = everything
         self._default_excludes = default_excludes
         self._names = ignore.ALWAYS | ignore.DEFAULTS if default_excludes else ignore.ALWAYS
@@ -150,9 +156,11 @@ class _Walk:
                 self._found.unreadable.append(visit.rel or ".")
             return
         names = {entry.name for entry in entries}
-        if self._default_excludes and visit.rel and "pyvenv.cfg" in names:
-            del self._found.folders[visit.rel]  # A virtual environment under another name.
+        if visit.rel and not self._everything and ignore.is_no_source(names, default_excludes=self._default_excludes):
+            del self._found.folders[visit.rel]
             return
+        if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
+            entries = [entry for entry in entries if entry.name not in ignore.OF_ENVIRONMENT]
         levels = visit.levels
         if ".gitignore" in names and not self._everything and (rules := self._read(f"{visit.path}/.gitignore", ignore.git_rules)):
             levels = (*levels, ignore.Level(rules, cut=len(visit.rel) + 1 if visit.rel else 0))
@@ -169,7 +177,7 @@ class _Walk:
             is_folder = entry.is_dir()
         except OSError:
             is_folder = False
-        if self._left_out(rel, name, is_folder, is_link, visit.levels):
+        if self._left_out(entry.path, rel, is_folder, is_link, visit.levels):
             return
         if is_link:
             self._meet_link(entry.path, rel, is_folder, visit)
@@ -178,13 +186,14 @@ class _Walk:
         else:
             self._take_file(entry.path, rel)
 
-    def _left_out(self, rel: str, name: str, is_folder: bool, is_link: bool, levels: tuple[ignore.Level, ...]) -> bool:
+    def _left_out(self, path: str, rel: str, is_folder: bool, is_link: bool, levels: tuple[ignore.Level, ...]) -> bool:
         if self._everything:
             return False
+        name = rel.rpartition("/")[2]
         verdict = self._own.decide(rel, name, is_folder=is_folder)
         if verdict is None:  # For git, a link to a folder is a file.
             verdict = ignore.ignored_by_git(levels, rel, name, is_folder=is_folder and not is_link)
-        return name in self._names if verdict is None else verdict
+        return name in self._names or path in self._outputs if verdict is None else verdict
 
     def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
         self._found.watched[path] = stamp_at(path)
@@ -193,7 +202,7 @@ class _Walk:
         except OSError:
             self._found.broken.append(rel)
             return
-        if target in self._exclude:
+        if target in self._exclude or (target in self._outputs and not self._everything):
             return
         self._links.append((rel, target, is_folder, visit))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import kinetic
-from kinetic import planning
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
+from kinetic.packaging import shipment
 from kinetic.runner import command
 
 ROOT = Path(kinetic.__file__).parent.parent
@@ -163,7 +163,7 @@ def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
     console = write(tmp_path / "env/bin/kinetic", "")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(console), raising=False)
     func = program.function(Program(kind, "json.tool"), tmp_path)
-    assert planning.entry_dir(func, tmp_path / "project") == tmp_path / "project"
+    assert shipment.entry_dir(func, tmp_path / "project") == tmp_path / "project"
     del sys.modules[func.__module__]
 
 
@@ -179,4 +179,4 @@ def test_a_function_of_a_console_script_belongs_to_the_callers_folder(tmp_path: 
         module.__file__ = str(file)
         exec("def f(): pass", vars(module))
         monkeypatch.setitem(sys.modules, "console", module)
-        assert planning.entry_dir(module.f, tmp_path) == tmp_path
+        assert shipment.entry_dir(module.f, tmp_path) == tmp_path

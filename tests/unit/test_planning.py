@@ -13,7 +13,7 @@ from kinetic.accelerators.resolve import resolve
 from kinetic.config import settings as configuration
 from kinetic.errors import UsageError
 from kinetic.job.spec import JobSpec, Options
-from kinetic.packaging import payload
+from kinetic.packaging import payload, shipment
 
 
 @pytest.fixture
@@ -142,10 +142,10 @@ def test_a_function_of_no_project_belongs_to_the_callers_folder(tmp_path, monkey
         file = file.format(**places)
     module = method_of_a_module("elsewhere", file)
     monkeypatch.setitem(sys.modules, "elsewhere", module)
-    assert planning.entry_dir(module.f, tmp_path) == tmp_path
+    assert shipment.entry_dir(module.f, tmp_path) == tmp_path
 
 
 def test_a_function_of_a_project_belongs_to_its_file(project, tmp_path):
     train = sys.modules["work"].train
     for func in (train, functools.partial(functools.partial(train)), functools.wraps(train)(lambda: 1)):
-        assert planning.entry_dir(func, tmp_path) == project / "src"
+        assert shipment.entry_dir(func, tmp_path) == project / "src"

@@ -1,0 +1,136 @@
+"""What is never source: results of jobs, stores, environments, caches."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from kinetic import planning
+from kinetic.accelerators.resolve import resolve
+from kinetic.config import settings as configuration
+from kinetic.job.spec import JobSpec, Options
+from kinetic.packaging import bundle, hashing, manifest, outputs
+from kinetic.storage.local import LocalStore
+
+
+def write(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(file)
+
+
+def listed(made: bundle.Bundle) -> list[str]:
+    return sorted(entry.path for entry in manifest.unfold(made.manifests))
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """A project, with a function in it."""
+    root = tmp_path.resolve() / "root"
+    write(root, "pyproject.toml", "src/work.py", "results/old/model.npz")
+    monkeypatch.chdir(root)
+    module = types.ModuleType("work")
+    module.__file__ = str(root / "src/work.py")
+    exec("def train(): pass", vars(module))
+    monkeypatch.setitem(sys.modules, "work", module)
+    monkeypatch.setattr(sys, "path", [str(root / "src"), *sys.path])
+    return root
+
+
+def frame(**options) -> planning.Frame:
+    spec = JobSpec(sys.modules["work"].train, (), {}, "train", Options(topology=resolve("cpu"), **options))
+    return planning.frame(spec, configuration.load(), backend="local")
+
+
+SOURCE = ["pyproject.toml", "src", "src/work.py"]
+ALL = ["pyproject.toml", "results", "results/old", "results/old/model.npz", "src", "src/work.py"]
+
+
+def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
+    assert listed(frame().bundle) == ALL
+    assert listed(frame(output_dir="results").bundle) == SOURCE
+    assert listed(frame().bundle) == ALL, "a plan alone is no job"
+    outputs.note(configuration.load().cache_dir, str(root / "results"))
+    assert listed(frame().bundle) == SOURCE
+    assert listed(frame(output_dir="results/old").bundle) == SOURCE
+
+
+def test_the_setting_counts_too(root, monkeypatch):
+    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results")
+    assert listed(frame().bundle) == SOURCE
+
+
+def test_an_ignore_file_can_keep_results(root):
+    write(root, "other/x")
+    (root / ".kineticignore").write_text("!results/\n")
+    found = listed(frame(output_dir="results").bundle)
+    assert "results/old/model.npz" in found
+    assert "other/x" not in listed(frame(output_dir="other").bundle)
+
+
+@pytest.mark.parametrize("folder", ["src", ".", "src/.."])
+def test_a_folder_with_code_is_sent_whatever_else_is_in_it(root, folder):
+    made = frame(output_dir=folder).bundle
+    assert listed(made) == ALL
+    assert "holds code as well" in made.warnings[0]
+    assert frame(output_dir="..").bundle.warnings == ()
+
+
+def test_a_link_to_results_is_not_followed(root):
+    (root / "latest").symlink_to("results/old")
+    assert listed(frame(output_dir="results/old").bundle) == [*SOURCE[:1], "results", *SOURCE[1:]]
+
+
+def test_another_output_folder_for_each_call_reads_nothing_again(root, monkeypatch):
+    reads, real = [], hashing.read
+    monkeypatch.setattr(hashing, "read", lambda path: reads.append(path) or real(path))
+
+    def build(name):
+        given = {"cache_dir": root.parent / "cache", "clock_ns": lambda: time.time_ns() + 10**10}
+        return listed(bundle.build(root, outputs=[root / "results" / name], **given))
+
+    assert "results/old/model.npz" in build("new")
+    count = len(reads)
+    assert "results/old" not in build("old")
+    assert "results/old/model.npz" in build("new")
+    assert len(reads) <= count + 1, "the file that had been left out"
+
+
+def test_paths_are_noted_once_and_the_oldest_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "_MOST", 4)
+    names = [f"/out/{n}" for n in range(4)] + [os.fsdecode(b"/caf\xe9\n")]
+    for name in [*names, names[-1], "gs://bucket/x", None]:
+        outputs.note(tmp_path / "cache", name)
+    assert outputs.noted(tmp_path / "cache") == names[2:]
+    (tmp_path / "cache/outputs").write_bytes(b"\xff\0garbage\0/a\0/b")
+    assert outputs.noted(tmp_path / "cache") == ["/a", "/b"]
+    (tmp_path / "file").write_text("")
+    outputs.note(tmp_path / "file", "/x")
+    assert outputs.noted(tmp_path / "file") == []
+
+
+def build(root: Path, **given) -> list[str]:
+    return listed(bundle.build(root, cache_dir=root.parent / "cache", **given))
+
+
+def test_environments_and_caches_are_not_sent_whatever_their_names(root):
+    write(root, "envy/pyvenv.cfg", "mamba/conda-meta/history", "mamba/bin/python", "kept/CACHEDIR.TAG", "kept/x")
+    assert build(root) == ALL
+    assert "mamba/bin/python" in build(root, default_excludes=False)
+
+
+def test_an_environment_in_the_project_s_own_folder(root):
+    write(root, "pyvenv.cfg", "bin/python", "lib/python3.11/site-packages/x.py", "include/y.h", "src/lib/z.py")
+    assert build(root) == [*ALL[:-1], "src/lib", "src/lib/z.py", "src/work.py"]
+
+
+def test_a_store_is_not_sent(root):
+    store = LocalStore(root / "jobs-of-mine")
+    for key in ("blobs/sha256/ab/cd", "refs/job-1.json"):
+        store.put(key, b"x")
+    assert build(root) == build(root, default_excludes=False) == ALL
