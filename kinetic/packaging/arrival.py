@@ -39,8 +39,10 @@ class Listed:
     lists: dict[str, bytes]
 
 
-def unpack(store: Store, tree: Tree, dest: Path) -> None:
-    """Write the tree into `dest`, an empty folder or none. Permission bits are restored; folders stay usable by their owner.
+def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
+    """Write the tree into `dest`, an empty folder or none, and return what it holds.
+
+    Permission bits are restored; folders stay usable by their owner.
 
     Raises:
         CorruptRecord: what is stored is not what was sent.
@@ -55,6 +57,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> None:
     except OSError as error:
         kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
         raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
+    return found.entries
 
 
 def listed(store: Store, tree: Tree) -> Listed:

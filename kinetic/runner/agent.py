@@ -263,6 +263,11 @@ class Agent:
                 tee.drain()
             self._log.say(f"kinetic: still running after the function ended, and killed: processes {shown}")
 
+    def _name_files(self) -> None:
+        """Say in the log which files the function wrote where they will not be kept."""
+        if self._started_at > 0 and (words := workspace.left_behind(self._workspace)):
+            self._log.say(f"kinetic: {words}")
+
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
         self._coordinator_lost("The job's supervisor was killed.")
@@ -362,6 +367,7 @@ class Agent:
         """Make the report, once, when the worker has said how it ended or is gone."""
         if self._report is not None:
             return
+        self._name_files()
         status, peak = (self._worker.status if self._worker.gone else None), self._worker.peak_bytes
         stop = self._view if self._stopping else None
         moment = Moment(started=self._started_at > 0, ending=self._ending)

@@ -10,10 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from kinetic.job.plan import Plan
-from kinetic.runner import debugger
+from kinetic.runner import debugger, searchpath
 from kinetic.runner.identity import Identity
 from kinetic.runner.jaxworld import World
 from kinetic.runner.workspace import Workspace
+
+_PYTHONPATH = "PYTHONPATH"
 
 
 def start_message(
@@ -61,4 +63,14 @@ def _environ(who: Identity, plan: Plan, space: Workspace, world: World, *, debug
         "KINETIC_OUTPUT_DIR": space.output_dir,
     }
     debugging = debugger.ENVIRON if debug else {}
-    return dict(who.base_env) | world.environ() | own | debugging | plan.env | dict(who.secrets)
+    asked = plan.env | dict(who.secrets)
+    return dict(who.base_env) | world.environ() | own | debugging | asked | _python_path(who, plan, space, asked)
+
+
+def _python_path(who: Identity, plan: Plan, space: Workspace, asked: Mapping[str, str]) -> dict[str, str]:
+    """Programs that are started import from the tree; one that the caller has set is set, in terms of this host."""
+    root, tree = plan.client_root, str(space.tree)
+    if _PYTHONPATH in asked:
+        return {_PYTHONPATH: searchpath.moved(asked[_PYTHONPATH], client_root=root, tree=tree)}
+    value = searchpath.for_programs(space.sys_path, who.base_env.get(_PYTHONPATH, ""), client_root=root, tree=tree)
+    return {_PYTHONPATH: value} if value else {}

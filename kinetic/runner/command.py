@@ -1,4 +1,4 @@
-"""What `kinetic run` runs on every host: a script, a module, or any command. Standard library only.
+"""What `kinetic run` runs on every host: a script, a module, or any command.
 
 In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit code, by `sys.exit`.
 Called as the function of the job, in the worker's main thread, with the caller's folder as working directory.
@@ -6,29 +6,53 @@ Called as the function of the job, in the worker's main thread, with the caller'
 
 from __future__ import annotations
 
+import re
 import runpy
 import signal
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from kinetic.runner import identity
+
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
+_VARIABLE = re.compile(r"\$(?:(KINETIC_[A-Z_]+)|\{(KINETIC_[A-Z_]+)\})")
+_SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish"))
+_IS_C = re.compile(r"-[a-z]*c\Z")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(kind: str, target: str, args: Sequence[str]) -> None:
-    """Run a "script", a "module" or a "command"."""
+    """Run a "script", a "module" or a "command".
+
+    In its arguments `$KINETIC_OUTPUT_DIR` is replaced by the value that it has here, and so are other variables of the job.
+    """
+    args = filled_in(target if kind == "command" else "", args, identity.variables_of_the_job())
     if kind == "script":
         run_script(target, args)
     elif kind == "module":
         run_module(target, args)
     else:
         run_command([target, *args])
+
+
+def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced.
+
+    The code of `sh -c` is left alone: the shell itself replaces variables, where they are not quoted.
+    """
+    is_shell = command.rpartition("/")[2] in _SHELLS
+    code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)
+
+    def filled(word: str) -> str:
+        return _VARIABLE.sub(lambda found: environ.get(found[1] or found[2], found[0]), word)
+
+    return [word if at == code else filled(word) for at, word in enumerate(args)]
 
 
 def run_script(path_rel: str, args: Sequence[str]) -> None:

@@ -81,3 +81,8 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         raise UsageError(f"{error.args[0]} is not set: python -m kinetic.runner is started by a backend, not by hand.") from error
     except ValueError as error:
         raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
+
+
+def variables_of_the_job() -> dict[str, str]:
+    """Return the variables of this process that tell a function which job it is in, and where."""
+    return {name: value for name, value in os.environ.items() if name.startswith("KINETIC_")}

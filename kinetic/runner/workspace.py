@@ -5,19 +5,27 @@ In: identity, plan, store. Out: `Workspace`, and a folder on disk. Called by the
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import shutil
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic.errors import SetupFailed, StoreError
 from kinetic.job import paths
 from kinetic.job.plan import Blob, Plan
-from kinetic.packaging import arrival
+from kinetic.packaging import arrival, ignore, manifest
 from kinetic.runner import datasets
 from kinetic.runner.datasets import Datasets
 from kinetic.runner.identity import Identity
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
+
+_MOST_LOOKED_AT = 20_000
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,8 @@ class Workspace:
         function: file with the pickled function, where the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
         data: where the declared data is.
+        sent: size of each file of the tree, by path.
+        ready_ns: when all of it was there, since the epoch.
     """
 
     root: Path
@@ -43,6 +53,8 @@ class Workspace:
     function: Path | None
     output_dir: str
     data: Datasets
+    sent: Mapping[str, int]
+    ready_ns: int
 
 
 def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
@@ -55,8 +67,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     tree = root / "tree"
     try:
         tree.mkdir(parents=True, mode=0o700, exist_ok=True)
-        if plan.tree is not None:
-            _unpack(store, plan, tree)
+        entries = [] if plan.tree is None else arrival.unpack(store, plan.tree, tree)
         payload = _file_of(store, plan.payload, root / "payload.pkl")
         function = None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         output_dir = _output_dir(store, plan)
@@ -66,12 +77,53 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     cwd.mkdir(parents=True, exist_ok=True)
     places = dict.fromkeys([str(tree / p) for p in plan.sys_path_rel] + [str(tree / plan.entry_rel)])
-    return Workspace(root, tree, cwd, tuple(places), payload, function, output_dir, data)
+    sent = {entry.path: entry.size_bytes for entry in entries if isinstance(entry, manifest.File)}
+    return Workspace(root, tree, cwd, tuple(places), payload, function, output_dir, data, sent, time.time_ns())
 
 
-def _unpack(store: Store, plan: Plan, tree: Path) -> None:
-    assert plan.tree is not None
-    arrival.unpack(store, plan.tree, tree)
+def left_behind(space: Workspace) -> str:
+    """Return a line about the files that the function made or changed in its folder, which goes away; "" when there are none.
+
+    Looks at no more than so many files: this is done before the job's end is reported.
+    """
+    found: list[tuple[int, str]] = []
+    for path, info in itertools.islice(_files(str(space.tree)), _MOST_LOOKED_AT):
+        rel = path[len(str(space.tree)) + 1 :]
+        if info.st_size != space.sent.get(rel) or info.st_mtime_ns > space.ready_ns:
+            found.append((info.st_size, rel))
+    if not found:
+        return ""
+    found.sort(key=lambda each: (-each[0], each[1]))
+    names = [rel if rel.isprintable() else ascii(rel) for _, rel in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    what = "1 file that was" if len(found) == 1 else f"{len(found)} files that were"
+    size = _in_words(sum(size for size, _ in found))
+    return (
+        f"{what} written in the work folder ({size}) will not be kept: {', '.join([*names, *more])}. "
+        "Write files to keep below $KINETIC_OUTPUT_DIR."
+    )
+
+
+def _in_words(size_bytes: int) -> str:
+    amount = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the regular files below the folder, without those that only tools make for themselves."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name in ignore.ALWAYS | ignore.DEFAULTS or entry.is_symlink():
+                    continue
+                if entry.is_dir():
+                    yield from _files(entry.path)
+                elif entry.is_file():
+                    yield entry.path, entry.stat()
 
 
 def _file_of(store: Store, blob: Blob, target: Path) -> Path:

@@ -77,6 +77,38 @@ def test_a_command_sees_the_callers_project_wherever_the_console_script_lies(pro
     assert (done.stdout, done.returncode) == ("friend.py\ntrain.py\n", 0)
 
 
+PROGRAMS = {
+    "script": ["sub/keep.py"],
+    "module": ["-m", "sub.keep"],
+    "command": ["--", "python3", "sub/keep.py"],
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_what_is_kept_and_what_is_not(project: Path, kind: str) -> None:
+    """A program is told where to leave files; those that it leaves elsewhere are named. It imports what was sent."""
+    (project / "sub/keep.py").write_text(
+        "import os, sys, pathlib\nsys.path.append('sub')\nimport friend\nprint(os.path.relpath(friend.__file__))\n"
+        "pathlib.Path(sys.argv[1], 'kept').write_text('x')\npathlib.Path('lost').write_text('y' * 2000)\n"
+        "pathlib.Path('sub/friend.py').write_text('')\nos.makedirs('__pycache__', exist_ok=True)\n"
+    )
+    out = project / "out"
+    done = kn(project, "run", "-a", "cpu", "--output-dir", "out", *PROGRAMS[kind], "$KINETIC_OUTPUT_DIR")
+    assert (done.stdout, done.returncode) == ("sub/friend.py\n", 0)
+    assert "kinetic: 2 files that were written in the work folder (2 KiB) will not be kept: lost, sub/friend.py. " in done.stderr
+    assert os.listdir(out) == ["kept"]
+    assert (project / "sub/friend.py").read_text() != ""
+    assert kn(project, "run", "-a", "cpu", "--", "ls").stdout == "pyproject.toml\nsub\n", "results are not sent"
+
+
+def test_programs_import_what_was_sent(project: Path) -> None:
+    env = os.environ | {"PYTHONPATH": f"{project / 'sub'}{os.pathsep}{ROOT}"}
+    ask = "import friend, subprocess, sys; print(friend.__file__)"
+    command = [*KINETIC, "run", "-a", "cpu", "--", sys.executable, "-c", ask]
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("/tree/sub/friend.py\n"), done.stderr
+
+
 def test_a_command_on_two_hosts(project: Path) -> None:
     line = 'echo "$A $KINETIC_HOST_INDEX"; [ "$KINETIC_HOST_INDEX" != 1 ] || exit "$CODE"; '
     run = ("run", "-a", "tpu-v6e-8", "--all-hosts", "--env", "A=b", "--env")

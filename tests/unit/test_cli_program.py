@@ -103,6 +103,23 @@ def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "no-such-command-here" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command_name", "args", "filled"),
+    [
+        ("", ["--out=$KINETIC_OUTPUT_DIR/x", "${KINETIC_OUTPUT_DIR}y"], ["--out=/out/x", "/outy"]),
+        ("", ["$HOME", "$KINETIC_NO", "$$", "KINETIC_OUTPUT_DIR"], ["$HOME", "$KINETIC_NO", "$$", "KINETIC_OUTPUT_DIR"]),
+            "",
+            ["$HOME", "$KINETIC_NOTHING", "$$", "KINETIC_OUTPUT_DIR"],
+            ["$HOME", "$KINETIC_NOTHING", "$$", "KINETIC_OUTPUT_DIR"],
+        ),
+        ("python", ["-c", "print('$KINETIC_OUTPUT_DIR')"], ["-c", "print('/out')"]),
+        ("/bin/sh", ["-ec", "echo '$KINETIC_OUTPUT_DIR'", "$KINETIC_OUTPUT_DIR"], ["-ec", "echo '$KINETIC_OUTPUT_DIR'", "/out"]),
+    ],
+)
+def test_arguments_may_name_what_only_the_host_knows(command_name: str, args: list[str], filled: list[str]) -> None:
+    assert command.filled_in(command_name, args, {"KINETIC_OUTPUT_DIR": "/out", "HOME": "/h"}) == filled
+
+
 @pytest.mark.parametrize(("own", "code_of_all"), [(9, 9), (0, 143)])
 def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: int) -> None:
     """In a process of its own: the command traps SIGTERM and leaves with a code of its choice, but never as if it were done."""

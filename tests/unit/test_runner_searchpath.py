@@ -1,0 +1,46 @@
+"""What programs that are started on a host import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kinetic.runner import searchpath
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    for folder in ("project/src", "project/.venv", "tree/src", "outside"):
+        (tmp_path / folder).mkdir(parents=True)
+    return tmp_path.resolve()
+
+
+def path(place: Path, places: list[str], inherited: str) -> list[str]:
+    given = {"client_root": str(place / "project"), "tree": str(place / "tree")}
+    found = searchpath.for_programs([str(place / each) for each in places], inherited, **given)
+    return found.replace(f"{place}/", "").split(os.pathsep)
+
+
+def test_the_tree_comes_first_and_the_project_is_replaced_by_it(place):
+    inherited = os.pathsep.join(str(place / each) for each in ("project/src", "outside", "project/.venv", "project"))
+    assert path(place, ["tree"], inherited) == ["tree", "tree/src", "outside", "project/.venv"], ".venv was not sent"
+    assert path(place, [], "src::..") == ["src", "", ".."], "relative ones start at the host's folder"
+    assert path(place, ["tree"], "") == ["tree"]
+
+
+def test_a_folder_of_the_project_is_known_by_any_of_its_names(place):
+    (place / "link").symlink_to("project")
+    assert path(place, [], f"{place}/link/src") == ["tree/src"]
+    assert path(place, [], f"{place}/project-2/src") == ["project-2/src"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("secrets.py", False), ("email/__init__.py", False), ("code/x", True), ("my.py", True)]
+)
+def test_a_place_that_would_hide_standard_modules_is_left_to_the_program(place, name, kept):
+    (place / "tree" / name).parent.mkdir(exist_ok=True)
+    (place / "tree" / name).touch()
+    assert path(place, ["tree"], f"{place}/outside") == ["tree", "outside"][not kept :]
+    assert path(place, ["tree"], f"{place}/project") == ["tree"], "the caller's own PYTHONPATH names it"
