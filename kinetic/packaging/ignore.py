@@ -12,7 +12,9 @@ The rules of git are translated here and not by the pathspec package: version 1.
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
+import os
 import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -75,7 +77,9 @@ class Rule:
 class Rules:
     """The rules of one ignore file."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], *, of_bytes: bool = False) -> None:
+        """Keep the rules; with `of_bytes` a letter of theirs stands for a byte of a path."""
+        self._of_bytes = of_bytes
         self._rules = [(r, re.compile(rf"(?:{r.regex})\Z", re.DOTALL)) for r in reversed(list(rules))]
         self._names = self._joined(whole_path=False)
         self._paths = self._joined(whole_path=True)
@@ -89,6 +93,8 @@ class Rules:
 
     def decide(self, path: str, name: str, *, is_folder: bool) -> bool | None:
         """Return True to leave out, False to keep, None when no rule matches. The last rule that matches decides."""
+        if self._of_bytes and not path.isascii():
+            path, name = _as_bytes(path), _as_bytes(name)
         # Most files match nothing: two tries with all rules at once tell.
         if not ((self._names and self._names.match(name)) or (self._paths and self._paths.match(path))):
             return None
@@ -132,14 +138,19 @@ def is_no_source(names: Set[str], *, default_excludes: bool) -> bool:
     return default_excludes and (_CACHE in names or any(name in names for name in _ENVIRONMENT))
 
 
-def git_rules(text: str) -> Rules:
-    """Read a `.gitignore`."""
-    lines = text.removeprefix("\ufeff").split("\n")
-    return Rules(rule for line in lines if (rule := _git_rule(line)) is not None)
+def git_rules(data: bytes) -> Rules:
+    """Read a `.gitignore`. To git a path is bytes: "?" is one byte, and "[é]" is one of two."""
+    lines = data.removeprefix(codecs.BOM_UTF8).decode("latin-1").split("\n")
+    return Rules((rule for line in lines if (rule := _git_rule(line)) is not None), of_bytes=True)
 
 
-def kinetic_rules(text: str) -> Rules:
+def _as_bytes(path: str) -> str:
+    return os.fsencode(path).decode("latin-1")
+
+
+def kinetic_rules(data: bytes) -> Rules:
     """Read a `.kineticignore`."""
+    text = data.decode("utf-8", "surrogateescape")
     return Rules(rule for line in text.removeprefix("\ufeff").splitlines() for rule in _kinetic_line(line.strip()))
 
 

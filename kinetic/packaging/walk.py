@@ -254,13 +254,14 @@ class _Walk:
                 "or leave out what the function does not need in .kineticignore."
             )
 
-    def _read(self, path: str, parse: Callable[[str], ignore.Rules]) -> ignore.Rules:
-        """Read an ignore file; one that is missing, a link or unreadable has no rules, as in git."""
+    def _read(self, path: str, parse: Callable[[bytes], ignore.Rules]) -> ignore.Rules:
+        """Read an ignore file; one that is missing, a link, no regular file or unreadable has no rules, as in git."""
         self._found.watched[path] = stamp_at(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, encoding="utf-8", errors="surrogateescape", newline="") as file:
-                return parse(file.read())
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                return ignore.Rules(())
+            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                return parse(file.read() or b"")
         except OSError:
             return ignore.Rules(())
 

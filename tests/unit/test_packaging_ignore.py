@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import subprocess
 
 import pytest
@@ -14,7 +16,7 @@ from kinetic.packaging.ignore import git_rules, kinetic_rules
 
 
 def left_out(text: str, path: str, *, folder: bool = False) -> bool | None:
-    return kinetic_rules(text).decide(path, path.rpartition("/")[2], is_folder=folder)
+    return kinetic_rules(text.encode()).decide(path, path.rpartition("/")[2], is_folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def kept_by_git(root) -> set[str]:
     """Files that git neither ignores itself nor inside an ignored folder."""
     command = ["git", "-c", "core.quotePath=false", "ls-files", "--others", "--exclude-standard", "-z"]
     done = subprocess.run(command, cwd=root, capture_output=True, check=True, env=environment(root))
-    return set(filter(None, done.stdout.decode().split("\0")))
+    return set(filter(None, os.fsdecode(done.stdout).split("\0")))
 
 
 def kept_here(root) -> set[str]:
@@ -161,7 +163,44 @@ def test_a_link_is_no_ignore_file_and_garbage_does_no_harm(tmp_path):
     assert kept_here(root) == {"x.py", "rules", "sub/y.py", "sub/.gitignore"}
 
 
-@given(st.text())
-def test_any_text_is_an_ignore_file(text):
+BYTES = ["é", "?", "??", "*", "a", "[é]", "[!a]", "[à-é]", "日", "日本", "\\", "/", "!", "\udcff", "Ã", "[[:alpha:]]", "**"]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(st.lists(st.sampled_from(BYTES), min_size=1, max_size=4).map("".join), max_size=4))
+@example(lines=["?"])
+@example(lines=["a[é]"])
+@example(lines=["é/", "!é/a"])
+@example(lines=["d/日*", "\udcff"])
+def test_names_beyond_ascii_are_bytes_as_in_git(foreign, lines):
+    (foreign / ".gitignore").write_bytes(os.fsencode("\n".join(lines)))
+    assert kept_here(foreign) == kept_by_git(foreign)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    if shutil.which("git") is None:
+        pytest.skip("git is the oracle")
+    root = tmp_path_factory.mktemp("foreign")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True, env=environment(root))
+    for folder in ("", "é/", "d/", "\udcff\udcfe/"):
+        (root / folder).mkdir(exist_ok=True)
+        for name in ("a", "é-", "aé", "日本", "日", "\udcc3", "Ã", "\udca9", "à"):
+            (root / folder / name).write_text("")
+    return root
+
+
+def test_an_ignore_file_that_is_no_file_has_no_rules(tmp_path):
+    root = tmp_path.resolve()
+    make(root, "x.py", "sub/y.py", "deep/.gitignore/z.py")
+    os.mkfifo(root / ".gitignore")
+    os.mknod(root / "sub/.gitignore", stat.S_IFSOCK)
+    found = walk.scan(str(root), exclude=(), default_excludes=False)
+    assert set(found.files) == {"x.py", "sub/y.py", "deep/.gitignore/z.py"}
+    assert sorted(found.special) == [".gitignore", "sub/.gitignore"]
+
+
+@given(st.binary())
+def test_anything_is_an_ignore_file(text):
     for rules in (git_rules(text), kinetic_rules(text)):
         assert rules.decide("a/b", "b", is_folder=False) in (True, False, None)
