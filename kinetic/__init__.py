@@ -3,7 +3,11 @@
 In: names that users write. Out: what they stand for, loaded when it is first used. Called by everybody; has no side effects.
 """
 
-from kinetic.version import __version__
+from kinetic.shadows import guard
+
+guard()  # Before anything else is imported: a file of the project may have the same name.
+
+from kinetic.version import __version__  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

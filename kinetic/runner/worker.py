@@ -23,6 +23,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kinetic import shadows
 from kinetic.errors import CorruptRecord, KineticError
 from kinetic.job.outcome import Exit
 from kinetic.runner import jaxworld, mending, processes, streams, telling
@@ -356,6 +357,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.chdir(start.cwd)
     sys.path[:0] = [p for p in start.sys_path if p not in sys.path]
     sys.path_importer_cache.clear()
+    shadows.guard(start.sys_path)
     sys.argv = [start.name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     if start.cells:
