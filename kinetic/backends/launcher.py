@@ -31,6 +31,7 @@ class Preloader:
     """A child process that forks supervisors on request."""
 
     def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        _fill_standard_descriptors()
         ours, theirs = socket.socketpair()
         self._errors: IO[bytes] = tempfile.TemporaryFile()
         try:
@@ -162,6 +163,18 @@ def _preloader(modules: tuple[str, ...], environ: Mapping[str, str]) -> Preloade
 def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Variables that take effect when modules are imported: a preloader serves only callers with equal ones."""
     return tuple(sorted((k, v) for k, v in environ.items() if k.startswith(("PYTHON", "LD_", "JAX_", "XLA_", "KERAS_"))))
+
+
+def _fill_standard_descriptors() -> None:
+    """Put /dev/null where the caller has no standard stream: whatever else is opened there would be taken for one.
+
+    Programs that this process starts find those descriptors closed, as they would without us.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # The lowest that is free: this one.
 
 
 def _forget(preloader: Preloader) -> None:

@@ -92,6 +92,7 @@ def root(ctx: click.Context, /, *, profile: str | None) -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    output.replace_closed_streams()
     sys.exit(call(sys.argv[1:]))
 
 

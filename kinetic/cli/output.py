@@ -283,6 +283,20 @@ class Streams:
         sys.stdout.flush()
 
 
+def replace_closed_streams() -> None:
+    """Put /dev/null where this process was started without a standard stream, which Python calls None."""
+    import os
+
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest that is free: this one. Programs that are started inherit it.
+            os.set_inheritable(fd, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
+
+
 def silence_stdout() -> None:
     """Send what is still to be written nowhere: the reader of the pipe has gone."""
     import os

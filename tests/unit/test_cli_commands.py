@@ -787,6 +787,7 @@ def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
     ours = {name for name in loaded_by("--help") if name.startswith("kinetic.")}
     assert ours <= {
         "kinetic.version",
+        "kinetic.shadows",
         "kinetic.errors",
         "kinetic.cli",
         "kinetic.cli.main",

@@ -1,0 +1,55 @@
+"""Callers whose standard streams are closed, in every combination: values arrive, commands do their work.
+
+In: shells that close descriptors. Out: what reached a file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+CLOSED = [closed for number in (1, 2, 3) for closed in itertools.combinations((0, 1, 2), number)]
+
+CALLER = """
+import os, sys
+import kinetic
+
+@kinetic.run(accelerator=sys.argv[1])
+def add(x):
+    print("printed")
+    return x + 1
+
+with open("told", "w") as told:
+    try:
+        print(add(1), add.run_async(2).result(), file=told)
+    except BaseException as error:
+        print(repr(error), file=told)
+"""
+
+
+def run(folder, closed, *words):
+    closing = " ".join(f"{fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
+    opened = {name: subprocess.DEVNULL for fd, name in enumerate(("stdin", "stdout", "stderr")) if fd not in closed}
+    return subprocess.run(["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, *words], cwd=folder, **opened).returncode
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
+def test_calls(closed, accelerator, tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "main.py").write_text(CALLER)
+    assert run(tmp_path, closed, "main.py", accelerator) == 0
+    assert (tmp_path / "told").read_text() == "2 3\n"
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_commands(closed, tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "main.py").write_text("print(1)\nopen(__import__('sys').argv[1], 'w').write('told')")
+    assert run(tmp_path, closed, "-m", "kinetic", "run", "-a", "cpu", "main.py", str(tmp_path / "told")) == 0
+    assert (tmp_path / "told").read_text() == "told"
+    assert run(tmp_path, closed, "-m", "kinetic", "jobs", "list") == 0
+    assert run(tmp_path, closed, "-m", "kinetic", "jobs", "status", "job-none") == 3
