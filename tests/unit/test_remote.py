@@ -387,7 +387,7 @@ def test_importing_loads_no_vendor(code, home):
     loaded = set(done.stdout.split())
     assert not VENDORS & {name.partition(".")[0] for name in loaded}
     if "run" not in code:
-        assert {name for name in loaded if name.startswith("kinetic")} == {"kinetic", "kinetic.version"}
+        assert {name for name in loaded if name.startswith("kinetic")} == {"kinetic", "kinetic.shadows", "kinetic.version"}
         assert not {"logging", "dataclasses", "typing", "re"} & loaded
 
 
