@@ -395,14 +395,23 @@ class Supervisor:
         self._sweep_up()
         (self._own / "state.json").unlink(missing_ok=True)
         again = asdict(self._request) | {"attempt": self._request.attempt + 1, "failed_before": outcome.reason}
-        import tempfile
+        spool = _in_memory(json.dumps(again).encode())
+        for fd in (spool, self._lock_file.fileno()):  # Closing any descriptor of the lock file would free the lock.
+            os.set_inheritable(fd, True)
+        os.execv(sys.executable, [sys.executable, "-m", "kinetic.runner.supervisor", str(spool)])
 
-        with tempfile.TemporaryFile() as spool:  # Not a pipe: the environment may be longer than a pipe holds.
-            spool.write(json.dumps(again).encode())
-            spool.seek(0)
-            for fd in (spool.fileno(), self._lock_file.fileno()):  # Closing any descriptor of the lock file would free the lock.
-                os.set_inheritable(fd, True)
-            os.execv(sys.executable, [sys.executable, "-m", "kinetic.runner.supervisor", str(spool.fileno())])
+
+def _in_memory(data: bytes) -> int:
+    """A descriptor from which the data can be read, once: it holds secrets, so no disk sees it.
+
+    Not a pipe: the environment may be longer than a pipe holds.
+    """
+    fd = os.memfd_create("kinetic-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _learn_to_speak() -> None:
@@ -444,7 +453,8 @@ def _agent_death(status: int) -> str:
 
 def _from_command_line() -> NoReturn:
     with open(int(sys.argv[1]), "rb") as spool:
-        main(Request(**json.loads(spool.read())))
+        request = Request(**json.loads(spool.read()))
+    main(request)  # The file is closed: agents are forked from here.
 
 
 if __name__ == "__main__":
