@@ -14,7 +14,7 @@ from kinetic.accelerators.topology import Topology
 from kinetic.errors import UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.job.duration import Duration
-from kinetic.job.spec import Options
+from kinetic.job.spec import Joins, Options
 
 if TYPE_CHECKING:
     import os
@@ -46,7 +46,7 @@ class Changes(TypedDict, total=False):
     retries: int
     env: Mapping[str, str] | None
     secrets: Sequence[str] | None
-    joins_jax: bool
+    joins_jax: Joins
 
 
 def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
@@ -122,5 +122,5 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     **{name: _named(spec.seconds, name) for name in _FIELDS},
     "retries": lambda value: spec.count("retries", value, least=0),
     "debug": _named(spec.switch, "debug"),
-    "joins_jax": _named(spec.switch, "joins_jax"),
+    "joins_jax": _named(spec.joins, "joins_jax"),
 }

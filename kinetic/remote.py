@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from kinetic.errors import PreflightError, UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.job.duration import Duration
-from kinetic.job.spec import JobSpec, Options
+from kinetic.job.spec import Joins, JobSpec, Options
 from kinetic.options import Changes, checked
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     retries: int = 0,
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] | None = None,
-    joins_jax: bool = True,
+    joins_jax: Joins = "lazy",
 ) -> Decorator:
     """Make a function run on an accelerator slice whenever it is called.
 
@@ -100,12 +100,15 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         name: what people see in lists of jobs; the function's name by default.
         slices: number of slices.
         timeout: from the start of the function until the job is stopped: seconds, "90s", "1h30m" or a `timedelta`.
-        start_timeout: from submission until every host must have joined.
+        start_timeout: from submission until the function must run on every host; also how long hosts may wait in JAX for one
+            that has not joined.
         hang_timeout: how long a host may stand still before the job is stopped and its stacks are shown.
         retries: how many times a failed job is started anew.
         env: variables to set for the function.
         secrets: names of variables of this environment whose values are set for the function and stored nowhere.
-        joins_jax: initialise JAX over all hosts before the function starts; False leaves that to the function.
+        joins_jax: when the hosts join to one world of JAX: "lazy" when JAX is first used, or `jax.distributed.initialize()`
+            called; True before the function starts; False only when the function calls that; "program" when a program that the
+            function starts first uses JAX.
 
     Raises:
         UsageError: an option cannot work; nothing was created.

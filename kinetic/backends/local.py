@@ -96,7 +96,7 @@ class LocalBackend:
         """One document: the gang."""
         return [simulation.document(plan)]
 
-    def warm_up(self, hosts: int, *, joins_jax: bool, variables: Iterable[str]) -> None:
+    def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
         """Let the preloader import while the caller still plans a job for so many hosts that sets these variables."""
         from kinetic.backends import launcher
 

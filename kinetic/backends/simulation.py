@@ -45,14 +45,14 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def preload_modules(hosts: int, *, joins_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
+def preload_modules(hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> tuple[str, ...]:
     """Modules that are imported once for all hosts.
 
     A gang of several hosts always needs JAX. It must be imported anew where the job sets variables that JAX reads at import.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
         return ()
-    return ("numpy", "jax") if hosts > 1 and joins_jax else ()
+    return ("numpy", "jax") if hosts > 1 and joins_jax in (True, "lazy") else ()
 
 
 def memory_estimate_bytes(plan: Plan) -> int:

@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kinetic.coordinator.blame import format_groups, main_thread, name_hosts, odd_hosts
+from kinetic.coordinator.blame import format_groups, main_thread, name_hosts, odd_hosts, parse
 from kinetic.coordinator.nouns import Beat, GangEvent, GangPhase, GangSpec, HostView
+from kinetic.coordinator.rendezvous import JOINING, STARTING, Delay, Rendezvous
 from kinetic.coordinator.roster import Member, Roster
 from kinetic.errors import UsageError
 from kinetic.job.outcome import Exit, HostReport, blame_rank
@@ -54,6 +55,9 @@ class Gang:
         self.unwanted = False
         self._hosts = Roster(spec.hosts)
         self._now = self._started = now
+        self._rendezvous = Rendezvous(spec, self._hosts, now)
+        self._gathering = False
+        self._delay: Delay | None = None
         self._watched = 0.0
         self._silence_due = spec.heartbeat_timeout_s
         self._ready_at: float | None = None
@@ -93,6 +97,7 @@ class Gang:
         self._advance(now)
         member.seen = self._watched
         member.beat = beat if len(beat.last_line) <= _MAX_TEXT else replace(beat, last_line=beat.last_line[:_MAX_TEXT])
+        self._gathering |= beat.state in (STARTING, JOINING)
         if self.spec.hang_timeout_s is not None and member.stalls(self.spec.hang_timeout_s):
             self._suspected = True
 
@@ -173,6 +178,18 @@ class Gang:
             self._decide_hang()
         elif self._suspected:
             self._suspect_hang()
+        elif self._gathering:
+            self._watch_gathering()
+
+    def _watch_gathering(self) -> None:
+        """Look whether hosts wait for others too long; stacks are asked for, and then it is looked at again."""
+        delay = self._rendezvous.delay(self._now)
+        if delay is not None:
+            self._emit("stalled", None, delay.reason)
+            self._hang_request, self._delay = self.request_stacks(self._now), delay
+            self._hang_due = self._now + self.spec.stacks_window_s
+        elif not (self._hosts.in_state(STARTING) or self._hosts.in_state(JOINING)):
+            self._gathering = False
 
     # --- what is seen from outside --------------------------------------------------------------------------------------
 
@@ -327,6 +344,11 @@ class Gang:
         if self.stacks_missing(self._hang_request) and self._now < self._hang_due:
             return
         request, self._hang_request = self._hang_request, 0
+        if self._delay is not None:
+            self._delay = None
+            if delay := self._rendezvous.delay(self._now):
+                self._stop_delayed(delay, self.stacks_of(request))
+            return
         stalled = self._stalled()
         if stalled:  # else it has moved on in the meantime
             self._stop_hung(stalled, self.stacks_of(request))
@@ -341,6 +363,19 @@ class Gang:
             reason += f"; {name_hosts(odd)} {'stands' if len(odd) == 1 else 'stand'} apart"
         self._emit("stacks", None, format_groups(running))
         self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.HANG))
+
+    def _stop_delayed(self, delay: Delay, answers: dict[int, str]) -> None:
+        running = {i: answers.get(i, "") for i in self._hosts.busy()}
+        self._emit("stacks", None, format_groups(running))
+        if delay.waiting:
+            guilty = delay.waiting if delay.final or not delay.missing else delay.missing
+            self._stop(Exit.STOPPED, delay.reason, blamed=guilty[:1], exits=dict.fromkeys(guilty, Exit.HANG))
+            return
+        odd = odd_hosts({i: running[i] for i in delay.missing}, ())
+        reason = f"{self._name(odd)} {delay.reason}"
+        said = "" if (stack := parse(running[odd[0]])).frames else stack.text
+        reason += f": {said.splitlines()[0]}" if said else ""
+        self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.NEVER_JOINED))
 
     def _stood_still(self, stalled: tuple[int, ...]) -> str:
         longest = max(m.beat.stalled_s for i in stalled if (m := self._hosts[i]).beat is not None)

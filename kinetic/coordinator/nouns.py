@@ -26,7 +26,8 @@ class GangSpec:
 
     Attributes:
         hosts: hosts of the gang.
-        start_timeout_s: until every host has joined.
+        start_timeout_s: until every host has joined and its worker runs the function; also how long hosts may wait in JAX for
+            others that have not joined its world.
         timeout_s: from "ready" until the gang is stopped.
         hang_timeout_s: longest time that a running host may stand still.
         heartbeat_timeout_s: silence after which a host counts as lost; agents send ten beats in this time.
@@ -54,7 +55,8 @@ class Beat:
     Attributes:
         host: index in the gang.
         state: "preparing", "waiting" (for the others), "debugging" (the leader, until a debugger has attached), "held" (the
-            others, until then), "running" or "returned".
+            others, until then), "starting" (the worker gets ready), "running", "joining" (it waits in JAX for the others) or
+            "returned".
         stalled_s: how long the worker's main thread has stood still.
         rss_bytes, cpu_s: of the worker.
         log_bytes: output so far.

@@ -111,6 +111,14 @@ class Roster:
         """Busy hosts that have stood still for so long."""
         return tuple(i for i, m in enumerate(self._members) if m.busy and m.stalls(limit_s))
 
+    def in_state(self, state: str) -> tuple[int, ...]:
+        """Active hosts whose last beat said this."""
+        return tuple(i for i, m in enumerate(self._members) if m.active and m.beat is not None and m.beat.state == state)
+
+    def returned_alone(self) -> tuple[int, ...]:
+        """Hosts whose function has returned without ever being part of JAX's world."""
+        return tuple(i for i, m in enumerate(self._members) if m.report is not None and m.report.ok and not m.report.joined_jax)
+
     def absent(self) -> tuple[int, ...]:
         """Hosts that have neither joined nor ended."""
         return tuple(i for i, m in enumerate(self._members) if not m.joined and m.report is None)

@@ -82,6 +82,7 @@ class HostReport:
         attempt: which start of the gang this belongs to, from 1.
         result_digest: SHA-256 of the pickled value in the store; only of the leader, and only when it returned.
         result_size_bytes: length of the pickled value.
+        joined_jax: whether a process of the host has been part of JAX's world.
     """
 
     host: int
@@ -99,6 +100,7 @@ class HostReport:
     attempt: int = 1
     result_digest: str = ""
     result_size_bytes: int = 0
+    joined_jax: bool = False
 
     @property
     def ok(self) -> bool:

@@ -126,7 +126,8 @@ class Plan:
         secrets: names of variables whose values travel apart from the plan.
         output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the default.
         limits: how long things may take.
-        joins_jax: whether the runner initialises JAX over all hosts before the function starts; a command does that itself.
+        joins_jax: when the hosts join to one world of JAX: True, before the function starts; "lazy", when it first uses JAX;
+            "program", when a program that it starts does; False, when it says so.
         captured: names of variables that travel in the payload.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
@@ -155,7 +156,7 @@ class Plan:
     secrets: tuple[str, ...] = ()
     output_dir: str | None = None
     limits: Limits = field(default_factory=Limits)
-    joins_jax: bool = True
+    joins_jax: bool | str = "lazy"
     captured: tuple[str, ...] = ()
     retries: int = 0
     debug: bool = False

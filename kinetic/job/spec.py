@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, Literal, cast
 
 from kinetic.accelerators.topology import Topology
 from kinetic.errors import UsageError, UsageTypeError
 from kinetic.job.duration import in_seconds
 
+Joins = bool | Literal["lazy", "program"]
+"""When the hosts join to one world of JAX; see `Plan`."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -42,7 +44,7 @@ class Options:
         timeout_s, start_timeout_s, hang_timeout_s: limits; None for none, or for what the settings say.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
-        joins_jax: whether the runner initialises JAX over all hosts first; False for a command, which does that itself.
+        joins_jax: when the hosts join to one world of JAX; see `Plan`.
     """
 
     topology: Topology
@@ -65,7 +67,7 @@ class Options:
     hang_timeout_s: float | None = None
     retries: int = 0
     debug: bool = False
-    joins_jax: bool = True
+    joins_jax: Joins = "lazy"
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,13 @@ def switch(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise UsageTypeError(f"{name} must be True or False; it is {value!r}.")
     return value
+
+
+def joins(name: str, value: object) -> Joins:
+    """Check when the hosts join."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
+        return cast("Joins", value)
+    raise UsageTypeError(f'{name} must be "lazy", "program", True or False; it is {value!r}.')
 
 
 def variable(where: str, name: object) -> str:

@@ -26,8 +26,8 @@ from kinetic.job import paths
 from kinetic.job.logformat import FAILURE, STDERR
 from kinetic.job.outcome import NO_RETRY, Exit, HostReport
 from kinetic.job.plan import Plan
-from kinetic.runner import datasets, debugger, memory, processes, workspace
-from kinetic.runner.briefing import start_message
+from kinetic.runner import datasets, debugger, joining, memory, processes, workspace
+from kinetic.runner.briefing import WORLD_FILE, start_message
 from kinetic.runner.channel import Message
 from kinetic.runner.child import Child
 from kinetic.runner.ending import Moment, ending_of, last_words
@@ -107,7 +107,8 @@ class Agent:
         else:
             self._link.start()
         self._prepare()
-        self._link.join(self._address())
+        self._address = self._reserve()
+        self._link.join(self._address)
         if self._end is not None:
             self._conclude()
         try:
@@ -143,19 +144,25 @@ class Agent:
             with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):  # It may take long, and nobody listens.
                 self._workspace = workspace.prepare(self._who, self._plan, self._store)
             self._mountpoints.keep(self._plan.data)
-            self._state = "waiting"
+            self._state = "starting" if self._ready else "waiting"
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
-    def _address(self) -> str:
-        """How JAX on the other hosts reaches this one; the leader also reserves the port of JAX's coordination service."""
-        if self._who.host != 0 or self._who.hosts == 1:
+    def _reserve(self) -> str:
+        """How the other hosts reach this one; the leader also reserves a port for JAX, and one for other frameworks.
+
+        They are held without listening until the end: what asks for one, with SO_REUSEPORT or SO_REUSEADDR, can bind it, and
+        nothing is given it meanwhile.
+        """
+        if self._who.host != 0:
             return self._who.address
-        # Held without listening until the end: with SO_REUSEPORT JAX's server can bind it, and nobody is given it meanwhile.
-        self._reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._reserved.bind((self._who.address if self._who.simulated else "", 0))
-        return f"{self._who.address}:{self._reserved.getsockname()[1]}"
+        self._reserved = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(2)]
+        for held in self._reserved:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                held.setsockopt(socket.SOL_SOCKET, option, 1)
+            held.bind((self._who.address if self._who.simulated else "", 0))
+        ports = ",".join(str(held.getsockname()[1]) for held in self._reserved)
+        return f"{self._who.address}:{ports}"
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._patience()):
@@ -301,6 +308,8 @@ class Agent:
     def _see(self, view: HostView) -> None:
         self._view = view
         if view.ready:
+            if not self._ready and self._state == "waiting":
+                self._state = "starting"
             self._ready = True
             self._maybe_start()
         if view.stacks_request > self._stacks_asked:
@@ -335,12 +344,12 @@ class Agent:
             return
         self._started = True
         debugging = None if self._gate is None else self._gate.start_message()
-        leader = self._view.addresses[0] if self._view is not None and self._view.ready else self._who.address
+        leader = self._view.addresses[0] if self._view is not None and self._view.ready else self._address
         self._worker.channel.send({"start": start_message(self._who, self._plan, self._workspace, leader, debugging)})
 
     def _dump_stacks(self) -> str:
         """The worker's stacks, with files named as the caller knows them, so that equal stacks of all hosts are equal."""
-        text = self._worker.stacks() if self._armed else ""
+        text = self._worker.stacks() if self._armed or processes.is_stopped(self._worker.pid) else ""
         if self._started and self._plan.client_root:
             text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
         for cell in self._plan.cells:
@@ -355,13 +364,20 @@ class Agent:
         self._memory.look()
         return Beat(
             host=self._who.host,
-            state=self._state,
-            stalled_s=self._stillness.lasts(now) if self._state == "running" else 0.0,
+            state=(state := self._state_now()),
+            stalled_s=self._stillness.lasts(now) if state == "running" else 0.0,
             rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,
             last_line=self._log.last_line(),
         )
+
+    def _state_now(self) -> str:
+        return "joining" if self._state == "running" and self._standing() == joining.JOINING else self._state
+
+    def _standing(self) -> str:
+        """How far JAX is on this host."""
+        return joining.standing(str(self._workspace.root / WORLD_FILE)) if self._started else ""
 
     def _conclude(self) -> None:
         """Make the report, once, when the worker has said how it ended or is gone."""
@@ -406,6 +422,7 @@ class Agent:
             ended_at=time.time(),
             lost_log_bytes=self._log.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
+            joined_jax=self._standing() == joining.JOINED,
         )
         try:
             if report.ok:

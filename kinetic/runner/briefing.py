@@ -10,11 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 from kinetic.job.plan import Plan
-from kinetic.runner import debugger, searchpath
+from kinetic.runner import debugger, jaxworld, searchpath
 from kinetic.runner.identity import Identity
-from kinetic.runner.jaxworld import World
+from kinetic.runner.joining import World
 from kinetic.runner.workspace import Workspace
 
+WORLD_FILE = "world"
+"""In the host's folder: which process has joined the world; see `joining`."""
 _PYTHONPATH = "PYTHONPATH"
 
 
@@ -27,10 +29,21 @@ def start_message(
         who: the host.
         plan: the job.
         space: where the function runs.
-        leader: "address:port" of JAX's coordination service.
+        leader: "address:port,port": of JAX's coordination service, and one that is free for other frameworks.
         debugging: what a debug job's gate says, else None.
     """
-    world = World(leader, who.hosts, who.host, plan.topology.chips_per_host, plan.topology.kind, who.simulated)
+    coordinator, _, port = leader.partition(",")
+    world = World(
+        coordinator,
+        who.hosts,
+        who.host,
+        plan.topology.chips_per_host,
+        plan.topology.kind,
+        who.simulated,
+        port=int(port or 0),
+        file=str(space.root / WORLD_FILE),
+        limit_s=plan.limits.start_timeout_s,
+    )
     return {
         "places": list(space.data.places),
         "mounts": [asdict(mount) for mount in space.data.mounts],
@@ -64,7 +77,8 @@ def _environ(who: Identity, plan: Plan, space: Workspace, world: World, *, debug
     }
     debugging = debugger.ENVIRON if debug else {}
     asked = plan.env | dict(who.secrets)
-    return dict(who.base_env) | world.environ() | own | debugging | asked | _python_path(who, plan, space, asked)
+    given = own | debugging | asked | _python_path(who, plan, space, asked)
+    return jaxworld.environ(world, who.base_env, given, automatic=plan.joins_jax == "program")
 
 
 def _python_path(who: Identity, plan: Plan, space: Workspace, asked: Mapping[str, str]) -> dict[str, str]:

@@ -1,21 +1,25 @@
-"""The door to JAX: joining the hosts of a gang into one world, before the function starts.
+"""The door to JAX on a host: what is imported ahead, what the function is told about its world, when it joins it.
 
-In: the shape of the world. Out: an initialised `jax.distributed`, or variables for a process that will do it itself. Called
-by the worker and the preloader; nothing else on a host imports JAX.
+In: the shape of the world. Out: variables, a JAX that can join (see `joining`), the end of it. Called by the worker, the
+preloader and `briefing`; nothing else on a host imports JAX.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import os
-import socket
 import sys
-import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
 
-_HEARTBEAT_S = 100
-_LEADER_S = 300.0
+from kinetic.runner import joining
+from kinetic.runner.joining import World
+from kinetic.runner.startup.kinetic_awaiting import Awaiting
+
+STARTUP = str(Path(__file__).parent / "startup")
+"""Goes first on the PYTHONPATH of whatever a function starts."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _CONSEQUENCE_WORDS = (
     "gloo",
@@ -34,47 +38,47 @@ _CONSEQUENCE_WORDS = (
 )
 
 
-@dataclass(frozen=True)
-class World:
-    """Where a process stands among the processes of JAX.
+def environ(world: World, base: Mapping[str, str], asked: Mapping[str, str], *, automatic: bool) -> dict[str, str]:
+    """The environment of a function or program, with what tells JAX and other frameworks about the world.
 
-    Attributes:
-        coordinator: "address:port" of JAX's coordination service, hosted by process 0.
-        processes: number of processes.
-        process: index of this one.
-        devices: virtual devices per process when simulated, else 0.
-        platform: "cpu", "gpu" or "tpu"; always "cpu" when simulated.
-        simulated: whether the devices are virtual.
+    Args:
+        world: where the host stands.
+        base: variables to start from.
+        asked: variables that win over ours.
+        automatic: whether programs that the function starts join when they first use JAX.
     """
+    env = dict(base) | {"JAX_PLATFORMS": "cpu" if world.simulated else world.platform, "KERAS_BACKEND": "jax"}
+    env["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"  # It would swallow the SIGTERM that the function should see.
+    if world.simulated:
+        env["JAX_NUM_CPU_DEVICES"] = str(world.devices)
+    if world.processes > 1:
+        env |= {
+            "JAX_COORDINATOR_ADDRESS": world.coordinator,
+            "JAX_NUM_PROCESSES": str(world.processes),
+            "JAX_PROCESS_ID": str(world.process),
+        }
+        if world.simulated:
+            # Without it the coordination service listens on every interface of the machine.
+            env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
+            env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    env |= _for_torch(world) | dict(asked)
+    if joining.uses_proxies(env):
+        joining.pass_by_proxies(env, [world.address])
+    env["KINETIC_WORLD"] = json.dumps(world.to_json() | {"automatic": automatic})
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, env.get("PYTHONPATH", "")]))
+    return env
 
-    coordinator: str
-    processes: int
-    process: int
-    devices: int
-    platform: str
-    simulated: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `World(**it)` is equal."""
-        return dict(vars(self))
-
-    def environ(self) -> dict[str, str]:
-        """Variables that tell JAX, and people, about the world; they must be set before JAX is imported."""
-        env = {"JAX_PLATFORMS": "cpu" if self.simulated else self.platform, "KERAS_BACKEND": "jax"}
-        if self.simulated:
-            env |= {"JAX_NUM_CPU_DEVICES": str(self.devices), "JAX_ENABLE_PREEMPTION_SERVICE": "0"}
-        if self.processes > 1:
-            env |= {
-                "JAX_COORDINATOR_ADDRESS": self.coordinator,
-                "JAX_NUM_PROCESSES": str(self.processes),
-                "JAX_PROCESS_ID": str(self.process),
-                "JAX_CHECK_PROXY_ENVS": "0",
-            }
-            if self.simulated:
-                # Without it the coordination service listens on every interface of the machine.
-                env["JAX_COORDINATOR_BIND_ADDRESS"] = self.coordinator
-                env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        return env
+def _for_torch(world: World) -> dict[str, str]:
+    """What torch.distributed reads (`env://`), and what torchrun takes for options that it was not given (PET_*)."""
+    rank, size, port = str(world.process), str(world.processes), str(world.port)
+    env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
+    env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    if world.processes > 1:
+        env |= {"PET_MASTER_ADDR": world.address, "PET_MASTER_PORT": port, "PET_NODE_RANK": rank, "PET_NNODES": size}
+        if world.simulated:
+            env |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    return env
 
 
 def is_installed() -> bool:
@@ -102,64 +106,36 @@ def is_fork_safe() -> bool:
     return not os.path.isdir("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1
 
 
-def join(world: World) -> None:
-    """Join this process to the world: afterwards `jax.devices()` are all devices of the gang.
-
-    JAX's own heartbeat is left slow on purpose: the agents notice a dead host in milliseconds and end the gang; JAX would
-    abort healthy processes.
-    """
-    import jax
-
-    _configure(world)
-    if world.processes > 1 and not jax.distributed.is_initialized():
-        if world.process != 0:
-            _wait_for_leader(world.coordinator)
-        jax.distributed.initialize(
-            world.coordinator,
-            world.processes,
-            world.process,
-            cluster_detection_method="deactivate",
-            coordinator_bind_address=world.coordinator if world.simulated else None,
-            heartbeat_timeout_seconds=_HEARTBEAT_S,
-        )
-
-
-def _wait_for_leader(coordinator: str) -> None:
-    """Wait until the coordination service listens: a client that comes first pauses a whole second before it tries again."""
-    address, _, port = coordinator.rpartition(":")
-    deadline, pause_s = time.monotonic() + _LEADER_S, 0.002
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((address, int(port)), timeout=1.0).close()
-        except OSError:
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.2, 0.1)
-        else:
-            return
-
-
-def configure_preloaded(world: World) -> None:
-    """Tell an already imported JAX what `World.environ` would have told it at import."""
+def enter(world: World, joins: bool | str) -> None:
+    """Give this process, a worker, its place in the world: now (True), when JAX is first used ("lazy"), or when it asks."""
     if "jax" in sys.modules:
         _configure(world)
+    attach = functools.partial(joining.attach, world, automatic=joins == "lazy")
+    if "jax.distributed" in sys.modules:
+        attach()
+    else:
+        sys.meta_path.insert(0, Awaiting("jax.distributed", attach))
+    if joins is not True or world.processes == 1:
+        return
+    if is_installed():
+        joining.join(world)
+    elif world.process == 0:
+        print("kinetic: JAX is not installed, so the hosts are not joined: pip install 'kinetic-sdk[jax]'.", file=sys.stderr)  # noqa: T201
 
 
 def _configure(world: World) -> None:
+    """Tell an already imported JAX what the environment would have told it at import."""
     import jax
 
+    jax.config.update("jax_enable_preemption_service", False)
     if world.simulated:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", world.devices)
-        # JAX's notifier would swallow SIGTERM; the function shall get it.
-        jax.config.update("jax_enable_preemption_service", False)
-        jax.config.update("jax_check_proxy_envs", False)
-        if world.processes > 1:
-            jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 
-def leave(world: World) -> None:
-    """Leave the world, together with all others: a barrier, so call it only when every host is well."""
-    if world.processes > 1 and "jax" in sys.modules:
+def leave() -> None:
+    """Leave the world, where this process has joined it, together with all others: a barrier, so only when every host is well."""
+    if "jax" in sys.modules:
         import jax
 
         jax.distributed.shutdown()

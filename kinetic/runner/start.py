@@ -22,7 +22,7 @@ class Start:
         sys_path: entries that go before the interpreter's own.
         scratch: folder for the value or the exception.
         world: this process's place among the processes of JAX.
-        joins_jax: whether JAX is initialised before the function starts.
+        joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
         name: of the function, for people.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
@@ -40,7 +40,7 @@ class Start:
     sys_path: list[str]
     scratch: str
     world: dict[str, Any]
-    joins_jax: bool
+    joins_jax: bool | str
     name: str
     tree: str
     client_root: str

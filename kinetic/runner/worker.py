@@ -28,6 +28,7 @@ from kinetic.errors import CorruptRecord, KineticError
 from kinetic.job.outcome import Exit
 from kinetic.runner import jaxworld, mending, processes, streams, telling
 from kinetic.runner.channel import Channel, Message
+from kinetic.runner.joining import World
 from kinetic.runner.start import Start
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -151,15 +152,14 @@ def _serve(channel: Channel, start: Start) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to go.
     message = _attempt(channel, start)
     streams.flush()
-    world = jaxworld.World(**start.world)
     if not channel.is_whole():
         _leave_word(message, start)
-        return _wind_down(world, leave=False)
+        return _wind_down(leave=False)
     channel.send(message)
     reply = channel.receive()
     if reply is None or not reply.get("exit"):
         return 1
-    return _wind_down(world, leave=bool(reply.get("leave")))
+    return _wind_down(leave=bool(reply.get("leave")))
 
 
 def _leave_word(message: Message, start: Start) -> None:
@@ -168,11 +168,11 @@ def _leave_word(message: Message, start: Start) -> None:
     telling.save(start, LAST_WORD, json.dumps(message).encode())
 
 
-def _wind_down(world: jaxworld.World, *, leave: bool) -> int:
+def _wind_down(*, leave: bool) -> int:
     """End as a script ends, except that threads that will not end do not keep the host."""
     with contextlib.suppress(BaseException):
         if leave:
-            jaxworld.leave(world)
+            jaxworld.leave()
     with contextlib.suppress(BaseException):
         _end_executors()
     with contextlib.suppress(BaseException):
@@ -370,11 +370,4 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
 
 
 def _join(start: Start) -> None:
-    world = jaxworld.World(**start.world)
-    if not start.joins_jax or world.processes == 1:
-        jaxworld.configure_preloaded(world)
-    elif jaxworld.is_installed():
-        jaxworld.join(world)
-        signal.signal(signal.SIGTERM, _terminate)
-    elif world.process == 0:
-        print("kinetic: JAX is not installed, so the hosts are not joined: pip install 'kinetic-sdk[jax]'.", file=sys.stderr)  # noqa: T201
+    jaxworld.enter(World(**start.world), start.joins_jax)

@@ -623,7 +623,7 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "name": "exp 1",
         "output_dir": "out",
         "backend": "local",
-        "joins_jax": True,
+        "joins_jax": "lazy",
     }
     assert function.__name__ == "train.py"
 
@@ -635,7 +635,7 @@ def test_run_prints_what_the_leader_prints_where_it_printed_it(world: World, cap
     assert capfd.readouterr() == ("out\n", "err\n")
     assert run(world, "--all-hosts", "--", "ls") == 0
     assert capfd.readouterr() == ("[host 0] out\n[host 1] other\n", "[host 0] err\n")
-    assert world.submitted[0][1]["joins_jax"] is False
+    assert world.submitted[0][1]["joins_jax"] == "program"
 
 
 def test_run_ends_with_the_code_of_the_program(world: World, capfd: Capture) -> None:

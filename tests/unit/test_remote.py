@@ -423,7 +423,7 @@ def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch
     seen = warmed(backend, monkeypatch)
     monkeypatch.setenv("SEED", "1")
     kinetic.run(accelerator="tpu-v6e-16", env={"XLA_FLAGS": ""}, capture_env_vars=["SEED"])(add)(1)
-    assert seen == [(4, True, ["SEED", "XLA_FLAGS"], [])]
+    assert seen == [(4, "lazy", ["SEED", "XLA_FLAGS"], [])]
 
 
 def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):

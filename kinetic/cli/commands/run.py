@@ -136,8 +136,8 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     given = {name: options[name] for name in ("accelerator", "retries", "backend", "output_dir")}
     limits = {name: options[name] for name in ("timeout", "start_timeout", "hang_timeout")}
     variables = {"env": dict(options["env"]), "secrets": list(options["secrets"])}
-    # A command that wants JAX over all hosts starts it itself; ours would hold the chips that it needs.
-    return given | limits | variables | {"name": options["name"] or program.name, "joins_jax": program.kind is not Kind.COMMAND}
+    joins = "program" if program.kind is Kind.COMMAND else "lazy"
+    return given | limits | variables | {"name": options["name"] or program.name, "joins_jax": joins}
 
 
 def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:

@@ -1,0 +1,78 @@
+"""Hosts that must come together after they have joined the gang: workers that start, processes that join one world of JAX.
+
+In: what hosts last said, and the time. Out: a `Delay` when some wait in vain or for too long. Called by `gang` only. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinetic.coordinator.blame import name_hosts
+from kinetic.coordinator.nouns import GangSpec
+from kinetic.coordinator.roster import Roster
+
+STARTING, JOINING = "starting", "joining"
+"""What a host's beat says while its worker gets ready, and while it waits in JAX for the others."""
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Why hosts wait.
+
+    Attributes:
+        waiting: the hosts that wait in JAX; empty while the function has not started.
+        missing: whom they wait for, as far as that can be told.
+        reason: for people.
+        final: it cannot end by itself.
+    """
+
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    reason: str
+    final: bool = False
+
+
+class Rendezvous:
+    """Watches hosts come together."""
+
+    def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
+        self._spec, self._hosts = spec, hosts
+        self._submitted = now
+        self._joining_since: float | None = None
+
+    def delay(self, now: float) -> Delay | None:
+        """Say whether hosts wait for too long."""
+        joining = self._hosts.in_state(JOINING)
+        if not joining:
+            self._joining_since = None
+        elif self._joining_since is None:
+            self._joining_since = now
+        limit_s = self._spec.start_timeout_s
+        if now - self._submitted >= limit_s and (starting := self._hosts.in_state(STARTING)):
+            return Delay((), starting, f"was not ready within {limit_s:g} s (start_timeout)")
+        if self._joining_since is None:
+            return None
+        if gone := self._hosts.returned_alone():
+            return Delay(joining, gone, self._in_vain(joining, gone), final=True)
+        if now - self._joining_since >= limit_s:
+            missing = tuple(host for host in self._hosts.busy() if host not in joining)
+            return Delay(joining, missing, self._too_long(joining, missing))
+        return None
+
+    def _in_vain(self, joining: tuple[int, ...], gone: tuple[int, ...]) -> str:
+        return (
+            f"{name_hosts(gone)} of {self._spec.hosts} returned without using JAX, and {name_hosts(joining)} "
+            f"{'waits' if len(joining) == 1 else 'wait'} for {_them(gone)} in JAX. Every host must use JAX, or none: call "
+            "jax.devices() on all of them first, or set joins_jax=False so that each host works on its own devices"
+        )
+
+    def _too_long(self, joining: tuple[int, ...], missing: tuple[int, ...]) -> str:
+        whom = f"{name_hosts(missing)}, which {'has' if len(missing) == 1 else 'have'} not joined" if missing else "each other"
+        return (
+            f"{name_hosts(joining)} of {self._spec.hosts} {'has' if len(joining) == 1 else 'have'} waited "
+            f"{self._spec.start_timeout_s:g} s in JAX for {whom} (start_timeout=)"
+        )
+
+
+def _them(hosts: tuple[int, ...]) -> str:
+    return "it" if len(hosts) == 1 else "them"
