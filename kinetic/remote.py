@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from kinetic.errors import PreflightError, UsageError, UsageTypeError
 from kinetic.job import spec
 from kinetic.job.duration import Duration
-from kinetic.job.spec import Joins, JobSpec, Options
+from kinetic.job.spec import JobSpec, Joins, Options
 from kinetic.options import Changes, checked
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ class Agent:
         else:
             self._link.start()
         self._prepare()
-        self._address = self._reserve()
+        self._address = self._reserve_ports()
         self._link.join(self._address)
         if self._end is not None:
             self._conclude()
@@ -148,7 +148,7 @@ class Agent:
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
-    def _reserve(self) -> str:
+    def _reserve_ports(self) -> str:
         """How the other hosts reach this one; the leader also reserves a port for JAX, and one for other frameworks.
 
         They are held without listening until the end: what asks for one, with SO_REUSEPORT or SO_REUSEADDR, can bind it, and
@@ -156,12 +156,12 @@ class Agent:
         """
         if self._who.host != 0:
             return self._who.address
-        self._reserved = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(2)]
-        for held in self._reserved:
+        self._ports = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(2)]
+        for held in self._ports:
             for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
                 held.setsockopt(socket.SOL_SOCKET, option, 1)
             held.bind((self._who.address if self._who.simulated else "", 0))
-        ports = ",".join(str(held.getsockname()[1]) for held in self._reserved)
+        ports = ",".join(str(held.getsockname()[1]) for held in self._ports)
         return f"{self._who.address}:{ports}"
 
     def _turn(self) -> None:
