@@ -21,8 +21,8 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
         ├── UserCodeFailed                  the function raised something that cannot be rebuilt here, or exited
         ├── HostLost                        a host died: killed, out of memory, segfault, os._exit, agent lost
-        ├── HostHung                        a host stood still longer than hang_timeout
-        ├── GangTimeout (TimeoutError)      not every host joined within start_timeout; the function never ran
+        ├── HostHung                        a host stood still longer than hang_timeout, or kept others waiting in JAX
+        ├── GangTimeout (TimeoutError)      not every host got as far as the function within start_timeout
         ├── JobTimeout (TimeoutError)       the job ran longer than timeout
         ├── JobCancelled                    someone cancelled the job
         ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed, version mismatch
@@ -197,7 +197,7 @@ class HostHung(JobFailed):
 
 
 class GangTimeout(JobFailed, TimeoutError):
-    """Not every host joined within `start_timeout`. The function ran nowhere."""
+    """Not every host joined, and got as far as the function, within `start_timeout`."""
 
 
 class JobTimeout(JobFailed, TimeoutError):

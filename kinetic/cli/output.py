@@ -27,6 +27,8 @@ _STATE_STYLES |= {
     "returned": "green",
     "preparing": "yellow",
     "waiting": "yellow",
+    "starting": "yellow",
+    "joining": "yellow",
     "silent": "red",
     "ok": "green",
     "warn": "yellow",

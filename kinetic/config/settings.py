@@ -50,7 +50,7 @@ class Settings:
         force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
         no_tty_debug: allow debug=True without a terminal.
         debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
-        start_timeout_s: from submission until every host has joined.
+        start_timeout_s: from submission until the function runs on every host; also how long hosts wait in JAX for others.
         grace_s: between SIGTERM and SIGKILL when a job is stopped.
         preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
         sources: where each value came from, by name.

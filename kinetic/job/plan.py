@@ -80,7 +80,7 @@ class Limits:
     """How long things may take. None means without limit; all in seconds.
 
     Attributes:
-        start_timeout_s: from submission until every host has joined.
+        start_timeout_s: from submission until the function runs on every host; also how long hosts wait in JAX for others.
         timeout_s: from the start of the function until the job is stopped.
         hang_timeout_s: longest time that a host may stand still.
         grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
