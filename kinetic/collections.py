@@ -5,8 +5,8 @@ In: a function that submits jobs, inputs. Out: `BatchHandle`, and what belongs t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from kinetic.batch import launch
 from kinetic.batch.handle import BatchHandle, attach_batch
@@ -19,9 +19,26 @@ from kinetic.remote import RemoteCallable
 from kinetic.storage.open import open_store
 
 if TYPE_CHECKING:
-    from kinetic.batch.launch import AtOnce, Tags
+    from kinetic.batch.launch import AtOnce, BatchOptions, Tags
+    from kinetic.handle import JobHandle
+
+R = TypeVar("R")
 
 __all__ = ["BatchError", "BatchHandle", "attach_batch", "map"]
+
+
+@overload
+def map(
+    submit_fn: RemoteCallable[..., Coroutine[Any, Any, R]], inputs: Iterable[Any], **options: Unpack[BatchOptions]
+) -> BatchHandle[R]: ...
+
+
+@overload
+def map(submit_fn: RemoteCallable[..., R], inputs: Iterable[Any], **options: Unpack[BatchOptions]) -> BatchHandle[R]: ...
+
+
+@overload
+def map(submit_fn: Callable[..., JobHandle[R]], inputs: Iterable[Any], **options: Unpack[BatchOptions]) -> BatchHandle[R]: ...
 
 
 def map(
@@ -37,7 +54,7 @@ def map(
     tags: Tags | None = None,
     project: str | None = None,
     cluster: str | None = None,
-) -> BatchHandle:
+) -> BatchHandle[Any]:
     """Submit a job for each input; see `RemoteCallable.run_async_map` for the options.
 
     Args:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic import collecting, following, futures, notebook
 from kinetic.backends import registry
@@ -154,6 +154,15 @@ class JobHandle(Generic[R_co]):
         self._store.put(paths.ref(self.job_id), json.dumps(ref.to_json(), indent=1).encode())
         return JobHandle(ref, self._backend, self._store)
 
+    @overload
+    def logs(self, follow: Literal[False] = False, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str: ...
+
+    @overload
+    def logs(self, follow: Literal[True], host: int = 0, all_hosts: bool = False, tail: int | None = None) -> None: ...
+
+    @overload
+    def logs(self, follow: bool, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str | None: ...
+
     def logs(self, follow: bool = False, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str | None:
         """Return what a host printed so far; with `follow`, print it as it comes until the job ends, and return None.
 
@@ -173,7 +182,7 @@ class JobHandle(Generic[R_co]):
 
     def tail(self, n: int = 100, host: int = 0) -> str:
         """Return the last n lines that a host printed."""
-        return self.logs(tail=n, host=host) or ""
+        return self.logs(tail=n, host=host)
 
     def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
         """Yield output as bytes with host, stream and time; None while nothing is new."""

@@ -12,7 +12,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from kinetic.errors import PreflightError, UsageError, UsageTypeError
@@ -20,40 +20,35 @@ from kinetic.job import spec
 from kinetic.job.duration import Duration
 from kinetic.job.spec import JobSpec, Joins, Options
 from kinetic.options import Changes, checked
+from kinetic.place import Place, place_of
 
 if TYPE_CHECKING:
     import os
     from types import TracebackType
 
-    from kinetic.backends.base import Backend
-    from kinetic.backends.registry import Selection
     from kinetic.batch.handle import BatchHandle
-    from kinetic.batch.inputs import Call
-    from kinetic.batch.launch import AtOnce, Tags
-    from kinetic.batch.sources import Packaged
-    from kinetic.config.settings import Settings
+    from kinetic.batch.launch import AtOnce, BatchOptions, Tags
     from kinetic.handle import JobHandle
     from kinetic.packaging.data import Data
-    from kinetic.planning import Planned, PlanView
-    from kinetic.storage.base import Store
+    from kinetic.planning import PlanView
 
 _DATA = "kinetic.packaging.data"
 """While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 P2 = ParamSpec("P2")
 R2 = TypeVar("R2")
+First = TypeVar("First")
 
 
 class Decorator(Protocol):
-    """What `kinetic.run(...)` returns. The value of an async function is what it returns once it is awaited."""
+    """What `kinetic.run(...)` returns."""
 
-    @overload
-    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteCallable[P, R]: ...
-
-    @overload
-    def __call__(self, func: Callable[P, R], /) -> RemoteCallable[P, R]: ...
+    def __call__(self, func: Callable[P, R], /) -> RemoteCallable[P, R]:
+        """Decorate a function."""
+        ...
 
 
 def run(  # noqa: PLR0917 - the order in which scripts may pass them
@@ -129,8 +124,10 @@ def _warn_of_spot(options: Options) -> None:
         warnings.warn(text, UserWarning, stacklevel=3)
 
 
-class RemoteCallable(Generic[P, R]):
+class RemoteCallable(Generic[P, R_co]):
     """A function that runs on an accelerator slice when it is called. As an attribute of a class it is a method.
+
+    The value of an async function is what it returns once it is awaited.
 
     Within a job it is the plain function: a call there runs its body there.
     """
@@ -155,7 +152,7 @@ class RemoteCallable(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
 
-    def with_options(self, **changes: Unpack[Changes]) -> RemoteCallable[P, R]:
+    def with_options(self, **changes: Unpack[Changes]) -> RemoteCallable[P, R_co]:
         """Return the same function with other options: `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
 
         Takes what the decorator takes, by name. An option that is given replaces that of the decorator, `env=` as a whole too;
@@ -170,7 +167,13 @@ class RemoteCallable(Generic[P, R]):
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def __call__(self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs) -> R2: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the slice: print the leader's output as it comes, return its value or raise what the function raised."""
         __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
         try:
@@ -179,7 +182,7 @@ class RemoteCallable(Generic[P, R]):
             error.__traceback__ = _without_ours(error.__traceback__)
             raise
 
-    def _called(self, args: Any, kwargs: Any) -> R:
+    def _called(self, args: Any, kwargs: Any) -> R_co:
         __tracebackhide__ = True
         from kinetic.config import settings
 
@@ -189,7 +192,7 @@ class RemoteCallable(Generic[P, R]):
             return self._call_debugged(args, kwargs)
         return self.run_async(*args, **kwargs).result(stream_logs=True)
 
-    def _call_debugged(self, args: Any, kwargs: Any) -> R:
+    def _call_debugged(self, args: Any, kwargs: Any) -> R_co:
         """Submit, bring the debugger to this machine, and wait: the function starts once somebody has attached."""
         __tracebackhide__ = True
         import contextlib
@@ -206,7 +209,13 @@ class RemoteCallable(Generic[P, R]):
                 stack.callback(handle.debug_attach(debug.free_port()).terminate)
             return handle.result(stream_logs=True)
 
-    async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    async def aio(self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs) -> R2: ...
+
+    @overload
+    async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    async def aio(self, *args: Any, **kwargs: Any) -> Any:
         """Call from async code: `await train.aio(steps)` does what a call does, and does not block the event loop of asyncio.
 
         Cancelling it leaves the job running and says how to come back to it.
@@ -216,12 +225,12 @@ class RemoteCallable(Generic[P, R]):
 
         if settings.on_host():
             value = self._body(args, kwargs)
-            return cast("R", await value if inspect.isawaitable(value) else value)
+            return cast("R_co", await value if inspect.isawaitable(value) else value)
         if self._options.debug:
             return await futures.beside(lambda: self._call_debugged(args, kwargs), abandoned=lambda: None, daemon=True)
         cancelled = threading.Event()
 
-        def submit() -> JobHandle[R]:
+        def submit() -> JobHandle[Any]:
             handle = self.run_async(*args, **kwargs)
             if cancelled.is_set():
                 handle.leave()
@@ -230,7 +239,13 @@ class RemoteCallable(Generic[P, R]):
         handle = await futures.beside(submit, abandoned=cancelled.set, daemon=False)
         return await futures.beside(lambda: handle.result(stream_logs=True), abandoned=handle.leave, daemon=True)
 
-    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    @overload
+    def run_async(self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs) -> JobHandle[R2]: ...
+
+    @overload
+    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
+
+    def run_async(self, *args: Any, **kwargs: Any) -> Any:
         """Submit and return at once; the job goes on without this process."""
         __tracebackhide__ = True
         try:
@@ -239,7 +254,7 @@ class RemoteCallable(Generic[P, R]):
             error.__traceback__ = None
             raise
 
-    def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R]:
+    def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
         place = self._place(args, kwargs)
         place.warm_up(self._options)
         planned = place.planned(self._spec(args, kwargs))
@@ -251,6 +266,14 @@ class RemoteCallable(Generic[P, R]):
         place.tell(planned.warnings)
         place.note_output(planned.plan.output_dir)
         return JobHandle(submission.submit(planned, place.backend, place.store), place.backend, place.store)
+
+    @overload
+    def run_async_map(
+        self: RemoteCallable[P2, Coroutine[Any, Any, R2]], inputs: Iterable[Any], **options: Unpack[BatchOptions]
+    ) -> BatchHandle[R2]: ...
+
+    @overload
+    def run_async_map(self, inputs: Iterable[Any], **options: Unpack[BatchOptions]) -> BatchHandle[R_co]: ...
 
     def run_async_map(
         self,
@@ -265,7 +288,7 @@ class RemoteCallable(Generic[P, R]):
         tags: Tags | None = None,
         project: str | None = None,
         cluster: str | None = None,
-    ) -> BatchHandle:
+    ) -> BatchHandle[Any]:
         """Submit a job for each input, and return at once; the source tree and the function are packaged once for all of them.
 
         Args:
@@ -300,7 +323,7 @@ class RemoteCallable(Generic[P, R]):
             project=spec.text("project", project) or self._options.project,
             cluster=spec.text("cluster", cluster) or self._options.cluster,
         )
-        place = _place_of(options)
+        place = place_of(options)
         place.warm_up(options)
         func = functools.partial(self._func, *self._bound) if self._bound else self._func
         source = place.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
@@ -315,10 +338,16 @@ class RemoteCallable(Generic[P, R]):
         planned = place.planned(self._spec(args, kwargs))
         return PlanView(planned.plan, tuple(place.backend.render(planned.plan)), place.selection.name, planned.warnings)
 
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def local(self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs) -> R2: ...
+
+    @overload
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def local(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body here, in this process. Local data is where it is: the function gets its path."""
         value = self._body(args, kwargs)
-        return cast("R", _awaited(value) if inspect.iscoroutine(value) else value)
+        return cast("R_co", _awaited(value) if inspect.iscoroutine(value) else value)
 
     def _body(self, args: Any, kwargs: Any) -> Any:
         if _DATA in sys.modules:
@@ -329,15 +358,27 @@ class RemoteCallable(Generic[P, R]):
 
     # -- being a method, being pickled ---------------------------------------------------------------------------------
 
+    # mypy takes the first of these for all that is looked up on a class, so it must not be strict about arguments.
     @overload
-    def __get__(self, instance: None, owner: type[Any], /) -> RemoteCallable[P, R]: ...
+    def __get__(self: RemoteCallable[Concatenate[First, P2], R2], instance: None, owner: First, /) -> RemoteCallable[..., R2]: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any], /) -> RemoteCallable[P, R_co]: ...
 
     @overload
     def __get__(
-        self: RemoteCallable[Concatenate[Any, P2], R2], instance: object, owner: type[Any] | None = None, /
+        self: RemoteCallable[Concatenate[First, P2], R2], instance: First, owner: type[Any] | None = None, /
     ) -> RemoteCallable[P2, R2]: ...
 
-    def __get__(self, instance: Any, owner: type[Any] | None = None, /) -> Any:
+    @overload
+    def __get__(
+        self: RemoteCallable[Concatenate[First, P2], R2], instance: object, owner: First, /
+    ) -> RemoteCallable[P2, R2]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None, /) -> RemoteCallable[P, R_co]: ...
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> Any:
         if instance is None or self._bound or not hasattr(self._func, "__get__"):
             return self
         return RemoteCallable(self._func, self._options, bound=(instance,))
@@ -347,10 +388,10 @@ class RemoteCallable(Generic[P, R]):
         func = functools.partial(self._func, *self._bound) if self._bound else self._func
         return operator.itemgetter(0), ((func,),)
 
-    def __copy__(self) -> RemoteCallable[P, R]:
+    def __copy__(self) -> RemoteCallable[P, R_co]:
         return self
 
-    def __deepcopy__(self, memo: Any) -> RemoteCallable[P, R]:
+    def __deepcopy__(self, memo: Any) -> RemoteCallable[P, R_co]:
         return self
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -358,9 +399,9 @@ class RemoteCallable(Generic[P, R]):
     def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
         return JobSpec(self._func, (*self._bound, *args), kwargs, self.__qualname__, self._options)
 
-    def _place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Place:
+    def _place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Place:
         self._check_call(args, kwargs)
-        return _place_of(self._options)
+        return place_of(self._options)
 
     def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = "") -> None:
         try:
@@ -371,73 +412,6 @@ class RemoteCallable(Generic[P, R]):
             signature.bind(*self._bound, *args, **kwargs)
         except TypeError as error:
             raise UsageTypeError(f"{where}{self.__name__}{signature}: {error}. Nothing was submitted.") from None
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a call goes."""
-
-    selection: Selection
-    settings: Settings
-    backend: Backend
-    store: Store
-
-    def planned(self, job: JobSpec) -> Planned:
-        from kinetic import planning
-
-        return planning.make(job, self.settings, backend=self.selection.requested)
-
-    def packaged(self, job: JobSpec, calls: Sequence[Call]) -> Packaged:
-        from kinetic import planning
-        from kinetic.batch.sources import Packaged
-
-        given = [(call.args, call.kwargs) for call in calls]
-        about = planning.frame(job, self.settings, backend=self.selection.requested, calls=given)
-        self.backend.preflight(about.draft)
-        self.note_output(about.draft.output_dir)
-        return Packaged(calls, job.func, about, self.backend, self.store)
-
-    def note_output(self, output_dir: str | None) -> None:
-        """Remember where files will be left: later calls do not send them."""
-        if output_dir is not None:
-            from kinetic.packaging import outputs
-
-            outputs.note(self.settings.cache_dir, output_dir)
-
-    def tell(self, warnings: Sequence[str]) -> None:
-        from kinetic import following
-
-        if self.selection.notice:
-            following.notice(self.selection.notice)
-        for warning in warnings:
-            _log_once(warning)
-
-    def warm_up(self, options: Options) -> None:
-        """Let the backend prepare what takes time, while the call is planned."""
-        warm_up = getattr(self.backend, "warm_up", None)
-        if warm_up is None or self.settings.preload == "off":
-            return
-        from kinetic.config import settings as configuration
-
-        captured = configuration.captured(options.capture_env_vars) if options.capture_env_vars else ()
-        hosts = options.topology.hosts * options.slices
-        warm_up(hosts, joins_jax=options.joins_jax, variables=[*options.env, *options.secrets, *captured])
-
-
-def _place_of(options: Options) -> _Place:
-    from kinetic.backends import registry
-    from kinetic.config import settings as configuration
-    from kinetic.storage.open import open_store
-
-    flags = {name: getattr(options, name) for name in ("project", "zone", "cluster", "namespace", "base_image_repo")}
-    settings = configuration.load(flags=flags)
-    if settings.log_level is not None:
-        from kinetic.config import verbosity
-
-        verbosity.show(settings.log_level)
-    selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
-    store = open_store(settings.home)
-    return _Place(selection, settings, registry.make(selection.name, store), store)
 
 
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -464,10 +438,3 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_code in ours:
         traceback = traceback.tb_next
     return traceback
-
-
-@functools.cache
-def _log_once(warning: str) -> None:
-    import logging
-
-    logging.getLogger("kinetic").warning("kinetic: %s", warning)

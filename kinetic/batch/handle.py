@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic import following, notebook
 from kinetic.batch import interruption, tally
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from kinetic.drawing import Picture
     from kinetic.job.outcome import Outcome
 
+R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
 _SHOWN = 5
 
 
-class BatchHandle:
+class BatchHandle(Generic[R_co]):
     """One function over many inputs. All methods work from any process, and again after everything has ended.
 
     Attributes:
@@ -77,7 +78,7 @@ class BatchHandle:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     @property
-    def jobs(self) -> list[JobHandle[Any] | None]:
+    def jobs(self) -> list[JobHandle[R_co] | None]:
         """The latest job of each input, in the order of the inputs; None for an input that has none."""
         self._crew.catch_up()
         return list(self._crew.handles)
@@ -95,7 +96,7 @@ class BatchHandle:
             counts[str(status)] = counts.get(str(status), 0) + 1
         return counts
 
-    def failures(self) -> list[JobHandle[Any]]:
+    def failures(self) -> list[JobHandle[R_co]]:
         """Return the jobs that have failed by now and are not tried again, in the order of the inputs."""
         children, last = self._children(), self._crew.ledger.rules.retries + 1
         pairs = [(child, job) for child, job in zip(children, self._crew.handles, strict=True) if job is not None]
@@ -131,7 +132,7 @@ class BatchHandle:
             for _ in self._ends(timeout, progress):
                 pass
 
-    def as_completed(self, poll_interval: float = 5, timeout: Duration | None = None) -> Iterator[JobHandle[Any]]:
+    def as_completed(self, poll_interval: float = 5, timeout: Duration | None = None) -> Iterator[JobHandle[R_co]]:
         """Yield the jobs as they end; of an input that is tried again, only the last job.
 
         Args:
@@ -151,6 +152,28 @@ class BatchHandle:
             job = self._crew.handles[index]
             if job is not None and self._crew.ledger.children[index].state is not State.GONE:
                 yield job
+
+    @overload
+    def results(
+        self,
+        timeout: Duration | None = None,
+        ordered: bool = True,
+        cleanup: bool | None = None,
+        return_exceptions: Literal[False] = False,
+        *,
+        progress: bool = True,
+    ) -> list[R_co]: ...
+
+    @overload
+    def results(
+        self,
+        timeout: Duration | None = None,
+        ordered: bool = True,
+        cleanup: bool | None = None,
+        *,
+        return_exceptions: bool,
+        progress: bool = True,
+    ) -> list[R_co | BaseException]: ...
 
     def results(
         self,
@@ -333,9 +356,9 @@ def attach_batch(
     group_id: str,
     project: str | None = None,
     cluster: str | None = None,
-    poll_interval: float = 10,
-    poll_timeout: float = 1800,
-) -> BatchHandle:
+    poll_interval: Duration = 10,
+    poll_timeout: Duration = 1800,
+) -> BatchHandle[Any]:
     """Find a batch again, from any process, also while another one still submits it.
 
     Args:
@@ -354,7 +377,7 @@ def attach_batch(
     return _attach(store, group_id, slowest_s=patience_s(poll_interval), patience_s=patience_s(poll_timeout))
 
 
-def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s: float = 1800.0) -> BatchHandle:
+def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s: float = 1800.0) -> BatchHandle[Any]:
     try:
         manifest = Manifest.open(store, group_id)
     except NotFound as error:
@@ -377,7 +400,7 @@ def _headline(error: BaseException) -> str:
     return f"{name}: {said.splitlines()[0]}" if said else name
 
 
-def _reopen(store_uri: str, group_id: str) -> BatchHandle:
+def _reopen(store_uri: str, group_id: str) -> BatchHandle[Any]:
     return _attach(open_store(store_uri), group_id)
 
 

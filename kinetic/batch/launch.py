@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from kinetic import following
 from kinetic.batch.crew import Crew
@@ -22,6 +22,20 @@ from kinetic.storage.base import Store
 
 AtOnce = int | Literal["auto"] | None
 Tags = Mapping[str, str] | Sequence[str]
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of `run_async_map`, for type checkers; it explains them."""
+
+    input_mode: str
+    max_concurrent: AtOnce
+    retries: int
+    fail_fast: bool
+    cancel_running_on_fail: bool
+    name: str | None
+    tags: Tags | None
+    project: str | None
+    cluster: str | None
 
 
 def rules(*, max_concurrent: AtOnce, retries: int, fail_fast: bool, cancel_running_on_fail: bool) -> Rules:
@@ -57,7 +71,7 @@ def tags(given: object) -> Any:
     raise UsageTypeError(f"tags must be a dict of strings or a list of strings; it is {given!r}.")
 
 
-def launch(source: Source, store: Store, total: int, how: Rules, *, name: str, notes: Any) -> BatchHandle:
+def launch(source: Source, store: Store, total: int, how: Rules, *, name: str, notes: Any) -> BatchHandle[Any]:
     """Begin a batch: all is submitted in the background, or before this returns when nothing holds it up.
 
     Raises:
@@ -70,7 +84,7 @@ def launch(source: Source, store: Store, total: int, how: Rules, *, name: str, n
         _tell(how, total)
     batch = new_batch(store, total, known_ids=source.known_ids, now=time.time(), retries=how.retries, name=name, tags=notes)
     crew = Crew(Ledger(total, how), Manifest.begin(store, batch), source)
-    handle = BatchHandle(crew)
+    handle: BatchHandle[Any] = BatchHandle(crew)
     with handle.interruptible():
         crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
     return handle

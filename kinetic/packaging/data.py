@@ -9,18 +9,22 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from kinetic.packaging.bundle import Bundle
 
+    _Path = str  # To a type checker it is the path that the function receives.
+else:
+    _Path = object
+
 _HF_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HF_OPTIONS = ("split", "config_name", "revision")
 
 
-class Data:
+class Data(_Path):
     """Data for a job: a local file or folder, `gs://bucket/path`, or `hf://name?split=...&config_name=...&revision=...`.
 
     Pass it as an argument, also deep inside lists, tuples and dicts: the function receives the path at which the data lies on
@@ -28,6 +32,10 @@ class Data:
 
     An instance stands for the content that the path had when it was first used: make a new one to send what has changed.
     """
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False) -> Self: ...  # noqa: D102
 
     def __init__(self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
         """Declare data; reads nothing but whether it is there.
@@ -139,7 +147,7 @@ class Data:
 
 
 def _rebuilt(path: str, is_dir: bool, fuse: bool, hf_trust_remote_code: bool) -> Data:
-    made = Data.__new__(Data)
+    made: Data = object.__new__(Data)
     made._path, made._is_dir, made._fuse, made._hf_trust_remote_code = path, is_dir, fuse, hf_trust_remote_code
     made._forget()
     return made
