@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic.config import carried
+from kinetic.config import carried, jaxoptions
 from kinetic.config import settings as configuration
 from kinetic.config.settings import Settings
 from kinetic.job.plan import Blob, Cell, Limits, Plan, Versions
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kinetic.packaging.bundle import Bundle
     from kinetic.packaging.cargo import Cargo
     from kinetic.packaging.data import Data
+    from kinetic.packaging.modules import Shipped
     from kinetic.packaging.payload import Packed
     from kinetic.packaging.project import Project
 
@@ -82,7 +83,7 @@ def make(
     about = frame(spec, settings, backend=backend, job_id=job_id, now=now)
     cargo = about.loaded(spec.args, spec.kwargs)
     call = spec if cargo is None else dataclasses.replace(spec, args=cargo.args, kwargs=cargo.kwargs)
-    return about.planned(_pack(call, about.captured, about.project), cargo=cargo)
+    return about.planned(_pack(call, about), cargo=cargo)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,15 @@ class Frame:
         cache_dir = self.settings.cache_dir
         return cargo.load(args, kwargs, self.volumes, cache_dir=cache_dir, exclude=(self.settings.home, cache_dir))
 
+    @property
+    def shipped(self) -> Shipped:
+        """What the hosts can import."""
+        from kinetic.packaging.modules import Shipped
+
+        manifests = b"" if self.bundle is None else self.bundle.manifests
+        search = (*self.project.sys_path_rel, self.project.entry_rel)
+        return Shipped(self.project.root, search, manifests, configuration.worker_environ().get("PYTHONPATH", ""))
+
     def planned(self, packed: Packed, *, function: Packed | None = None, cargo: Cargo | None = None, **changes: Any) -> Planned:
         """Complete the plan with a pickled call, its function where that is apart, its data, and what else this call has."""
         project, bundle = self.project, self.bundle
@@ -138,7 +148,7 @@ class Frame:
             data=() if cargo is None else cargo.data,
             **changes,
         )
-        warnings = _warnings(plan, bundle, self.settings) + (() if cargo is None else cargo.warnings)
+        warnings = _warnings(plan, bundle, self.settings) + (() if cargo is None else cargo.warnings) + packed.warnings
         return Planned(plan, packed.data, bundle, self.secrets, warnings, shared, () if cargo is None else cargo.bundles)
 
 
@@ -201,6 +211,7 @@ class PlanView:
             "data": ", ".join(each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data),
             "env": ", ".join([*plan.env, *plan.captured]),
             "secrets": ", ".join(plan.secrets),
+            "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
             "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
         }
         return [(name, value) for name, value in rows.items() if value] + [("warning", text) for text in self.warnings]
@@ -248,6 +259,7 @@ def _draft(spec: JobSpec, settings: Settings, taken: _Carried, *, backend: str, 
         retries=options.retries,
         debug=options.debug,
         joins_jax=options.joins_jax,
+        jax_options=jaxoptions.changed(settings.cache_dir, without=options.env),
     )
 
 
@@ -296,10 +308,10 @@ def _cells(*pickles: bytes) -> tuple[Cell, ...]:
     return cells.referenced(pickles, notebook.cell_title)
 
 
-def _pack(spec: JobSpec, captured: Mapping[str, str], project: Project) -> Packed:
+def _pack(spec: JobSpec, about: Frame) -> Packed:
     from kinetic.packaging import payload
 
-    return payload.pack(spec.func, spec.args, spec.kwargs, env_vars=captured, project_root=project.root)
+    return payload.pack(spec.func, spec.args, spec.kwargs, env_vars=about.captured, shipped=about.shipped)
 
 
 def _warnings(plan: Plan, bundle: Bundle | None, settings: Settings) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class Packaged:
         self._about = about
         self._backend = backend
         self._store = store
-        self._series = CallSeries(func, env_vars=about.captured, project_root=about.project.root)
+        self._series = CallSeries(func, env_vars=about.captured, shipped=about.shipped)
 
     @property
     def warnings(self) -> tuple[str, ...]:

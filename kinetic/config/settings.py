@@ -200,6 +200,11 @@ def worker_environ(environ: Environ | None = None) -> dict[str, str]:
     return carried.inherited(os.environ if environ is None else environ)
 
 
+def environ_without(prefix: str) -> dict[str, str]:
+    """Return the environment without the variables that begin so, for a program that must not see them."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
+
+
 def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
     row = _ROWS[name]
     if flags.get(name) is not None:

@@ -128,6 +128,7 @@ class Plan:
         limits: how long things may take.
         joins_jax: when the hosts join to one world of JAX: True, before the function starts; "lazy", when it first uses JAX;
             "program", when a program that it starts does; False, when it says so.
+        jax_options: options of `jax.config` that the caller has set, with their values.
         captured: names of variables that travel in the payload.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
@@ -157,6 +158,7 @@ class Plan:
     output_dir: str | None = None
     limits: Limits = field(default_factory=Limits)
     joins_jax: bool | str = "lazy"
+    jax_options: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
     retries: int = 0
     debug: bool = False

@@ -21,7 +21,7 @@ import json
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +177,34 @@ def unfold(text: bytes) -> list[Entry]:
     """Return the entries of a tree whose lists are given as one text, the root's last."""
     lists = split(text)
     return decode(next(reversed(lists)), lambda level: [lists[digest] for _, digest in level])
+
+
+def files_among(text: bytes, paths: Iterable[str]) -> set[str]:
+    """Return which of these paths are regular files of a tree; only the lists on the way to them are read.
+
+    Args:
+        text: the tree's lists as one text, the root's last.
+        paths: paths relative to the root.
+    """
+    lists = split(text)
+    folders = {"": _rows(lists, "", next(reversed(lists)))}
+
+    def entry(path: str) -> Entry | None:
+        above, _, name = path.rpartition("/")
+        if above not in folders:
+            folder = entry(above)
+            folders[above] = _rows(lists, above, folder.digest) if isinstance(folder, Folder) else {}
+        return folders[above].get(name)
+
+    return {path for path in paths if isinstance(entry(path), File)}
+
+
+def _rows(lists: Mapping[str, bytes], folder: str, digest: str) -> dict[str, Entry]:
+    """Return the entries of one folder by name."""
+    rows: dict[str, Entry] = {}
+    for each in contents(folder, lists[digest]):
+        rows |= _rows(lists, folder, each.digest) if isinstance(each, Part) else {each.path.rpartition("/")[2]: each}
+    return rows
 
 
 def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:

@@ -8,6 +8,7 @@ pickle. The line can be read without unpickling anything. It is imported only wh
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -16,13 +17,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, BinaryIO, NoReturn
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
 from kinetic.job.plan import Versions
 from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from kinetic.packaging.modules import Shipped
+    from kinetic.packaging.pickler import CallPickler
+    from kinetic.packaging.script import Script
 
 SCHEMA = 1
 _NO_DIGEST = "0" * 64
@@ -37,12 +42,14 @@ class Packed:
         digest: SHA-256 of `data`, 64 hex digits.
         size_bytes: length of `data`.
         versions: of what made it.
+        warnings: what the caller should know of it, one sentence each.
     """
 
     data: bytes
     digest: str
     size_bytes: int
     versions: Versions
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,55 +86,151 @@ def pack(
     kwargs: Mapping[str, Any],
     *,
     env_vars: Mapping[str, str],
-    project_root: Path | None,
+    shipped: Shipped | None = None,
 ) -> Packed:
-    """Pickle a call; modules of the project travel by value.
+    """Pickle a call: by reference what the host can import, by value the script itself and other modules.
 
-    A module that cannot travel whole (it holds a lock, a client) travels by name instead: the project's tree takes its source.
+    Args:
+        func: the function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        env_vars: variables to set before the call.
+        shipped: what the host can import; None when it imports all that is imported here.
 
     Raises:
         PicklingError: a part of the call cannot be pickled; it is named.
     """
-    import cloudpickle
-
-    from kinetic.packaging import byvalue
-
     call = (func, tuple(args), dict(kwargs))
-    modules = byvalue.project_modules(project_root) if project_root is not None else []
+    process = _Process(shipped)
+    return process.packed(lambda: _framed("call", lambda file: process.dump(file, call), env_vars), call)
+
+
+class _Process:
+    """What this process has loaded, and how a host comes to it.
+
+    Attributes:
+        script: the definitions of `__main__`.
+    """
+
+    def __init__(self, shipped: Shipped | None) -> None:
+        from kinetic.packaging import modules
+
+        found = modules.Found() if shipped is None else modules.look(shipped)
+        self.script = _script()
+        self._modules = found.by_value
+        self._edited = found.edited
+        # A test runner has loaded many modules of a project; a script, those that it means.
+        self._registering = found.registering if self.script.uses(found.imported) else ()
+
+    def packed(self, make: Callable[[], bytes], call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Packed:
+        """Make a record; an edited module that cannot be pickled by value is imported by the host as its file is now.
+
+        Raises:
+            PicklingError: it cannot be pickled; the part of the call that cannot is named.
+        """
+        try:
+            with self.by_value():
+                return _packed(make(), self._warnings())
+        except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
+            if self._edited:
+                by_value = self._modules
+                self._modules = tuple(module for module in by_value if module.__name__ not in self._edited)
+                with suppress(Exception), self.by_value():
+                    return _packed(make(), self._warnings())
+                self._modules = by_value
+            self._blame(call, error)
+
+    def _warnings(self) -> tuple[str, ...]:
+        if not self._edited:
+            return ()
+        as_imported = all(name in {module.__name__ for module in self._modules} for name in self._edited)
+        what = "the function gets what was imported, but " if as_imported else ""
+        return (
+            f"{', '.join(self._edited)} {'has' if len(self._edited) == 1 else 'have'} changed since being imported here: "
+            f"{what}what hosts import is the file as it is now. "
+            "Reload it (importlib.reload, %autoreload) or start this program again to have one version.",
+        )
+
+    def by_value(self) -> AbstractContextManager[None]:
+        """Have the modules pickled by value meanwhile."""
+        import cloudpickle
+
+        from kinetic.packaging import modules
+
+        return modules.by_value(self._modules, cloudpickle)
+
+    def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
+        """Pickle, and then what the script has registered; return the pickler, which knows what it has written."""
+        from kinetic.packaging.pickler import CallPickler, Circular
+
+        rebuilt: frozenset[int] = frozenset()
+        start = file.tell()
+        while True:
+            pickler = CallPickler(file, self.script, rebuilt)
+            try:
+                pickler.dump(call)
+                if registrations:
+                    pickler.dump_registrations(
+                        self._registering, [each for each in self.script.registered() if not self.attempt(each)]
+                    )
+            except Circular as circular:
+                rebuilt |= {id(circular.made)}
+                file.seek(start)
+                file.truncate()
+            else:
+                return pickler
+
+    def attempt(self, value: object) -> Exception | None:
+        """Return why the value cannot be pickled, or None."""
+        try:
+            self.dump(io.BytesIO(), value, registrations=False)
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
+        return None
+
+    def _blame(self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception) -> NoReturn:
+        """Raise with the name of the part that cannot be pickled."""
+        from kinetic.packaging import culprit
+
+        with self.by_value():
+            found = culprit.of_call(*call, attempt=self.attempt)
+        raise found.as_error(error) from error.with_traceback(_users(error.__traceback__))
+
+
+def _script() -> Script:
+    """Return the definitions of `__main__`: of its file, or of what was typed into a notebook or at a prompt."""
+    from kinetic.packaging.script import Script, Source
+
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None:
+        import linecache
+
+        typed = [(name, entry) for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None]
+        return Script(vars(main), [Source(name, "".join(entry[2])) for name, entry in typed])
+    import tokenize
+
     try:
-        with byvalue.by_value(modules, cloudpickle):
-            return _packed(_container("call", call, env_vars))
-    except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
-        with byvalue.by_value(modules, cloudpickle):
-            fewer = byvalue.portable(modules, _attempt)
-        with suppress(Exception), byvalue.by_value(fewer, cloudpickle):
-            if len(fewer) < len(modules):
-                return _packed(_container("call", call, env_vars))
-        _blame(modules, call, error)
-
-
-def _blame(modules: Sequence[ModuleType], call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception) -> NoReturn:
-    """Raise with the name of the part that cannot be pickled."""
-    import cloudpickle
-
-    from kinetic.packaging import byvalue, culprit
-
-    with byvalue.by_value(modules, cloudpickle):
-        raise culprit.of_call(*call, attempt=_attempt).as_error(error) from error.with_traceback(_users(error.__traceback__))
+        with tokenize.open(file) as source:
+            return Script(vars(main), [Source(file, source.read())])
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return Script(vars(main))
 
 
 def _users(traceback: TracebackType | None) -> TracebackType | None:
     """Take off the frames that lead to the code of the object that would not be pickled, if it has any."""
     import cloudpickle
 
-    leading = (__file__, *(f"{folder}/" for folder in cloudpickle.__path__))
+    from kinetic.packaging import pickler
+
+    leading = (__file__, pickler.__file__, *(f"{folder}/" for folder in cloudpickle.__path__))
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(leading):
         traceback = traceback.tb_next
     return traceback
 
 
-def _packed(data: bytes) -> Packed:
-    return Packed(data, hashlib.sha256(data).hexdigest(), len(data), versions_here())
+def _packed(data: bytes, warnings: tuple[str, ...] = ()) -> Packed:
+    return Packed(data, hashlib.sha256(data).hexdigest(), len(data), versions_here(), warnings)
 
 
 def read_header(data: bytes) -> Header:
@@ -157,24 +260,15 @@ class CallSeries:
         function: the function's record.
     """
 
-    def __init__(self, func: Callable[..., Any], *, env_vars: Mapping[str, str], project_root: Path | None) -> None:
+    def __init__(self, func: Callable[..., Any], *, env_vars: Mapping[str, str], shipped: Shipped | None = None) -> None:
         """Pickle the function.
 
         Raises:
             PicklingError: it cannot be pickled; the part that cannot is named.
         """
-        from kinetic.packaging import byvalue
-
-        self._func, self._env_vars, self._root = func, env_vars, project_root
-        self._modules = byvalue.project_modules(project_root) if project_root is not None else []
-        try:
-            self.function = self._pack_function()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._leave_out_what_fails()
-            try:
-                self.function = self._pack_function()
-            except Exception:  # noqa: BLE001 - as above; what is told is the first error
-                _blame(self._modules, (func, (), {}), error)
+        self._func, self._env_vars, self._shipped = func, env_vars, shipped
+        self._process = _Process(shipped)
+        self.function = self._process.packed(lambda: _framed("function", self._dump_function, {}), (func, (), {}))
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
         """Pickle one call.
@@ -184,45 +278,30 @@ class CallSeries:
         """
         arguments = (tuple(args), dict(kwargs))
         try:
-            with self._by_value():
-                data = _framed("call", lambda f: self._pickler.dump(arguments, f), self._env_vars, function=self.function.digest)
+            with self._process.by_value():
+                dump = functools.partial(self._pickler.dump_more, arguments)
+                data = _framed("call", dump, self._env_vars, function=self.function.digest)
         except Exception:  # noqa: BLE001 - pickling runs the objects' own code; the other way finds out why
-            return pack(self._func, args, kwargs, env_vars=self._env_vars, project_root=self._root)
+            return pack(self._func, args, kwargs, env_vars=self._env_vars, shipped=self._shipped)
         return _packed(data)
 
-    def _pack_function(self) -> Packed:
-        import cloudpickle
-
-        from kinetic.packaging.series import FunctionPickler
-
-        def dump(file: io.BytesIO) -> None:
-            self._pickler = FunctionPickler(self._func, file, cloudpickle.Pickler)
-
-        with self._by_value():
-            return _packed(_framed("function", dump, {}))
-
-    def _leave_out_what_fails(self) -> None:
-        from kinetic.packaging import byvalue
-
-        with self._by_value():
-            self._modules = byvalue.portable(self._modules, _attempt)
-
-    def _by_value(self) -> AbstractContextManager[None]:
-        import cloudpickle
-
-        from kinetic.packaging import byvalue
-
-        return byvalue.by_value(self._modules, cloudpickle)
+    def _dump_function(self, file: io.BytesIO) -> None:
+        self._pickler = self._process.dump(file, self._func)
 
 
 def unpack(
-    data: bytes, function: bytes = b"", *, source_map: tuple[str, str] | None = None
+    data: bytes,
+    function: bytes = b"",
+    *,
+    main: dict[str, Any] | None = None,
+    source_map: tuple[str, str] | None = None,
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Rebuild a call.
 
     Args:
         data: the record of the call.
         function: the record of the function, for a call of a series.
+        main: globals of `__main__`, for functions that come from a script; None for a namespace of their own.
         source_map: (folder there, folder here): code from a file below the first names the one below the second.
 
     Raises:
@@ -240,23 +319,26 @@ def unpack(
     body = memoryview(data)[header.body_offset :]
     function_body = _function_body(header, function)
     try:
-        if function_body is None:
-            func, args, kwargs = pickle.loads(body) if source_map is None else _reader(source_map)(io.BytesIO(body)).load()
-        else:
-            from kinetic.packaging import series
+        from kinetic.packaging.unpickler import CallUnpickler
 
-            func, (args, kwargs) = series.load(function_body, body, _reader(source_map))
+        if function_body is None:
+            reader = CallUnpickler(io.BytesIO(body), main, source_map)
+            func, args, kwargs = reader.load()
+            _load_registrations(reader)
+        else:
+            reader = CallUnpickler(io.BytesIO(b"".join((function_body, body))), main, source_map)
+            func = reader.load()
+            _load_registrations(reader)
+            args, kwargs = reader.load()
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         raise SetupFailed(f"The function could not be rebuilt on this host: {_why(error, header.versions, here)}") from error
     return func, args, kwargs
 
 
-def _reader(source_map: tuple[str, str] | None) -> Callable[[BinaryIO], pickle.Unpickler]:
-    if source_map is None:
-        return pickle.Unpickler
-    from kinetic.packaging.relocation import Relocating
-
-    return lambda file: Relocating(file, *source_map)
+def _load_registrations(reader: pickle.Unpickler) -> None:
+    """Execute what the script has registered, if the record has that."""
+    with suppress(EOFError):
+        reader.load()
 
 
 def _function_body(header: Header, function: bytes) -> memoryview | None:

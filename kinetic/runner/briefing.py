@@ -56,6 +56,7 @@ def start_message(
         "scratch": str(space.root),
         "world": world.to_json(),
         "joins_jax": plan.joins_jax,
+        "jax_options": dict(plan.jax_options),
         "name": plan.name,
         "tree": str(space.tree),
         "client_root": plan.client_root,

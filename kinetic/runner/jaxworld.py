@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kinetic.runner import joining
 from kinetic.runner.joining import World
@@ -121,6 +122,21 @@ def enter(world: World, joins: bool | str) -> None:
         joining.join(world)
     elif world.process == 0:
         print("kinetic: JAX is not installed, so the hosts are not joined: pip install 'kinetic-sdk[jax]'.", file=sys.stderr)  # noqa: T201
+
+
+def set_options(options: Mapping[str, Any]) -> list[str]:
+    """Set options of JAX as the caller has set them; return those that the JAX of this host does not take."""
+    if not options or not is_installed():
+        return list(options)
+    import jax
+
+    refused = []
+    for name, value in options.items():
+        try:
+            jax.config.update(name, value)
+        except (AttributeError, TypeError, ValueError):  # Another version.
+            refused.append(name)
+    return refused
 
 
 def _configure(world: World) -> None:

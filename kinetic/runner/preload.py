@@ -21,7 +21,7 @@ from kinetic.runner import jaxworld, supervisor, worker
 LATE = (
     "setproctitle",
     *worker.IMPORTED_AHEAD,
-    *("kinetic.packaging.series", "kinetic.packaging.delivery"),
+    "kinetic.packaging.delivery",
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
     *supervisor.SPEAKING,
 )

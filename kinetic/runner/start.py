@@ -23,6 +23,7 @@ class Start:
         scratch: folder for the value or the exception.
         world: this process's place among the processes of JAX.
         joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
+        jax_options: options of `jax.config` to set before anything else uses JAX.
         name: of the function, for people.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
@@ -44,6 +45,7 @@ class Start:
     name: str
     tree: str
     client_root: str
+    jax_options: dict[str, Any] = field(default_factory=dict)
     cells: list[dict[str, str]] = field(default_factory=list)
     debugger: dict[str, Any] | None = None
     places: list[str] = field(default_factory=list)

@@ -37,6 +37,7 @@ IMPORTED_AHEAD = (
     "cloudpickle",
     "traceback",
     "kinetic.packaging.payload",
+    "kinetic.packaging.unpickler",
     "kinetic.packaging.raised",
     "kinetic.packaging.homecoming",
 )
@@ -275,11 +276,14 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
     try:
         _enter(start, payload.read_header(data).env_vars)
         _join(start)
+        _set_jax_options(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail} | telling.described(error, start)) from error
     try:
-        call: tuple[Any, Any, Any] = payload.unpack(data, function, source_map=_source_map(start))
+        call: tuple[Any, Any, Any] = payload.unpack(
+            data, function, main=vars(sys.modules["__main__"]), source_map=_source_map(start)
+        )
     except CorruptRecord as error:  # The payload is whole, so it is the function.
         digest = payload.read_header(data).function_digest
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}) from error
@@ -367,6 +371,12 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     if "numpy.random" in sys.modules:  # Forked from one parent, all hosts would draw the same numbers.
         sys.modules["numpy.random"].seed()
     os.umask(0o022)
+
+
+def _set_jax_options(start: Start) -> None:
+    refused = jaxworld.set_options(start.jax_options)
+    if refused and start.world["process"] == 0:
+        streams.say(f"kinetic: JAX on this host does not take what the caller has set: {', '.join(refused)}.")
 
 
 def _join(start: Start) -> None:

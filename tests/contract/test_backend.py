@@ -11,7 +11,6 @@ import re
 import select
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -25,6 +24,7 @@ from kinetic.job.logformat import STDERR, STDOUT
 from kinetic.job.plan import Blob, Plan
 from kinetic.job.ref import JobRef, new_job_id
 from kinetic.packaging import payload
+from kinetic.packaging.modules import Shipped
 from kinetic.storage.local import LocalStore
 
 
@@ -46,7 +46,7 @@ def backend(request, store):
 
 
 def planned(store, func, accelerator="cpu", **more):
-    packed = payload.pack(func, (), {}, env_vars={}, project_root=Path(__file__).parent)
+    packed = payload.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(paths.blob(packed.digest), packed.data, if_absent=True)
     return Plan(
         job_id=new_job_id(),

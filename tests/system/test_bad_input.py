@@ -418,7 +418,7 @@ def payload_lost(store, plan):
 
 
 def payload_of_another_job(store, plan):
-    store.put(paths.blob(plan["payload"]["digest"]), payload.pack(touch, (), {}, env_vars={}, project_root=None).data)
+    store.put(paths.blob(plan["payload"]["digest"]), payload.pack(touch, (), {}, env_vars={}).data)
 
 
 def manifest_flipped(store, plan):

@@ -207,10 +207,10 @@ class ExitsWhenPickled(Exception):
         sys.exit(9)
 
 
-def test_an_exception_whose_pickling_exits_is_told_as_text():
+def test_an_exception_whose_pickling_exits_arrives_by_class_and_text():
     @kinetic.run(accelerator="cpu")
     def fail():
         raise ExitsWhenPickled("still told")
 
-    with pytest.raises(errors.UserCodeFailed, match="still told"):
+    with pytest.raises(ExitsWhenPickled, match="still told"):
         fail()

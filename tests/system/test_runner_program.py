@@ -19,6 +19,7 @@ from kinetic.job import paths
 from kinetic.job.outcome import Exit, judge
 from kinetic.job.plan import Blob, Plan
 from kinetic.packaging import payload
+from kinetic.packaging.modules import Shipped
 from kinetic.storage.local import LocalStore
 
 TOKEN = "a-token-of-the-test"
@@ -34,7 +35,7 @@ def devices():
 @pytest.fixture
 def plan(home):
     store = LocalStore(home)
-    packed = payload.pack(devices, (), {}, env_vars={}, project_root=Path(__file__).parent)
+    packed = payload.pack(devices, (), {}, env_vars={}, shipped=Shipped())
     store.put(paths.blob(packed.digest), packed.data)
     made = Plan(
         job_id="job-00c0ffee",

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from kinetic.errors import CorruptRecord, PicklingError, ResultUnavailable, SetupFailed, UserCodeFailed
 from kinetic.packaging import payload
-from kinetic.packaging.byvalue import portable, project_modules
+from kinetic.packaging.modules import Shipped, look
 
 
 def pack(func, *args, **kwargs):
-    return payload.pack(func, args, kwargs, env_vars={}, project_root=None)
+    return payload.pack(func, args, kwargs, env_vars={})
 
 
 def double(x):
@@ -75,7 +75,7 @@ def elsewhere(code: str, data: bytes) -> str:
 
 
 def test_a_call_comes_back():
-    packed = payload.pack(double, (4,), {}, env_vars={"A": "1"}, project_root=None)
+    packed = payload.pack(double, (4,), {}, env_vars={"A": "1"})
     func, args, kwargs = payload.unpack(packed.data)
     assert func(*args, **kwargs) == 8
     assert packed.size_bytes == len(packed.data)
@@ -83,7 +83,7 @@ def test_a_call_comes_back():
 
 
 def test_the_header_reads_without_unpickling():
-    header_line, _, body = payload.pack(double, (), {}, env_vars={"A": "ä\n"}, project_root=None).data.partition(b"\n")
+    header_line, _, body = payload.pack(double, (), {}, env_vars={"A": "ä\n"}).data.partition(b"\n")
     header = payload.read_header(header_line + b"\n" + b"not a pickle")
     assert header.kind == "call"
     assert header.env_vars == {"A": "ä\n"}
@@ -98,7 +98,7 @@ def test_shared_objects_stay_shared():
     def add():
         shared.append(1)
 
-    func, (again,), kwargs = payload.unpack(payload.pack(add, (shared,), {"k": shared}, env_vars={}, project_root=None).data)
+    func, (again,), kwargs = payload.unpack(payload.pack(add, (shared,), {"k": shared}, env_vars={}).data)
     func()
     assert again == [1]
     assert kwargs["k"] is again
@@ -159,8 +159,8 @@ def test_a_newer_schema_is_refused():
 # By value
 
 
-def test_modules_of_the_project_travel_by_value(project):
-    packed = payload.pack(project.module.times, (5,), {}, env_vars={}, project_root=project.root)
+def test_modules_that_are_not_shipped_travel_by_value(project):
+    packed = payload.pack(project.module.times, (5,), {}, env_vars={}, shipped=Shipped())
     code = "from kinetic.packaging import payload; f, a, k = payload.unpack(data); print(f(*a), 'proj_mod' in sys.modules)"
     assert elsewhere(code, packed.data) == "15 False"
     assert cloudpickle.list_registry_pickle_by_value() == set()
@@ -168,32 +168,14 @@ def test_modules_of_the_project_travel_by_value(project):
 
 def test_nothing_stays_registered_after_a_failure(project):
     with pytest.raises(PicklingError):
-        payload.pack(project.locked.decorated.f, (), {}, env_vars={}, project_root=project.root)
+        payload.pack(lambda module: module.locked(1), (project.locked,), {}, env_vars={}, shipped=Shipped())
     assert cloudpickle.list_registry_pickle_by_value() == set()
-
-
-def test_a_module_that_cannot_travel_whole_travels_by_name(project):
-    def use(locked, times):
-        return locked.locked(times(2))
-
-    call = payload.pack(use, (project.locked, project.module.times), {}, env_vars={}, project_root=project.root)
-    code = (
-        f"sys.path.insert(0, {str(project.root)!r}); from kinetic.packaging import payload\n"
-        "f, a, k = payload.unpack(data); print(f(*a), 'proj_locked' in sys.modules, 'proj_mod' in sys.modules)"
-    )
-    assert elsewhere(code, call.data) == "6 True False"
-
-
-def test_leaving_out_a_module_leaves_out_what_is_above_it():
-    modules = [types.ModuleType(name) for name in ("a", "a.b", "a.b.c", "a.d", "ab")]
-    kept = portable(modules, lambda module: module.__name__ == "a.b.c")
-    assert [module.__name__ for module in kept] == ["a.d", "ab"]
 
 
 def test_what_the_user_registered_stays(project):
     cloudpickle.register_pickle_by_value(project.module)
     try:
-        payload.pack(project.module.times, (1,), {}, env_vars={}, project_root=project.root)
+        payload.pack(project.module.times, (1,), {}, env_vars={}, shipped=Shipped())
         assert cloudpickle.list_registry_pickle_by_value() == {"proj_mod"}
     finally:
         cloudpickle.unregister_pickle_by_value(project.module)
@@ -208,31 +190,31 @@ def test_threads_share_the_registration(project):
             assert may_end.wait(200)
             return (int, ())
 
-    slow = threading.Thread(
-        target=payload.pack, args=(double, (Slow(),), {}), kwargs={"env_vars": {}, "project_root": project.root}
-    )
+    slow = threading.Thread(target=payload.pack, args=(double, (Slow(),), {}), kwargs={"env_vars": {}, "shipped": Shipped()})
     slow.start()
     assert inside.wait(200)
-    payload.pack(project.module.times, (1,), {}, env_vars={}, project_root=project.root)
-    assert cloudpickle.list_registry_pickle_by_value() == {"proj_mod", "proj_locked"}
+    payload.pack(project.module.times, (1,), {}, env_vars={}, shipped=Shipped())
+    assert cloudpickle.list_registry_pickle_by_value() >= {"proj_mod", "proj_locked"}
     may_end.set()
     slow.join(200)
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
 
-def test_installed_modules_and_kinetic_are_not_the_projects(project, monkeypatch):
-    for name, file in {
+def test_installed_modules_and_kinetic_never_travel_by_value(project, monkeypatch):
+    files = {
         "installed": project.root / ".venv/lib/python3.11/site-packages/installed.py",
         "beside": project.root.parent / f"{project.root.name}-other/beside.py",
         "kinetic.fake": project.root / "kinetic/fake.py",
         "mine.deep": project.root / "src/mine/deep.py",
-    }.items():
+    }
+    for name, file in files.items():
         module = types.ModuleType(name)
         module.__file__ = str(file)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "strange", object())
     monkeypatch.setitem(sys.modules, "no_file", types.ModuleType("no_file"))
-    assert {m.__name__ for m in project_modules(project.root)} == {"proj_mod", "proj_locked", "mine.deep"}
+    found = {module.__name__ for module in look(Shipped()).by_value}
+    assert found & {*files, "kinetic", "pytest", "proj_mod"} == {"proj_mod", "mine.deep", "beside"}
 
 
 def test_looking_for_modules_loads_no_lazy_module(project, monkeypatch):
@@ -242,7 +224,7 @@ def test_looking_for_modules_loads_no_lazy_module(project, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "lazy_mod", module)
     spec.loader.exec_module(module)
-    project_modules(project.root)
+    look(Shipped())
 
 
 # What comes back has the classes of this side
@@ -260,7 +242,7 @@ def test_known_classes_are_left_alone():
 
 def test_in_another_process_classes_are_found_by_name(project):
     payload_of = "from kinetic.packaging import payload\n"
-    made = payload.pack(lambda m: [m.Box(2), m.Color.RED], (project.module,), {}, env_vars={}, project_root=project.root)
+    made = payload.pack(lambda m: [m.Box(2), m.Color.RED], (project.module,), {}, env_vars={}, shipped=Shipped())
     code = payload_of + "f, a, k = payload.unpack(data); print(payload.pack_value(f(*a)).hex())"
     back = bytes.fromhex(elsewhere(code, made.data))
     code = (
@@ -371,7 +353,7 @@ def test_closures_partials_methods_and_callables_are_named():
 
 def test_modules_of_the_project_are_searched(project):
     with pytest.raises(PicklingError) as caught:
-        payload.pack(project.locked.decorated.f, (), {}, env_vars={}, project_root=project.root)
+        payload.pack(project.locked.decorated.f, (), {}, env_vars={}, shipped=Shipped())
     assert caught.value.component == "global 'LOCK' used by decorated"
 
 

@@ -20,7 +20,7 @@ class Kind:
 
 
 def series(func, env_vars=None):
-    return payload.CallSeries(func, env_vars=env_vars or {}, project_root=None)
+    return payload.CallSeries(func, env_vars=env_vars or {})
 
 
 def call(func, *args, **kwargs):
@@ -104,6 +104,6 @@ def test_a_damaged_call_is_refused():
 
 
 def test_a_call_of_its_own_needs_no_other_record():
-    packed = payload.pack(print, (1,), {}, env_vars={}, project_root=None)
+    packed = payload.pack(print, (1,), {}, env_vars={})
     assert payload.unpack(packed.data) == (print, (1,), {})
     assert pickle.loads(packed.data[payload.read_header(packed.data).body_offset :]) == (print, (1,), {})

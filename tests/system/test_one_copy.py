@@ -1,0 +1,440 @@
+"""On a host every class of a project is there once, as on the caller's side, and what a module or script registers is registered.
+
+Each case is a project in a folder of its own, run as its users run it: `python main.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(folder: Path, files: dict[str, str], main: str = "main.py") -> str:
+    """Write a project and run its main script; return what it prints."""
+    (folder / "pyproject.toml").touch()
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, main], cwd=folder, capture_output=True, text=True, env=os.environ | {"KERAS_BACKEND": "jax"}, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line]
+
+
+CONFIG = """
+import abc, dataclasses, enum
+
+class Color(enum.Enum):
+    RED = 1
+
+class ConfigError(Exception):
+    pass
+
+@dataclasses.dataclass
+class Config:
+    width: int = 1
+
+class Shape(abc.ABC):
+    pass
+
+CACHE = {}
+
+def square(x):
+    return x * x
+"""
+
+
+def test_classes_errors_enums_and_caches_of_modules_are_one(tmp_path: Path) -> None:
+    trainer = """
+import functools, pickle
+from cfgmod import CACHE, Color, Config, ConfigError
+
+@functools.lru_cache
+def cached(x):
+    return object()
+
+def check(config):
+    assert isinstance(config, Config), type(config)
+    CACHE["seen"] = config
+    if config.width < 0:
+        raise ConfigError("negative")
+    return pickle.loads(pickle.dumps(config)) == config
+"""
+    main = """
+from concurrent.futures import ProcessPoolExecutor
+import kinetic
+import cfgmod
+from cfgmod import Color, Config, ConfigError, square
+
+@kinetic.run(accelerator="cpu")
+def job(config, color):
+    import cfgmod as again
+    import trainer
+    print("one class:", trainer.check(config), type(config) is again.Config is Config)
+    print("one enum:", color is Color.RED is again.Color.RED)
+    try:
+        trainer.check(Config(-1))
+    except ConfigError as error:
+        print("caught:", error)
+    cache = cfgmod.CACHE
+    print("one cache:", cache["seen"].width, cache is again.CACHE is trainer.CACHE, trainer.cached(1) is trainer.cached(1))
+    with ProcessPoolExecutor(2) as pool:
+        print("pool:", list(pool.map(square, [1, 2, 3])))
+    return Config(7), Color.RED
+
+config, color = job(Config(3), Color.RED)
+print("back:", type(config) is Config, color is Color.RED)
+"""
+    assert lines(run(tmp_path, {"cfgmod.py": CONFIG, "trainer.py": trainer, "main.py": main})) == [
+        "one class: True True",
+        "one enum: True",
+        "caught: negative",
+        "one cache: -1 True True",
+        "pool: [1, 4, 9]",
+        "back: True True",
+    ]
+
+
+def test_functions_under_decorators_and_closures_share_the_state_of_their_module(tmp_path: Path) -> None:
+    work = """
+import functools, kinetic
+
+CALLS = []
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*args):
+        CALLS.append(function.__name__)
+        return function(*args)
+    return inner
+
+@logged
+def step(x):
+    return x + 1
+
+@kinetic.run(accelerator="cpu")
+def train(function):
+    import work
+    CALLS.append("train")
+    step(1)
+    function()
+    return work.CALLS, work.CALLS is CALLS
+
+def make():
+    def counted():
+        CALLS.append("closure")
+    return counted
+
+class Trainer:
+    @kinetic.run(accelerator="cpu")
+    def fit(self):
+        import work
+        CALLS.append(type(self) is work.Trainer)
+        return work.CALLS
+"""
+    main = """
+import work
+CALLS = work.CALLS
+print(work.train(work.make()))
+print(work.Trainer().fit())
+"""
+    assert lines(run(tmp_path, {"work.py": work, "main.py": main})) == ["(['train', 'step', 'closure'], True)", "[True]"]
+
+
+FLAX = """
+from typing import Any
+import dataclasses, functools
+import flax.struct, jax, jax.numpy as jnp, keras
+from flax import serialization
+from flax.training import train_state
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, a): self.a = a
+    def tree_flatten(self): return (self.a, self.a), None
+    @classmethod
+    def tree_unflatten(cls, aux, children): return cls(children[0])
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Point:
+    x: float
+    y: float
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["n"])
+@dataclasses.dataclass
+class Sized:
+    x: float
+    n: int
+
+class Late:
+    def __init__(self, a): self.a = a
+
+jax.tree_util.register_pytree_node(Late, lambda late: ((late.a, late.a), None), lambda aux, children: Late(children[0]))
+
+@flax.struct.dataclass
+class Struct:
+    x: float
+    y: float
+    name: str = flax.struct.field(pytree_node=False, default="s")
+
+class State(train_state.TrainState):
+    batch_stats: Any = None
+
+@keras.saving.register_keras_serializable(package="mine")
+class Scale(keras.layers.Layer):
+    def __init__(self, k=2, **kwargs):
+        super().__init__(**kwargs)
+        self.k = k
+    def call(self, x): return x * self.k
+    def get_config(self): return {**super().get_config(), "k": self.k}
+
+@keras.saving.register_keras_serializable()
+def triple(x): return x * 3
+
+def count(tree):
+    return len(jax.tree_util.tree_leaves(tree))
+"""
+FLAX_CHECKS = """
+@kinetic.run(accelerator="cpu")
+def look(node, point):
+    import optax
+    state = State.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), batch_stats={"m": jnp.ones(2)})
+    model = keras.Sequential([keras.Input((2,)), Scale(4), keras.layers.Dense(1, activation=triple)])
+    model.save("m.keras")
+    print("given:", count(node), count(point))
+    print("made:", count(Node(1.0)), count(Point(1.0, 2.0)), count(Sized(1.0, 2)), count(Late(1.0)), count(Struct(1.0, 2.0)))
+    print("flax:", count(state), "batch_stats" in serialization.to_state_dict(state))
+    print("state:", serialization.to_state_dict(Struct(1.0, 2.0)))
+    print("keras:", keras.models.load_model("m.keras").layers[0].k)
+    return jax.tree_util.tree_map(lambda leaf: leaf + 1, point)
+
+@kinetic.run(accelerator="cpu")
+def load(path):
+    return keras.models.load_model(path).layers[0].k
+
+back = look(Node(1.0), Point(1.0, 2.0))
+print("back:", type(back) is Point, back)
+model = keras.Sequential([keras.Input((2,)), Scale(5), keras.layers.Dense(1, activation=triple)])
+model.save("saved.keras")
+print("unused by name:", load("saved.keras"))
+"""
+FLAX_OK = [
+    "given: 2 2",
+    "made: 2 2 1 2 2",
+    "flax: 3 True",
+    "state: {'x': 1.0, 'y': 2.0}",
+    "keras: 4",
+    "back: True Point(x=2.0, y=3.0)",
+    "unused by name: 5",
+]
+
+
+def test_what_a_module_registers_with_jax_flax_and_keras_is_registered(tmp_path: Path) -> None:
+    main = "import kinetic\nfrom parts import *\n" + FLAX_CHECKS
+    assert lines(run(tmp_path, {"parts.py": FLAX, "main.py": main})) == FLAX_OK
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_what_a_script_registers_with_jax_flax_and_keras_is_registered(tmp_path: Path, guarded: bool) -> None:
+    if guarded:
+        head, _, calls = FLAX_CHECKS.partition("back = look")
+        body = "".join(f"    {line}\n" for line in f"back = look{calls}".splitlines())
+        checks = f"{head}if __name__ == '__main__':\n{body}"
+    else:
+        checks = FLAX_CHECKS
+    assert lines(run(tmp_path, {"main.py": "import kinetic\n" + FLAX + checks})) == FLAX_OK
+
+
+EQUINOX = """
+import equinox as eqx, jax, jax.numpy as jnp
+
+class Linear(eqx.Module):
+    w: jax.Array
+    n: int = eqx.field(static=True)
+    def __call__(self, x): return self.w * x * self.n
+
+class Biased(Linear):
+    b: jax.Array
+    def __call__(self, x): return super().__call__(x) + self.b
+"""
+
+
+@pytest.mark.parametrize("place", ["module", "script"])
+def test_equinox_modules(tmp_path: Path, place: str) -> None:
+    checks = """
+@kinetic.run(accelerator="cpu")
+def fit(model):
+    print(len(jax.tree_util.tree_leaves(model)), float(eqx.filter_jit(lambda m, x: m(x))(model, 2.0)))
+    return eqx.filter_grad(lambda m: m(1.0))(Biased(jnp.ones(()), 3, jnp.ones(())))
+
+print(len(jax.tree_util.tree_leaves(fit(Biased(jnp.ones(()), 3, jnp.ones(()))))))
+"""
+    head = "import kinetic\n" + (EQUINOX if place == "script" else "from parts import *\n")
+    assert lines(run(tmp_path, {"parts.py": EQUINOX, "main.py": head + checks})) == ["2 7.0", "2"]
+
+
+def test_registries_in_python_of_modules_and_scripts(tmp_path: Path) -> None:
+    parts = """
+import abc, dataclasses, functools
+
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self): ...
+
+@Shape.register
+class Square:
+    pass
+
+@functools.singledispatch
+def show(x): return "object"
+
+@show.register
+def _(x: int): return "int"
+
+@show.register(Square)
+def _(x): return "square"
+
+class Plugin:
+    kinds = {}
+    def __init_subclass__(cls, kind, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Plugin.kinds[kind] = cls
+
+class First(Plugin, kind="first"):
+    pass
+
+REGISTRY = {}
+
+def registered(cls):
+    REGISTRY[cls.__name__] = cls
+    return cls
+
+@registered
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    x: int = 1
+
+class Meta(type):
+    made = []
+    def __new__(meta, name, bases, fields):
+        meta.made.append(name)
+        return super().__new__(meta, name, bases, fields)
+
+class Counted(metaclass=Meta):
+    pass
+"""
+    checks = """
+@kinetic.run(accelerator="cpu")
+def look(square):
+    show(1.5), show("warm")
+    print(isinstance(square, Shape), show(1), show(square), Plugin.kinds["first"] is First, REGISTRY["Entry"] is Entry, Meta.made)
+
+show(1.5), show(Square())
+look(Square())
+"""
+    wanted = ["True int square True True ['Counted']"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert lines(run(tmp_path / "a", {"main.py": "import kinetic\n" + parts + checks})) == wanted
+    assert lines(run(tmp_path / "b", {"parts.py": parts, "main.py": "import kinetic\nfrom parts import *\n" + checks})) == wanted
+
+
+def test_a_script_that_registers_does_not_run_again(tmp_path: Path) -> None:
+    main = """
+import atexit, collections.abc, pathlib
+import kinetic
+
+LOG = pathlib.Path(__file__).parent / "log"
+with LOG.open("a") as log:
+    log.write("top level\\n")
+
+class Base:
+    def __init_subclass__(cls):
+        pass
+
+@collections.abc.Sequence.register
+class Row:
+    cells = (1, 2)
+
+@atexit.register
+def last_words():
+    with LOG.open("a") as log:
+        log.write("exit\\n")
+
+@kinetic.run(accelerator="cpu")
+def train(row):
+    return isinstance(row, collections.abc.Sequence), row.cells, LOG.name
+
+print(train(Row()))
+"""
+    assert lines(run(tmp_path, {"main.py": main})) == ["(True, (1, 2), 'log')"]
+    assert (tmp_path / "log").read_text() == "top level\nexit\n"
+
+
+def test_a_module_outside_the_project_travels_along(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "outside.py").write_text(CONFIG)
+    main = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "lib")!r})
+import kinetic, outside
+
+@kinetic.run(accelerator="cpu")
+def train(config):
+    return isinstance(config, outside.Config), outside.square(3), "outside" in sys.modules
+
+print(train(outside.Config()))
+"""
+    (tmp_path / "project").mkdir()
+    assert lines(run(tmp_path / "project", {"main.py": main})) == ["(True, 9, False)"]
+
+
+def test_a_module_that_was_edited_is_sent_as_it_was_imported_and_said_so(tmp_path: Path) -> None:
+    main = """
+import importlib, logging, pathlib
+logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
+import kinetic, work
+
+@kinetic.run(accelerator="cpu")
+def train():
+    return work.version()
+
+print(train())
+pathlib.Path("work.py").write_text("def version(): return 'second one'")
+print(train())
+importlib.reload(work)
+print(train())
+"""
+    told = lines(run(tmp_path, {"work.py": "def version(): return 'first'", "main.py": main}))
+    assert [line for line in told if "kinetic:" not in line] == ["first", "first", "second one"]
+    (warning,) = [line for line in told if "changed" in line]
+    assert "work has changed since being imported here: the function gets what was imported" in warning
+
+
+def test_the_configuration_of_jax_is_that_of_the_script(tmp_path: Path) -> None:
+    main = """
+import jax, kinetic
+jax.config.update("jax_enable_x64", True)
+
+def dtype():
+    import jax.numpy as jnp
+    return str(jnp.ones(2).dtype)
+
+one = kinetic.run(accelerator="cpu")(dtype)
+several = kinetic.run(accelerator="tpu-v6e-8")(dtype)
+other = kinetic.run(accelerator="cpu", env={"JAX_ENABLE_X64": "0"})(dtype)
+print(one(), several(), other(), "jax_enable_x64=True" in repr(one.plan()), one.run_async_map([()] * 2).results())
+"""
+    assert lines(run(tmp_path, {"main.py": main})) == ["float64 float64 float32 True ['float64', 'float64']"]
