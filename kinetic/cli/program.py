@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kinetic.errors import UsageError
+from kinetic.packaging.project import MODULES, WORDS
 
 
 class Kind(StrEnum):
@@ -130,5 +131,7 @@ def _stand_in(program: Program, script: Path | None) -> str:
     module = ModuleType(name)
     if script is not None:
         module.__file__ = str(script)
+    vars(module)[WORDS] = (*((program.target,) if program.kind is Kind.COMMAND else ()), *program.args)
+    vars(module)[MODULES] = (program.target,) if program.kind is Kind.MODULE else ()
     sys.modules[name] = module
     return name

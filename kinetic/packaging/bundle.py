@@ -9,6 +9,7 @@ In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the hos
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from kinetic.errors import UsageError
 from kinetic.job.plan import Blob, Tree
-from kinetic.packaging import hashing, manifest, snapshot, walk
+from kinetic.packaging import hashing, lone, manifest, snapshot, walk
 from kinetic.packaging.arrival import unpack
 from kinetic.packaging.departure import Sent, upload
 
@@ -26,7 +27,7 @@ _NAMED = 10
 _Told = Callable[[walk.Scan], tuple[str, ...]]
 """What people should know of a walk."""
 
-__all__ = ["Bundle", "Sent", "build", "build_data", "unpack", "upload"]
+__all__ = ["Bundle", "Sent", "build", "build_data", "build_unmarked", "unpack", "upload"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def build(
     exclude: Iterable[Path] = (),
     outputs: Iterable[Path] = (),
     default_excludes: bool = True,
+    sparing: bool = False,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
@@ -75,23 +77,66 @@ def build(
         exclude: files and folders to leave out besides what the ignore files say.
         outputs: folders in which jobs leave files: left out like caches, unless an ignore file keeps them.
         default_excludes: whether virtual environments, caches and the like are left out.
+        sparing: whether folders that begin with a dot, and what looks like keys, are left out.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
 
     Raises:
         UsageError: the tree is too large to be meant.
     """
+    how = _how(root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing)
+    return _walked(root, how, cache_dir, clock_ns)
+
+
+def build_unmarked(
+    root: Path,
+    start: lone.Start,
+    *,
+    whole: bool,
+    exclude: Iterable[Path] = (),
+    outputs: Iterable[Path] = (),
+    default_excludes: bool = True,
+    cache_dir: Path,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Bundle:
+    """Pack a script from a folder that nothing marks as a project: all of it where it is small, else what belongs to the script.
+
+    Args:
+        root: the folder.
+        start: what is known to belong to the script.
+        whole: whether all of the folder may be taken.
+        exclude, outputs, default_excludes, cache_dir, clock_ns: as for `build`. Keys are always left out.
+
+    Raises:
+        UsageError: what belongs to the script is too large to be meant.
+    """
+    how = _how(root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True)
+    if whole:
+        try:
+            return _walked(root, dataclasses.replace(how, modest=True), cache_dir, clock_ns)
+        except walk.TooMuch:
+            pass
+    top = os.path.realpath(root)
+    left_out = how.exclude | how.outputs
+    note = snapshot.place(cache_dir, f"lone:{top}:{start!r}", left_out, True)
+    return _packed(top, note, clock_ns, lambda: lone.scan(top, start, exclude=left_out), functools.partial(_of_lone, top, start))
+
+
+def _how(
+    root: Path, exclude: Iterable[Path], outputs: Iterable[Path], cache_dir: Path, *, default_excludes: bool, sparing: bool
+) -> walk.How:
     top = os.path.realpath(root)
     if not os.path.isdir(top):
         raise UsageError(f"The project's folder {root} does not exist.")
-    left_out = {os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees")}
-    results = tuple(sorted(str(path) for path in outputs))
-    note = snapshot.place(cache_dir, top, left_out, default_excludes)
+    left_out = frozenset(os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees"))
+    return walk.How(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
 
-    def scan() -> walk.Scan:
-        return walk.scan(top, exclude=left_out, outputs=results, default_excludes=default_excludes)
 
-    return _packed(top, note, clock_ns, scan, _of_sources, outputs=results)
+def _walked(root: Path, how: walk.How, cache_dir: Path, clock_ns: Callable[[], int]) -> Bundle:
+    top = os.path.realpath(root)
+    kind = "sparing:" if how.sparing else ""
+    note = snapshot.place(cache_dir, kind + top, how.exclude, how.default_excludes)
+    return _packed(top, note, clock_ns, lambda: walk.scan(top, how), _of_sources, outputs=tuple(sorted(how.outputs)))
 
 
 def build_data(
@@ -104,11 +149,9 @@ def build_data(
     """
     if os.path.isdir(path):
         top = os.path.realpath(path)
-        left_out = {os.path.realpath(each) for each in (*exclude, cache_dir / "trees")}
+        left_out = frozenset(os.path.realpath(each) for each in (*exclude, cache_dir / "trees"))
         note = snapshot.place(cache_dir, f"data:{top}", left_out, False)
-        return _packed(
-            top, note, clock_ns, lambda: walk.scan(top, exclude=left_out, default_excludes=False, everything=True), _of_data
-        )
+        return _packed(top, note, clock_ns, lambda: walk.scan(top, walk.How(left_out, everything=True)), _of_data)
     top = os.path.realpath(path.parent)
     note = snapshot.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
     return _packed(top, note, clock_ns, lambda: _one_file(path), _of_data)
@@ -186,12 +229,25 @@ def _of_data(scan: walk.Scan) -> tuple[str, ...]:
 def _of_sources(scan: walk.Scan) -> tuple[str, ...]:
     texts = (
         (scan.secrets, "These files look like secrets and are sent: {}. Leave out in .kineticignore what is not needed."),
+        (scan.kept_back, "Left out, because they look like keys or passwords: {}."),
         (scan.broken, "Links that lead nowhere are left out: {}."),
         (scan.unreadable, "What cannot be read is left out: {}."),
         (scan.loops, "Links to a folder that they lie in are left out: {}."),
         (scan.special, "What is neither file nor folder is left out: {}."),
     )
     return tuple(text.format(_named(found)) for found, text in texts if found)
+
+
+def _of_lone(root: str, start: lone.Start, scan: walk.Scan) -> tuple[str, ...]:
+    others = [rel for rel in scan.files if rel not in scan.modules and rel not in scan.neighbours]
+    parts = [*(_named(each) for each in (scan.modules, others) if each)]
+    if scan.neighbours:
+        parts.append(f"{len(scan.neighbours)} small {'file' if len(scan.neighbours) == 1 else 'files'} beside it")
+    taken = (
+        f"{root} is not a project, so only what belongs to the script is sent: {' and '.join(parts) or 'nothing'}. "
+        "To send more, give it a folder of its own with a pyproject.toml or .kineticignore in it."
+    )
+    return (taken, *_of_sources(scan))
 
 
 def _named(found: Sequence[str]) -> str:

@@ -6,13 +6,16 @@ In: the folder of the function's file, and what the process knows (cwd, home, sy
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
+WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
+"""What `kinetic run` tells of a program, in its stand-in: the words of its command line, and the module that it runs."""
+OWN_MARKER = ".kineticignore"
 _INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 
@@ -25,16 +28,26 @@ class Project:
         entry_rel: folder of the function's file, relative to the root; "" is the root.
         cwd_rel: the caller's working directory, relative to the root, or None when it lies outside.
         sys_path_rel: entries of the caller's sys.path inside the root, relative to it, in order; "" is the root.
+        marked: whether something says that the folder is a project. Else it may hold anything.
+        shared: whether the folder is home, `/` or one for temporary files, which is nobody's project.
     """
 
     root: Path | None
     entry_rel: str = ""
     cwd_rel: str | None = None
     sys_path_rel: tuple[str, ...] = ()
+    marked: bool = True
+    shared: bool = False
 
 
 def find_project(
-    entry: Path | None, *, cwd: Path, home: Path, sys_path: Sequence[str], package_root: str | None = None
+    entry: Path | None,
+    *,
+    cwd: Path,
+    home: Path,
+    sys_path: Sequence[str],
+    package_root: str | None = None,
+    temporary: Sequence[Path] = (),
 ) -> Project:
     """Find the project of a function.
 
@@ -44,13 +57,16 @@ def find_project(
         home: the user's home; never a project, unless the search starts there.
         sys_path: the interpreter's search path.
         package_root: the folder to ship, in place of the one that would be found.
+        temporary: folders for everybody's temporary files; like home, never a project.
 
     Raises:
         UsageError: `package_root` does not exist or does not contain the entry.
     """
     cwd, start = Path(os.path.realpath(cwd)), _folder(entry or cwd)
-    root = _given(package_root, cwd, home, start) if package_root else _found(start, Path(os.path.realpath(home)))
-    return Project(root, _relative(start, root) or "", _relative(cwd, root), _search_path(sys_path, cwd, root))
+    shared = {Path(os.path.realpath(each)) for each in (home, Path(home.anchor), *temporary)}
+    root, marked = (_given(package_root, cwd, home, start), True) if package_root else _found(start, shared)
+    places = _search_path(sys_path, cwd, root)
+    return Project(root, _relative(start, root) or "", _relative(cwd, root), places, marked, not package_root and root in shared)
 
 
 def _folder(entry: Path) -> Path:
@@ -71,17 +87,19 @@ def _given(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
     return root
 
 
-def _found(start: Path, home: Path) -> Path:
-    bounds = {home, Path(home.anchor)}
+def _found(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
+    """Return the project's folder, and whether anything marks it: a file of a project's, or else an ignore file of ours."""
     outside = start
-    while (outside / "__init__.py").is_file() and outside.parent not in bounds and outside not in bounds:
+    while (outside / "__init__.py").is_file() and outside.parent not in shared and outside not in shared:
         outside = outside.parent
-    for folder in (outside, *outside.parents):
-        if folder in bounds and folder != start:
-            break
-        if any((folder / marker).exists() for marker in MARKERS):
-            return folder
-    return outside
+    folders = [outside]
+    while folders[-1].parent not in {folders[-1], *shared}:
+        folders.append(folders[-1].parent)
+    for markers in (MARKERS, (OWN_MARKER,)):
+        for folder in folders:
+            if any((folder / marker).exists() for marker in markers):
+                return folder, True
+    return outside, False
 
 
 def _relative(path: Path, root: Path) -> str | None:

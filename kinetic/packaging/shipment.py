@@ -9,17 +9,20 @@ import dataclasses
 import functools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kinetic.errors import UsageError
-from kinetic.packaging import bundle, outputs, project
+from kinetic.packaging import bundle, lone, outputs, project
 from kinetic.packaging.bundle import Bundle
-from kinetic.packaging.project import Project
+from kinetic.packaging.project import MODULES, WORDS, Project
 
 _INSTALLED = {"site-packages", "dist-packages"}
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,79 @@ def of(
     Raises:
         UsageError: the tree cannot be shipped.
     """
-    cwd = _cwd()
-    found = project.find_project(entry_dir(func, cwd), cwd=cwd, home=_home(), sys_path=sys.path, package_root=place.package_root)
+    cwd, home = _cwd(), _home()
+    found = project.find_project(
+        entry_dir(func, cwd),
+        cwd=cwd,
+        home=home,
+        sys_path=_own_search_path(),
+        package_root=place.package_root,
+        temporary=[Path(tempfile.gettempdir()), *map(Path, _TEMPORARY)],
+    )
     if found.root is None:
         return found, None
     left = [*outputs.noted(place.cache_dir), *([] if output_dir is None or "://" in output_dir else [output_dir])]
-    packed = bundle.build(
-        found.root,
-        exclude=_inside(found, [place.store, place.cache_dir, *data]),
-        outputs=_inside(found, left),
-        default_excludes=place.default_excludes,
-        cache_dir=place.cache_dir,
-    )
+    exclude = _inside(found, [place.store, place.cache_dir, *data])
+    if found.marked and not found.shared:
+        packed = bundle.build(
+            found.root,
+            exclude=exclude,
+            outputs=_inside(found, left),
+            default_excludes=place.default_excludes,
+            sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
+            cache_dir=place.cache_dir,
+        )
+    else:
+        packed = bundle.build_unmarked(
+            found.root,
+            _start(func, found, cwd),
+            whole=not found.shared,
+            exclude=exclude,
+            outputs=_inside(found, left),
+            default_excludes=place.default_excludes,
+            cache_dir=place.cache_dir,
+        )
     if output_dir is not None and Path(os.path.realpath(output_dir)) in _holding_code(found):
         mixed = f"The output folder {output_dir} holds code as well, so later calls send what is left there. Choose another one."
         packed = dataclasses.replace(packed, warnings=(*packed.warnings, mixed))
     return found, packed
+
+
+def _own_search_path() -> list[str]:
+    """Return sys.path without the interpreter's own folders: where it lies below a home, they would pass for the user's."""
+    own = tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    return [entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)]
+
+
+def _start(func: Callable[..., Any], found: Project, cwd: Path) -> lone.Start:
+    """Return what belongs to a function that lies in no project: its file, what its program names, what is loaded from there."""
+    assert found.root is not None
+    module = sys.modules.get(_module_of(func))
+    named = [str(cwd / part) for word in getattr(module, WORDS, ()) for part in (word, word.partition("=")[2]) if part]
+    files = [getattr(module, "__file__", None), *filter(os.path.isfile, named), *_loaded()]
+    inside = f"{str(found.root).rstrip('/')}/"
+    real = dict.fromkeys(os.path.realpath(file) for file in files if isinstance(file, str))
+    rel = [path[len(inside) :] for path in real if path.startswith(inside)]
+    folders = dict.fromkeys((found.entry_rel, *found.sys_path_rel))
+    own = tuple(each for each in rel if not _is_foreign(each))
+    crowded = found.shared and found.root != Path(os.path.realpath(_home()))
+    return lone.Start(own, tuple(getattr(module, MODULES, ())), tuple(folders), crowded)
+
+
+def _loaded() -> list[str]:
+    """Return the files of all loaded modules, without those of the interpreter and of kinetic."""
+    own = tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    found: list[str] = []
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # Asking a lazy one would load it.
+        if isinstance(file, str) and not file.startswith(own) and name.partition(".")[0] != "kinetic":
+            found.append(file)
+    return found
+
+
+def _is_foreign(rel: str) -> bool:
+    """Whether a file below the folder is installed, or in a hidden folder."""
+    return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
 
 
 def _inside(found: Project, places: Sequence[str | Path]) -> list[Path]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import translate
 
 from kinetic.errors import UsageError
 from kinetic.packaging import ignore
-from kinetic.packaging.project import MARKERS
+from kinetic.packaging.project import MARKERS, OWN_MARKER
 
 Stamp = tuple[int, ...]
 """What changes when a file or folder does: times of content and inode, size, inode, mode, device. Empty: there was nothing."""
@@ -30,9 +30,12 @@ _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems number inodes beyond what f
 
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
+MODEST_FILES, MODEST_BYTES = 1_000, 50_000_000
+"""How much of a folder that nothing marks as a project may be taken for one."""
 _SECRETS = (
     ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
-    "credentials*.json", "service-account*.json", "service_account*.json", ".netrc", ".pypirc", ".git-credentials",
+    "credentials*.json", "service-account*.json", "service_account*.json", ".netrc", ".pypirc", ".git-credentials", ".npmrc",
+    "id_dsa*", "*.pfx", "*.jks", "*.kdbx", "kubeconfig*",
 )  # fmt: skip
 _SECRET = re.compile("|".join(map(translate, _SECRETS)))  # One search for each file, not thirteen.
 
@@ -63,7 +66,8 @@ class Scan:
         files: each regular file.
         links: target of each link that stays one, relative to the link's folder.
         watched: stamp of everything that the result rests on, by absolute path.
-        broken, unreadable, loops, special, secrets: paths that people should know of.
+        broken, unreadable, loops, special, secrets, kept_back: paths that people should know of.
+        modules, neighbours: of a script that lies in no project, what was taken because it is imported, and for being there.
     """
 
     folders: dict[str, int] = field(default_factory=dict)
@@ -75,6 +79,13 @@ class Scan:
     loops: list[str] = field(default_factory=list)
     special: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
+    kept_back: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    neighbours: list[str] = field(default_factory=list)
+
+
+class TooMuch(Exception):
+    """More than a folder may hold that nothing marks as a project."""
 
 
 @dataclass(frozen=True)
@@ -100,37 +111,61 @@ def stamp_at(path: str) -> Stamp:
         return ()
 
 
-def scan(
-    root: str, *, exclude: Collection[str], default_excludes: bool, everything: bool = False, outputs: Collection[str] = ()
-) -> Scan:
-    """Walk the tree below the root, which must be a real path; `exclude` and `outputs` hold real paths.
+@dataclass(frozen=True)
+class How:
+    """What is left out of a walk.
 
-    Outputs are left out unless an ignore file keeps them ("!results/").
-    With `everything`, as for declared data, no ignore file, no default and no limit leaves anything out.
+    Attributes:
+        exclude: real paths, always.
+        outputs: real paths, unless an ignore file keeps them ("!results/").
+        default_excludes: environments, caches and the like.
+        sparing: folders that begin with a dot, and what looks like keys.
+        modest: everything, where the folder is larger than one that nothing marks as a project may be.
+        everything: on the contrary, no ignore file, no default and no limit leaves anything out, as for declared data.
+    """
+
+    exclude: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    default_excludes: bool = True
+    sparing: bool = False
+    modest: bool = False
+    everything: bool = False
+
+
+def scan(root: str, how: How) -> Scan:
+    """Walk the tree below the root, which must be a real path.
 
     Raises:
         UsageError: the tree is too large to be meant.
+        TooMuch: the same, where the walk is modest.
     """
-    return _Walk(root, frozenset(exclude), frozenset(outputs), default_excludes and not everything, everything).run()
+    return _Walk(root, how).run()
+
+
+def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
+    """Refuse a tree that is too large to be meant."""
+    if files > MOST_FILES * factor or size_bytes > MOST_BYTES * factor:
+        raise UsageError(
+            f"The source tree {root} is too large to be sent: more than {MOST_FILES * factor:,} files or "
+            f"{MOST_BYTES * factor // 10**9} GB. Set KINETIC_PACKAGE_ROOT to the folder of your project, "
+            "or leave out what the function does not need in .kineticignore."
+        )
 
 
 class _Walk:
-    def __init__(
-        self, root: str, exclude: frozenset[str], outputs: frozenset[str], default_excludes: bool, everything: bool
-    ) -> None:
+    def __init__(self, root: str, how: How) -> None:
         self._root = root
+        self._how = how
         self._inside = root.rstrip("/") + "/"
-        self._exclude = exclude
-        self._outputs = outputs
-        self._everything = everything
-        self._default_excludes = default_excludes
-        self._names = ignore.ALWAYS | ignore.DEFAULTS if default_excludes else ignore.ALWAYS
+        self._everything = how.everything
+        self._default_excludes = how.default_excludes and not how.everything
+        self._names = ignore.ALWAYS | ignore.DEFAULTS if self._default_excludes else ignore.ALWAYS
         self._found = Scan()
         self._size_bytes = 0
         self._todo: list[_Visit] = []
         self._links: list[tuple[str, str, bool, _Visit]] = []
-        self._factor = _PROJECT_FACTOR if any(os.path.lexists(self._inside + m) for m in (*MARKERS, ".kineticignore")) else 1
-        self._own = ignore.Rules(()) if everything else self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
+        self._factor = _PROJECT_FACTOR if any(os.path.lexists(self._inside + m) for m in (*MARKERS, OWN_MARKER)) else 1
+        self._own = ignore.Rules(()) if how.everything else self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
 
     def run(self) -> Scan:
         self._todo.append(_Visit(self._root, "", () if self._everything else self._levels_above(), ()))
@@ -170,7 +205,7 @@ class _Walk:
 
     def _meet(self, entry: os.DirEntry[str], rel: str, visit: _Visit) -> None:
         name = entry.name
-        if entry.path in self._exclude or (name in ignore.ALWAYS and not self._everything):
+        if entry.path in self._how.exclude or (name in ignore.ALWAYS and not self._everything):
             return
         is_link = entry.is_symlink()
         try:
@@ -193,7 +228,10 @@ class _Walk:
         verdict = self._own.decide(rel, name, is_folder=is_folder)
         if verdict is None:  # For git, a link to a folder is a file.
             verdict = ignore.ignored_by_git(levels, rel, name, is_folder=is_folder and not is_link)
-        return name in self._names or path in self._outputs if verdict is None else verdict
+        if verdict is None:
+            hidden = self._how.sparing and is_folder and name.startswith(".")
+            verdict = hidden or name in self._names or path in self._how.outputs
+        return verdict
 
     def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
         self._found.watched[path] = stamp_at(path)
@@ -202,7 +240,7 @@ class _Walk:
         except OSError:
             self._found.broken.append(rel)
             return
-        if target in self._exclude or (target in self._outputs and not self._everything):
+        if target in self._how.exclude or (target in self._how.outputs and not self._everything):
             return
         self._links.append((rel, target, is_folder, visit))
 
@@ -238,21 +276,22 @@ class _Walk:
         if not stat.S_ISREG(info.st_mode):
             self._found.special.append(rel)
             return
-        self._found.files[rel] = FoundFile(path, stat.S_IMODE(info.st_mode) & 0o777, info.st_size, stamp)
-        if _looks_secret(rel.rpartition("/")[2]):
+        if looks_secret(rel.rpartition("/")[2]):
+            if self._how.sparing:
+                self._found.kept_back.append(rel)
+                return
             self._found.secrets.append(rel)
+        self._found.files[rel] = FoundFile(path, stat.S_IMODE(info.st_mode) & 0o777, info.st_size, stamp)
         self._count(info.st_size)
 
     def _count(self, size_bytes: int) -> None:
         if self._everything:
             return
         self._size_bytes += size_bytes
-        if len(self._found.files) > MOST_FILES * self._factor or self._size_bytes > MOST_BYTES * self._factor:
-            raise UsageError(
-                f"The source tree {self._root} is too large to be sent: more than {MOST_FILES * self._factor:,} files or "
-                f"{MOST_BYTES * self._factor // 10**9} GB. Set KINETIC_PACKAGE_ROOT to the folder of your project, "
-                "or leave out what the function does not need in .kineticignore."
-            )
+        files = len(self._found.files)
+        if self._how.modest and (files > MODEST_FILES or self._size_bytes > MODEST_BYTES):
+            raise TooMuch
+        check_size(self._root, files, self._size_bytes, self._factor)
 
     def _read(self, path: str, parse: Callable[[bytes], ignore.Rules]) -> ignore.Rules:
         """Read an ignore file; one that is missing, a link, no regular file or unreadable has no rules, as in git."""
@@ -295,5 +334,6 @@ def _prefix(parts: list[str]) -> str:
     return "".join(f"{part}/" for part in parts)
 
 
-def _looks_secret(name: str) -> bool:
+def looks_secret(name: str) -> bool:
+    """Whether a file of this name is likely to hold a key or a password."""
     return _SECRET.match(name) is not None and not name.endswith(".pub")

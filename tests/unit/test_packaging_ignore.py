@@ -100,7 +100,7 @@ def kept_by_git(root) -> set[str]:
 
 
 def kept_here(root) -> set[str]:
-    return set(walk.scan(str(root.resolve()), exclude=(), default_excludes=False).files)
+    return set(walk.scan(str(root.resolve()), walk.How(default_excludes=False)).files)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -150,7 +150,7 @@ def test_kineticignore_has_the_last_word(tmp_path):
     make(root, "a.csv", "b.csv", "c.py", ".venv/d.py", "sub/e.csv")
     (root / ".gitignore").write_text("*.csv\n")
     (root / ".kineticignore").write_text("c.py\n!b.csv\n!.venv\n")
-    found = walk.scan(str(root), exclude=(), default_excludes=True).files
+    found = walk.scan(str(root), walk.How()).files
     assert set(found) == {"b.csv", ".venv/d.py", ".gitignore", ".kineticignore"}
 
 
@@ -195,7 +195,7 @@ def test_an_ignore_file_that_is_no_file_has_no_rules(tmp_path):
     make(root, "x.py", "sub/y.py", "deep/.gitignore/z.py")
     os.mkfifo(root / ".gitignore")
     os.mknod(root / "sub/.gitignore", stat.S_IFSOCK)
-    found = walk.scan(str(root), exclude=(), default_excludes=False)
+    found = walk.scan(str(root), walk.How(default_excludes=False))
     assert set(found.files) == {"x.py", "sub/y.py", "deep/.gitignore/z.py"}
     assert sorted(found.special) == [".gitignore", "sub/.gitignore"]
 

@@ -47,7 +47,27 @@ def test_packages_are_climbed_out_of(place):
 
 def test_without_a_marker_the_folder_itself_is_the_root(place):
     tree(place, "a/b/x.py")
-    assert find(place / "a/b/x.py", place) == Project(place / "a/b", "", None, ())
+    assert find(place / "a/b/x.py", place) == Project(place / "a/b", "", None, (), marked=False)
+
+
+def test_an_ignore_file_of_ours_marks_a_project_where_nothing_else_does(place):
+    tree(place, "a/.kineticignore", "a/b/x.py", "c/setup.py", "c/d/.kineticignore", "c/d/y.py")
+    assert find(place / "a/b/x.py", place) == Project(place / "a", "b", None, ())
+    assert find(place / "c/d/y.py", place) == Project(place / "c", "d", None, ())
+
+
+def test_home_and_temporary_folders_are_nobodys_project(place):
+    tree(
+        place, "home/.git/HEAD", "home/x.py", "tmp/setup.py", "tmp/y.py", "tmp/mine/z.py", "tmp/own/setup.py", "tmp/own/sub/w.py"
+    )
+    given = {"home": place / "home", "temporary": [place / "tmp"]}
+    assert find(place / "home/x.py", place, **given).shared
+    assert find(place / "tmp/y.py", place, **given).shared
+    assert find(Path("/"), place, **given).shared
+    assert find(place / "tmp/mine/z.py", place, **given) == Project(place / "tmp/mine", "", None, (), marked=False)
+    assert find(place / "tmp/own/sub/w.py", place, **given) == Project(place / "tmp/own", "sub", None, ())
+    asked = find(place / "home/x.py", place, package_root=str(place / "home"), **given)
+    assert asked == Project(place / "home", "", None, ()), "unless somebody says so"
 
 
 def test_a_notebook_counts_from_the_working_directory(place):

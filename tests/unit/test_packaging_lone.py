@@ -1,0 +1,198 @@
+"""A script that lies in no project: what belongs to it is sent, and nothing of what merely lies around."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from kinetic.cli import program
+from kinetic.cli.program import Kind, Program
+from kinetic.packaging import bundle, hashing, lone, manifest, shipment, walk
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A home with what homes hold."""
+    home = tmp_path.resolve() / "home"
+    write(
+        home, ".ssh/id_rsa", ".aws/credentials", ".netrc", ".bashrc", "secret.pem", "Photos/1.jpg", "work/other/y.py", "notes.txt"
+    )
+    write(home, ".local/lib/python3.11/site-packages/installed.py", "miniforge/conda-meta/history", "miniforge/bin/python")
+    (home / "film.mkv").write_bytes(b"x" * (lone.NEIGHBOUR_BYTES + 1))
+    (home / "pipe").unlink(missing_ok=True)
+    os.mkfifo(home / "pipe")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    return home
+
+
+def write(root: Path, *files: str, text: str = "") -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text)
+
+
+def listed(made: bundle.Bundle | None) -> list[str]:
+    assert made is not None
+    return sorted(each.path for each in manifest.unfold(made.manifests) if isinstance(each, manifest.File))
+
+
+def sent(script: Path, monkeypatch, **given) -> bundle.Bundle:
+    module = types.ModuleType("lonely")
+    module.__file__ = str(script)
+    exec("def train(): pass", vars(module))
+    monkeypatch.setitem(sys.modules, "lonely", module)
+    cache = script.parent / ".cache"
+    _, made = shipment.of(module.train, shipment.Place(script.parent / ".store", cache, **given))
+    assert made is not None
+    return made
+
+
+def test_a_script_in_home_is_sent_with_what_it_imports_and_small_files_beside_it(folder, monkeypatch):
+    write(folder, "t.py", text="import helper, json, numpy\nfrom pack.sub import x\ndef f():\n    import late\n")
+    write(folder, "helper.py", text="import deep.inside")
+    write(folder, "pack/__init__.py", "pack/sub/__init__.py", "pack/data.txt", "pack/.env", "late.py", "unused.py")
+    write(folder, "deep/inside.py", text="from . import beside")
+    write(folder, "deep/beside.py", "unused_package/__init__.py")
+    (folder / "pack/weights").write_bytes(b"x" * (lone.NEIGHBOUR_BYTES + 1))
+    made = sent(folder / "t.py", monkeypatch)
+    assert listed(made) == [
+        "deep/beside.py", "deep/inside.py", "helper.py", "late.py", "notes.txt", "pack/__init__.py", "pack/data.txt",
+        "pack/sub/__init__.py", "t.py", "unused.py",
+    ]  # fmt: skip
+    taken, kept_back = made.warnings
+    assert f"{folder} is not a project" in taken
+    assert "t.py" in taken
+    assert "2 small files beside it" in taken
+    assert kept_back == "Left out, because they look like keys or passwords: secret.pem."
+
+
+def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
+    """Also what no import statement names; not what is installed below a home, and not the interpreter's own."""
+    write(folder, "t.py", "plugins/one.py", "plugins/two.py", "pkg/__init__.py", "pkg/part.py", "pkg/other.py")
+    monkeypatch.setattr(sys, "prefix", str(folder / "conda"))
+    write(folder, "conda/lib/python3.11/random.py")
+    for name, file in {
+        "one": "plugins/one.py",
+        "pkg.part": "pkg/part.py",
+        "installed": ".local/lib/python3.11/site-packages/installed.py",
+        "random_of_conda": "conda/lib/python3.11/random.py",
+    }.items():
+        module = types.ModuleType(name)
+        module.__file__ = str(folder / file)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "path", [str(folder / "conda/lib/python3.11"), *sys.path])
+    assert listed(sent(folder / "t.py", monkeypatch)) == [
+        "notes.txt", "pkg/__init__.py", "pkg/other.py", "pkg/part.py", "plugins/one.py", "t.py",
+    ]  # fmt: skip
+
+
+def test_a_folder_is_a_module_only_where_python_would_take_it_for_one(folder, monkeypatch):
+    write(folder, "t.py", text="import email, pytest, code, mine, data, shadow, importlib; importlib.import_module('named')")
+    write(folder, "email/x.py", "pytest/y.py", "code/z.py", "mine/w.py", "data/rows.csv", "shadow.py", "shadow/v.py", "named.py")
+    write(folder, "secrets.py", "random/__init__.py")
+    found = [path for path in listed(sent(folder / "t.py", monkeypatch)) if path.endswith((".py", ".csv"))]
+    assert found == ["mine/w.py", "named.py", "secrets.py", "shadow.py", "t.py"]
+
+
+def test_a_local_module_named_like_one_of_the_library_is_sent(folder, monkeypatch):
+    write(folder, "t.py", text="import random, email")
+    write(folder, "random.py", "email/__init__.py", "email/x.py")
+    assert {"random.py", "email/__init__.py", "email/x.py"} <= set(listed(sent(folder / "t.py", monkeypatch)))
+
+
+def test_neighbours_are_bounded_and_one_s_own(folder, monkeypatch):
+    write(folder, "t.py", *(f"n{i:03}" for i in range(150)), text="x")
+    assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + lone.MOST_NEIGHBOURS
+    monkeypatch.setattr(lone, "MOST_NEIGHBOUR_BYTES", 10)
+    assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + 1 + 10, "notes.txt is empty"
+    real = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: real + 1)
+    (folder / "another").mkdir()
+    assert listed(sent(folder / "t.py", monkeypatch)) == ["t.py"]
+
+
+def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
+    write(folder, "t.py", text="def (:\n'\\d'\n")
+    assert "t.py" in listed(sent(folder / "t.py", monkeypatch))
+    assert lone.read(str(folder / "film.mkv")) == lone.read("/nowhere") == lone.Text()
+
+
+def program_of(kind: Kind, *words: str) -> list[str]:
+    func = program.function(Program(kind, words[0], words[1:]), Path.cwd())
+    home = Path.home()
+    _, made = shipment.of(func, shipment.Place(home / ".store", home / ".cache"))
+    del sys.modules[func.__module__]
+    return listed(made)
+
+
+def test_programs_are_sent_with_what_their_words_name(folder):
+    write(folder, "t.py", "tool/run.py", text="import helper")
+    write(folder, "helper.py", "conf/a.yaml", "conf/b.yaml", "pkg/__init__.py", "pkg/__main__.py")
+    assert program_of(Kind.SCRIPT, "t.py", "--config=conf/a.yaml") == ["conf/a.yaml", "helper.py", "notes.txt", "t.py"]
+    assert program_of(Kind.COMMAND, "python", "tool/run.py", "film.mkv") == [
+        "film.mkv", "helper.py", "notes.txt", "t.py", "tool/run.py",
+    ]  # fmt: skip
+    assert program_of(Kind.MODULE, "pkg.__main__") == ["helper.py", "notes.txt", "pkg/__init__.py", "pkg/__main__.py", "t.py"]
+    assert program_of(Kind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == ["helper.py", "notes.txt", "t.py"]
+
+
+def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatch):
+    root = tmp_path.resolve() / "sketch"
+    write(root, "t.py", "data/a.csv", ".env", ".hidden/x", "big/b.bin", text="import helper")
+    write(root, "helper.py", "lib/more.py")
+    made = sent(root / "t.py", monkeypatch)
+    assert listed(made) == ["big/b.bin", "data/a.csv", "helper.py", "lib/more.py", "t.py"]
+    assert made.warnings == ("Left out, because they look like keys or passwords: .env.",)
+    monkeypatch.setattr(walk, "MODEST_BYTES", 20)
+    assert listed(sent(root / "t.py", monkeypatch)) == ["helper.py", "t.py"]
+    write(root, "pyproject.toml")
+    found = sent(root / "t.py", monkeypatch)
+    assert {".env", ".hidden/x", "big/b.bin"} < set(listed(found)), "a project says itself what belongs to it"
+
+
+def test_of_a_folder_that_all_programs_use_only_what_is_named_is_sent(folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("HOME", str(folder.parent))
+    write(folder, "t.py", text="import helper\nopen('./rows.csv')")
+    write(folder, "helper.py", text="NAME = 'names.txt'")
+    write(folder, "rows.csv", "names.txt", "other.csv", "other.py")
+    assert listed(sent(folder / "t.py", monkeypatch)) == ["helper.py", "names.txt", "rows.csv", "t.py"]
+
+
+def test_home_as_the_project_that_somebody_asked_for_keeps_its_keys(folder, monkeypatch):
+    write(folder, "t.py")
+    made = sent(folder / "t.py", monkeypatch, package_root="~")
+    assert {"t.py", "Photos/1.jpg", "film.mkv"} <= set(listed(made))
+    assert not [path for path in listed(made) if path.startswith((".ssh", ".aws", ".netrc", "secret"))]
+
+
+def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, monkeypatch):
+    write(folder, "t.py", text="import helper")
+    write(folder, "helper.py")
+    reads, real = [], hashing.read
+    monkeypatch.setattr(hashing, "read", lambda path: reads.append(path) or real(path))
+
+    def build():
+        given = {"cache_dir": folder / ".cache", "clock_ns": lambda: time.time_ns() + 10**10}
+        return bundle.build_unmarked(folder, lone.Start(("t.py",)), whole=False, **given)
+
+    first, count = build(), len(reads)
+    assert build() == first
+    assert len(reads) == count
+    write(folder, "new.py")
+    write(folder, "helper.py", text="import work.other.y")
+    (folder / "notes.txt").write_text("changed")
+    assert (
+        build().digests()
+        == bundle.build_unmarked(folder, lone.Start(("t.py",)), whole=False, cache_dir=folder / ".other").digests()
+    )
+    assert "new.py" in build().digests()
+    assert "work/other/y.py" not in build().digests(), "a folder without Python files in it"
