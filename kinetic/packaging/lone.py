@@ -4,8 +4,8 @@ In: the folder of the script, where to begin. Out: a `Scan` of what belongs to i
 folders and Python files.
 
 Home, `/tmp` and `/` hold everything else as well, and nothing marks what is the script's. So nothing is taken for being there but
-small files in the very folder: never folders, never dot-files, never what looks like keys. In a folder that all programs use, like
-`/tmp`, these are only files whose names the script has in its text.
+small files in the very folder: never folders, never dot-files, never what looks like keys. In a folder that all programs use,
+like `/tmp`, these are only files whose names the script has in its text.
 """
 
 # ruff: noqa: PTH116
