@@ -149,7 +149,8 @@ class BatchError(KineticError):
         *,
         message: str = "",
     ) -> None:
-        super().__init__(message or f"{group_id}: {len(failures) + len(submission_failures or ())} inputs have no result.")
+        missing = len(failures) + len(submission_failures or ())
+        super().__init__(message or f"{group_id}: {missing} {'input has' if missing == 1 else 'inputs have'} no result.")
         self.group_id = group_id
         self.failures = list(failures)
         self.partial_results = list(partial_results)

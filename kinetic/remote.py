@@ -187,7 +187,8 @@ class RemoteCallable(Generic[P, R_co]):
         from kinetic.config import settings
 
         if settings.on_host():
-            return self.local(*args, **kwargs)
+            value = self._body(args, kwargs)
+            return cast("R_co", _awaited(value) if inspect.iscoroutine(value) and not _in_async_code() else value)
         if self._options.debug:
             return self._call_debugged(args, kwargs)
         return self.run_async(*args, **kwargs).result(stream_logs=True)
@@ -254,6 +255,16 @@ class RemoteCallable(Generic[P, R_co]):
             error.__traceback__ = None
             raise
 
+    def _check_place(self) -> None:
+        """Jobs are submitted from where people work: what a job submits would outlive it, and nobody would look after it."""
+        from kinetic.config import settings
+
+        if settings.on_host():
+            raise UsageError(
+                f"A job cannot submit other jobs. In a job, {self.__name__}(...) runs the function right there, on this host; to "
+                "run it elsewhere, submit it from the script that submitted this job."
+            )
+
     def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
         place = self._place(args, kwargs)
         place.warm_up(self._options)
@@ -312,6 +323,7 @@ class RemoteCallable(Generic[P, R_co]):
         from kinetic.batch import launch
         from kinetic.batch.inputs import calls
 
+        self._check_place()
         how = launch.rules(
             max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast, cancel_running_on_fail=cancel_running_on_fail
         )
@@ -400,6 +412,7 @@ class RemoteCallable(Generic[P, R_co]):
         return JobSpec(self._func, (*self._bound, *args), kwargs, self.__qualname__, self._options)
 
     def _place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Place:
+        self._check_place()
         self._check_call(args, kwargs)
         return place_of(self._options)
 
@@ -427,6 +440,12 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
     with ThreadPoolExecutor(1) as beside:
         return beside.submit(copy_context().run, asyncio.run, coroutine).result()
+
+
+def _in_async_code() -> bool:
+    """Whether an event loop runs in this thread: who calls an async function there awaits what it returns."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:

@@ -7,6 +7,7 @@ Called by `remote` and the command line, before anything is created.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -141,9 +142,21 @@ def _malformed(family: Family, tail: str, number: int | None, how: str) -> _Refu
 
 
 def _no_such_family(kind: str, text: str) -> _Refusal:
-    near = _similar(kind, text)
-    families = "" if near else "; families: " + ", ".join(family.name for family in FAMILIES if kind in ("", family.kind))
-    return _Refusal(f"no {kind or 'accelerator'} family is called that{families}", near)
+    known = [family for family in FAMILIES if kind in ("", family.kind)]
+    names = ", ".join(family.name for family in known)
+    why = f"no {kind.upper() or 'accelerator'} family is called {re.split('[-:]', text)[0]!r}; families: {names}"
+    return _Refusal(why, _similar(kind, text) or _similar_families(known, text))
+
+
+def _similar_families(known: Sequence[Family], text: str) -> tuple[str, ...]:
+    """Return slices of the families whose names begin as the text does, or are spelt like it."""
+    import difflib  # Only an error needs it.
+
+    called = {alias: family for family in known for alias in _called(family)}
+    begin = [alias for alias in called if alias.startswith(text)]
+    near = begin or difflib.get_close_matches(text, called, n=3, cutoff=0.5)
+    found = (catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near)
+    return tuple(dict.fromkeys(topology.name for topology in found if topology))[:3]
 
 
 def _no_such_count(family: Family, number: int) -> _Refusal:

@@ -299,18 +299,20 @@ class BatchHandle(Generic[R_co]):
 
     def _error(self, found: dict[int, Any], failed: dict[int, BaseException]) -> BatchError:
         blamed = sorted(failed, key=lambda index: (self._consequence(index, failed[index]), index))
-        lines = [f"  input {index}: {_headline(failed[index])}" for index in blamed[:_SHOWN]]
-        more = [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
         jobs = {index: self._crew.handles[index] for index in sorted(failed)}
-        if any(jobs.values()):
-            more.append(f"More: kinetic jobs list --group {self.group_id}, kinetic jobs logs ID")
-        message = "\n".join([f"{len(failed)} of {len(found)} inputs of {self.group_id} have no result:", *lines, *more])
+        lines = [f"  {_input(index, jobs[index])}: {_headline(failed[index])}" for index in blamed[:_SHOWN]]
+        lines += [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
+        first = next((job for index in blamed if (job := jobs[index]) is not None), None)
+        if first is not None:
+            lines.append(f"More: {_logs_of(first)}, kinetic jobs list --group {self.group_id}")
+        verb = "has" if len(failed) == 1 else "have"
+        title = f"{len(failed)} of {len(found)} inputs of {self.name or 'the batch'} ({self.group_id}) {verb} no result:"
         error = BatchError(
             self.group_id,
             [job for job in jobs.values() if job is not None],
             [None if index in failed else found[index] for index in range(len(found))],
             {index: cast("Exception", failed[index]) for index, job in jobs.items() if job is None},
-            message=message,
+            message="\n".join([title, *lines]),
         )
         error.__cause__ = failed[blamed[0]]
         return error
@@ -323,7 +325,7 @@ class BatchHandle(Generic[R_co]):
 
     def _stand(self) -> str:
         done = len(self._crew.ledger.finished)
-        return f"{done} of {len(self._crew.handles)} inputs of {self.group_id} have ended"
+        return f"{done} of {len(self._crew.handles)} inputs of {self.group_id} {'has' if done == 1 else 'have'} ended"
 
     def _way_back(self) -> str:
         return (
@@ -393,6 +395,19 @@ def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s:
     crew = Crew(Ledger(manifest.batch.total, rules), manifest, news=news)
     crew.catch_up()
     return BatchHandle(crew, news=news)
+
+
+def _input(index: int, job: JobHandle[Any] | None) -> str:
+    return f"input {index}" if job is None else f"input {index} ({job.job_id})"
+
+
+def _logs_of(job: JobHandle[Any]) -> str:
+    """The command that shows what the host to blame printed."""
+    with contextlib.suppress(KineticError):
+        outcome = job.outcome()
+        if outcome is not None and outcome.first is not None and outcome.first.host:
+            return f"kinetic jobs logs {job.job_id} --host {outcome.first.host}"
+    return f"kinetic jobs logs {job.job_id}"
 
 
 def _headline(error: BaseException) -> str:

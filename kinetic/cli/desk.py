@@ -95,6 +95,13 @@ class Desk:
         except KineticError:  # it cannot be the name of anything in a store
             return False
 
+    def batch_name(self, group_id: str) -> str:
+        """Return the name that its caller gave a batch, and its id; only the id where the record cannot be read."""
+        with contextlib.suppress(KineticError):
+            name = record.parse(self.store.get(paths.batch(group_id))).get("name")
+            return f"{name} ({group_id})" if isinstance(name, str) and name else group_id
+        return group_id
+
     def find_to_end(self, text: str) -> JobRef:
         """Return the job with this id, also when its reference is damaged: enough to stop it and to remove it."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 from kinetic.errors import PicklingError
@@ -26,6 +26,8 @@ REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
 """Characters of a message or a traceback; the pickled exception has them all."""
 THREADS_NAMED = 10
+_OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
+"""What decorated functions have, and plain functions have not."""
 ENDING = "ending"
 """The message that the function has ended, and that how it did is about to be told."""
 ENCLOSED_BYTES = 1 << 16
@@ -118,6 +120,7 @@ def described(error: BaseException, start: Start) -> Message:
     from kinetic.packaging import payload
 
     mending.silence_signals()  # What there is to tell shall be told whole.
+    _explain(error)
     told: Message = {
         "type_name": _qualified_name(type(error)),
         "message": _short(text(error)),
@@ -128,6 +131,17 @@ def described(error: BaseException, start: Start) -> Message:
     with contextlib.suppress(BaseException):  # Pickling runs the user's code, which may do anything, exiting included.
         told |= _sent(start, "error", payload.pack_exception(error, source_map=places))
     return {"error": told}
+
+
+def _explain(error: BaseException) -> None:
+    """A decorated function travels as the plain function, which cannot submit anything."""
+    if isinstance(error, AttributeError) and error.name in _OF_DECORATED and isinstance(error.obj, FunctionType):
+        called = error.obj.__name__
+        error.add_note(
+            f"If {called} is decorated with @kinetic.run: in a job it is the plain function, and a job cannot submit other jobs. "
+            f"{called}(...) runs it right there, on this host; to run it elsewhere, submit it from the script that submitted "
+            "this job."
+        )
 
 
 def traceback_of(error: BaseException) -> str:

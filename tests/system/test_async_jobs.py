@@ -133,3 +133,14 @@ def test_a_callback_does_not_keep_the_process_alive(tmp_path):
     job.add_done_callback(lambda handle: (called.append(handle.result()), over.set()))
     assert over.wait(PATIENCE_S)
     assert called == [None]
+
+
+@kinetic.run(accelerator="cpu")
+def submits():
+    return later.run_async(1)
+
+
+def test_a_job_that_submits_another_is_told_what_works():
+    with pytest.raises(AttributeError) as caught:
+        submits()
+    assert "in a job it is the plain function, and a job cannot submit other jobs" in "\n".join(caught.value.__notes__)

@@ -185,7 +185,7 @@ REFUSED = [
     ("v6e:8", "write v6e-N", ("tpu-v6e-8",)),
     ("gpu-v6e-16", "v6e is a tpu, not a gpu", ("tpu-v6e-16",)),
     ("tpu-l4", "l4 is a gpu, not a tpu", ("gpu-l4",)),
-    ("tpu-v6-16", "no tpu family", ("tpu-v6e-16",)),
+    ("tpu-v6-16", "no TPU family", ("tpu-v6e-16",)),
     ("h10", "no accelerator family", ("gpu-h100",)),
     ("", "empty", ("cpu", "gpu-l4", "tpu-v5litepod-4")),
     (":spot", "empty", ("cpu:spot",)),
@@ -389,3 +389,14 @@ def test_any_text_is_a_slice_or_a_refusal(text):
 def test_any_other_value_is_a_usage_error(value):
     with pytest.raises(UsageError):
         resolve(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("tpu-v9-8", "tpu-v4-8"), ("tpu-v7", "tpu7x-1"), ("tpu-v6", "tpu-v6e-1"), ("tpu-v5:spot", "tpu-v5p-4:spot")],
+)
+def test_an_unknown_family_names_the_families(name, nearest):
+    words = r"no TPU family is called 'v\d'; families: v3, v4, v5litepod, v5p, v6e, tpu7x\."
+    with pytest.raises(UnknownAccelerator, match=words) as caught:
+        resolve(name)
+    assert nearest in caught.value.suggestions

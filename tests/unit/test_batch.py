@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import pickle
+import re
 import time
 
 import pytest
@@ -103,7 +104,7 @@ def test_nothing_to_do(store):
 
 
 def test_failures_are_told_together_with_what_there_is(store):
-    batch = begin(Scripted(store, [["ok"], ["raise"], ["refuse"], ["lost"]]), 5)
+    batch = begin(Scripted(store, [["ok"], ["raise"], ["refuse"], ["lost"]]), 5, name="sweep")
     with pytest.raises(errors.BatchError, match=r"3 of 5 inputs") as caught:
         batch.results(timeout=PATIENCE_S)
     error = caught.value
@@ -112,7 +113,13 @@ def test_failures_are_told_together_with_what_there_is(store):
     assert error.partial_results == [(0, 1), None, None, None, (4, 1)]
     assert {index: type(why) for index, why in error.submission_failures.items()} == {2: ValueError}
     assert isinstance(error.__cause__, ValueError)
-    assert "input 1: ValueError: input 1, try 1" in str(error)
+    ids = [job.job_id for job in error.failures]
+    told = str(error).splitlines()
+    assert told[0] == f"3 of 5 inputs of sweep ({batch.group_id}) have no result:"
+    assert told[1] == f"  input 1 ({ids[0]}): ValueError: input 1, try 1"
+    assert told[2] == "  input 2: ValueError: input 2 is not wanted"
+    assert told[3].startswith(f"  input 3 ({ids[1]}): HostLost: ")
+    assert told[-1] == f"More: kinetic jobs logs {ids[0]}, kinetic jobs list --group {batch.group_id}"
     assert [job.group_index for job in batch.failures()] == [1, 3]
     assert [str(why) for why in batch.submission_failures.values()] == ["input 2 is not wanted"]
     assert dict(batch.statuses())[1] is JobStatus.FAILED
@@ -580,10 +587,10 @@ def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)
     told = str(caught.value).splitlines()
-    assert told[1].startswith("  input 7: ValueError")
+    assert re.match(r"  input 7 \(job-[0-9a-f]{8}\): ValueError", told[1])
     assert type(caught.value.__cause__) is ValueError
     assert all(line.startswith("  ") for line in told[1:-1])
-    assert told[-1] == f"More: kinetic jobs list --group {batch.group_id}, kinetic jobs logs ID"
+    assert told[-1] == f"More: kinetic jobs logs {batch.jobs[7].job_id}, kinetic jobs list --group {batch.group_id}"
 
 
 class Speechless(Exception):

@@ -268,6 +268,27 @@ def test_a_call_on_a_host_runs_the_body(backend, monkeypatch):
     assert backend.calls == []
 
 
+def test_a_job_submits_no_jobs(backend, monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    remote = kinetic.run("cpu")(add)
+    for attempt in (lambda: remote.run_async(1), lambda: remote.run_async_map([1]), lambda: remote.plan(1)):
+        with pytest.raises(errors.UsageError, match=r"A job cannot submit other jobs. In a job, add\(...\) runs"):
+            attempt()
+    assert remote.with_options(timeout=3)(1) == remote.local(1) == asyncio.run(remote.aio(1)) == 2
+    assert backend.calls == []
+
+
+def test_async_functions_within_a_job(monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    remote = kinetic.run("cpu")(later)
+
+    async def outer():
+        return [await remote(1), await remote.aio(2)]
+
+    assert asyncio.run(outer()) == [2, 3]
+    assert remote(3) == 4
+
+
 class OwnError(Exception):
     pass
 

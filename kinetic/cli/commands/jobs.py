@@ -117,6 +117,8 @@ def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, .
         return output.json_document([ref.to_json() | {"state": state} | _times(desk, ref) for ref, state in shown])
     if not shown:
         return output.notice("There are no such jobs." if states or group else "There are no jobs yet.")
+    if group is not None:
+        output.notice(f"Batch {desk.batch_name(shown[0][0].group_id or group)}:")
     output.table(_COLUMNS, [_cells(desk, ref, state) for ref, state in shown], right=("HOSTS", "TIME", "AGE"), cut="NAME")
     if more:
         output.notice("There are more jobs: --all shows them.")
@@ -182,7 +184,7 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     if as_json:
         known = {"state": state, **times, "members": [line.to_json() for line in members]}
         return output.json_document(ref.to_json() | known | {"outcome": outcome.to_json() if outcome else None})
-    output.line(text.pairs(_facts(ref, state, outcome, times["started_at"], desk.now())))
+    output.line(text.pairs(_facts(desk, ref, state, outcome, times["started_at"])))
     if members:
         _print_running(members)
     if outcome is not None and len(outcome.reports) > 1:
@@ -198,14 +200,15 @@ def _members(desk: Desk, ref: JobRef) -> list[HostLine]:
         return [line for line in watch.look() if line.host is not None]
 
 
-def _facts(ref: JobRef, state: str, outcome: Outcome | None, started_at: float | None, now: float) -> list[tuple[str, str]]:
+def _facts(desk: Desk, ref: JobRef, state: str, outcome: Outcome | None, started_at: float | None) -> list[tuple[str, str]]:
+    now = desk.now()
     facts = [
         ("Job", ref.job_id),
         ("Name", ref.display_name),
         ("State", state),
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
-        *([("Batch", f"{ref.group_id}, input {ref.group_index}")] if ref.group_id else []),
+        *([("Batch", f"{desk.batch_name(ref.group_id)}, input {ref.group_index}")] if ref.group_id else []),
         ("Output", ref.output_dir),
         ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Started", _started(started_at, None if outcome is None else outcome.ended_at, now)),
