@@ -169,7 +169,7 @@ class _Seat:
             return
         try:
             _join(self._world, jax.distributed.initialize.__wrapped__, {})
-        except _TakenError as taken:
+        except HostTaken as taken:
             _log.warning("%s This process (%d) uses the devices of its host alone.", taken, os.getpid())
 
     def _wrapped(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -212,8 +212,8 @@ class _Seat:
         return initialize
 
 
-class _TakenError(JoinError):
-    """Another process of this host has joined."""
+class HostTaken(JoinError):
+    """Another process of this host has joined the world."""
 
 
 def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]) -> None:
@@ -228,15 +228,15 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
         if world.simulated and world.processes > 1 and not jax.config.jax_cpu_collectives_implementation:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         with _claimed(world.file):
-            if world.process != 0:
-                _wait_for_leader(world)
             own = {
                 "cluster_detection_method": "deactivate",
                 "coordinator_bind_address": world.coordinator if world.simulated else None,
                 "heartbeat_timeout_seconds": _HEARTBEAT_S,
                 "initialization_timeout": int(world.limit_s + _BEYOND_S),
-            }
-            initialize(world.coordinator, world.processes, world.process, **own | options)
+            } | options
+            if world.process != 0:
+                _wait_for_leader(world, own["initialization_timeout"])
+            initialize(world.coordinator, world.processes, world.process, **own)
 
 
 @contextlib.contextmanager
@@ -249,9 +249,9 @@ def _claimed(file: str) -> Iterator[None]:
     try:
         fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A record lock: forks of this process do not hold it.
     except OSError:
-        by = os.pread(held, 100, 0).decode(errors="replace").rpartition(" ")[2]
+        by = os.pread(held, 100, 0).decode(errors="replace").split()[1:]
         os.close(held)
-        raise _TakenError(f"Process {by} of this host has joined the others already.") from None
+        raise HostTaken(f"{' '.join(['Process', *by])} of this host has joined the others already, and only one can.") from None
     _write(held, JOINING)
     try:
         yield
@@ -277,10 +277,10 @@ def standing(file: str) -> str:
     return ""
 
 
-def _wait_for_leader(world: World) -> None:
+def _wait_for_leader(world: World, limit_s: float) -> None:
     """Wait until the coordination service listens: a client that comes first pauses a whole second before it tries again."""
     port = int(world.coordinator.rpartition(":")[2])
-    deadline, pause_s = time.monotonic() + world.limit_s + _BEYOND_S, 0.002
+    deadline, pause_s = time.monotonic() + limit_s, 0.002
     while time.monotonic() < deadline:
         try:
             socket.create_connection((world.address, port), timeout=1.0).close()

@@ -1,0 +1,115 @@
+"""What a process is told about the world of JAX, and what it makes of it, without JAX."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kinetic.runner import jaxworld, joining
+from kinetic.runner.joining import World
+
+WORLD = World("127.0.0.1:4001", 2, 1, 4, "tpu", True, port=4002, file="/host/world", limit_s=60.0)
+DIRECT = "localhost,127.0.0.1,::1"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"no_proxy": f"{DIRECT},10.0.0.7"}),
+        ({"no_proxy": "a.example, b.example"}, {"no_proxy": f"a.example,b.example,{DIRECT},10.0.0.7"}),
+        ({"NO_PROXY": "127.0.0.1"}, {"no_proxy": "127.0.0.1,localhost,::1,10.0.0.7"}),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, {"no_proxy": f"a,b,{DIRECT},10.0.0.7"}),
+        ({"NO_PROXY": "*"}, {"no_proxy": "*", "no_grpc_proxy": f"{DIRECT},10.0.0.7"}),
+        ({"no_grpc_proxy": "c"}, {"no_proxy": f"{DIRECT},10.0.0.7", "no_grpc_proxy": f"c,{DIRECT},10.0.0.7"}),
+    ],
+)
+def test_the_hosts_are_reached_past_proxies_and_what_was_excepted_stays(before, after):
+    for _ in range(2):  # Idempotent.
+        joining.pass_by_proxies(before, ["10.0.0.7"])
+        assert before == after | {"NO_PROXY": after["no_proxy"]}
+
+
+def test_variables_that_name_proxies():
+    assert joining.uses_proxies(["PATH", "Https_Proxy"])
+    assert joining.uses_proxies(["grpc_proxy"])
+    assert not joining.uses_proxies(["PATH", "no_proxy", "NO_GRPC_PROXY", "MY_PROXY_HOST"])
+
+
+def test_the_environment_holds_what_each_framework_reads_and_the_caller_wins():
+    env = jaxworld.environ(WORLD, {"PATH": "/bin", "RANK": "9"}, {"MASTER_PORT": "1", "PYTHONPATH": "/mine"}, automatic=True)
+    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], env["MASTER_PORT"]) == ("1", "2", "127.0.0.1", "1")
+    assert (env["PET_MASTER_PORT"], env["PET_NNODES"], env["PET_NODE_RANK"]) == ("4002", "2", "1")
+    assert (env["PATH"], env["JAX_PROCESS_ID"], env["JAX_PLATFORMS"]) == ("/bin", "1", "cpu")
+    assert env["PYTHONPATH"] == os.pathsep.join([jaxworld.STARTUP, "/mine"])
+    assert "no_proxy" not in env
+
+
+def test_a_lone_host_has_torchs_variables_and_no_others():
+    env = jaxworld.environ(World("127.0.0.1:1", 1, 0, 4, "tpu", True, port=2), {}, {"https_proxy": "http://p"}, automatic=False)
+    assert (env["WORLD_SIZE"], env["MASTER_PORT"]) == ("1", "2")
+    assert not [name for name in env if name.startswith("PET_")]
+    assert "JAX_COORDINATOR_ADDRESS" not in env
+    assert env["no_proxy"] == DIRECT
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({}, ""),
+        ({"num_processes": 2, "process_id": None}, ""),
+        ({"coordinator_address": "localhost:4001"}, ""),
+        ({"coordinator_address": "10.0.0.1:4001"}, "coordinator_address='10.0.0.1:4001'"),
+        ({"num_processes": 3, "process_id": 0}, "num_processes=3, process_id=0"),
+    ],
+)
+def test_arguments_that_disagree_are_named(given, wrong):
+    assert joining._disagreement(WORLD, given) == wrong
+
+
+def test_one_process_at_a_time_stands_for_its_host(tmp_path):
+    file = str(tmp_path / "world")
+    assert joining.standing(file) == ""
+    with joining._claimed(file):
+        assert _in_fork(lambda: joining.standing(file) == joining.JOINING)  # Here its end would free the lock.
+        assert _in_fork(lambda: _is_taken(file))
+    assert _in_fork(lambda: joining.standing(file) == joining.JOINED)
+    assert _in_fork(lambda: _is_taken(file))
+
+
+def test_a_process_that_could_not_join_leaves_the_place_to_another(tmp_path):
+    file = str(tmp_path / "world")
+    with pytest.raises(ZeroDivisionError), joining._claimed(file):
+        raise ZeroDivisionError
+    assert joining.standing(file) == joining.APART
+    assert not _in_fork(lambda: _is_taken(file))
+
+
+def test_a_process_that_died_while_it_joined_joins_no_more(tmp_path):
+    file = str(tmp_path / "world")
+
+    def die():
+        joining._claimed(file).__enter__()
+        os._exit(0)
+
+    _in_fork(die)
+    assert joining.standing(file) == joining.APART
+
+
+def _is_taken(file):
+    try:
+        with joining._claimed(file):
+            return False
+    except joining.HostTaken as taken:
+        return str(os.getppid()) in str(taken)
+
+
+def _in_fork(ask):
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            code = int(bool(ask()))
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
