@@ -141,12 +141,9 @@ def set_options(options: Mapping[str, Any]) -> list[str]:
 
 def _configure(world: World) -> None:
     """Tell an already imported JAX what the environment would have told it at import."""
-    import jax
-
-    jax.config.update("jax_enable_preemption_service", False)
+    joining.configure({"jax_enable_preemption_service": False})
     if world.simulated:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", world.devices)
+        joining.configure({"jax_platforms": "cpu", "jax_num_cpu_devices": world.devices})
 
 
 def leave() -> None:

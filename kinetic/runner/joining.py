@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import inspect
 import json
 import logging
 import os
@@ -165,8 +166,6 @@ class _Seat:
     def _join_unasked(self) -> None:
         import jax.distributed
 
-        if jax.distributed.is_initialized():
-            return
         try:
             _join(self._world, jax.distributed.initialize.__wrapped__, {})
         except HostTaken as taken:
@@ -223,10 +222,11 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
     with _lock:
         if distributed.global_state.client is not None:
             return
-        pass_by_proxies(os.environ, [world.address])
-        jax.config.update("jax_check_proxy_envs", False)  # It would warn of what has just been seen to.
+        if uses_proxies(os.environ):
+            pass_by_proxies(os.environ, [world.address])
+        configure({"jax_check_proxy_envs": False})  # It would warn of what has just been seen to.
         if world.simulated and world.processes > 1 and not jax.config.jax_cpu_collectives_implementation:
-            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            configure({"jax_cpu_collectives_implementation": "gloo"})
         with _claimed(world.file):
             own = {
                 "cluster_detection_method": "deactivate",
@@ -236,7 +236,18 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             } | options
             if world.process != 0:
                 _wait_for_leader(world, own["initialization_timeout"])
+            known = inspect.signature(initialize).parameters  # Older versions have fewer.
+            own = {name: value for name, value in own.items() if name in known}
             initialize(world.coordinator, world.processes, world.process, **own)
+
+
+def configure(options: dict[str, Any]) -> None:
+    """Set options of an imported JAX, where its version has them."""
+    import jax
+
+    for name, value in options.items():
+        with contextlib.suppress(AttributeError):
+            jax.config.update(name, value)
 
 
 @contextlib.contextmanager
