@@ -6,16 +6,22 @@ In: a store, a reference, the outcome. Out: a value, an exception. Called by han
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from kinetic.errors import CorruptRecord, NotFound, ResultUnavailable
+from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UserCodeFailed
 from kinetic.job import paths
 from kinetic.job.failure import Evidence, exception_of
 from kinetic.job.outcome import Exit, Outcome
+from kinetic.job.plan import Plan
 from kinetic.job.ref import JobRef
 from kinetic.storage.base import Store
+
+T = TypeVar("T")
 
 _log = logging.getLogger("kinetic.collecting")
 
@@ -40,7 +46,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome) -> Any:
             f"The stored value of {ref.job_id} is not what the leader wrote; it was not unpickled. Run the job again."
         )
     try:
-        return payload.unpack_value(data)
+        return _rebuilt(store, ref, lambda: payload.unpack_value(data))
     except ResultUnavailable as error:
         raise ResultUnavailable(f"{ref.display_name} ({ref.job_id}): {error}", job_id=ref.job_id) from error.__cause__
 
@@ -72,10 +78,41 @@ def _original(store: Store, ref: JobRef, key: str) -> BaseException | None:
     from kinetic.packaging import payload
 
     try:
-        return payload.unpack_exception(store.get(key))
+        data = store.get(key)
+        return _rebuilt(store, ref, lambda: payload.unpack_exception(data))
     except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the text of the error is still there
         _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
         return None
+
+
+def _rebuilt(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
+    """Load; where a module is missing, because this is not the program that made the call, look for it in the call's project."""
+    try:
+        return load()
+    except (ResultUnavailable, UserCodeFailed) as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        folders = _project_folders(store, ref)
+        if not folders:
+            raise
+        sys.path += folders
+        try:
+            return load()
+        finally:
+            for folder in folders:
+                sys.path.remove(folder)
+
+
+def _project_folders(store: Store, ref: JobRef) -> list[str]:
+    """Return the folders of the project from which the caller has imported, if they are on this machine."""
+    try:
+        plan = Plan.from_json(json.loads(store.get(paths.plan(ref.job_id))))
+    except (KineticError, ValueError):
+        return []
+    if not plan.client_root:
+        return []
+    folders = dict.fromkeys(Path(plan.client_root, place) for place in (*plan.sys_path_rel, plan.entry_rel))
+    return [str(folder) for folder in folders if folder.is_dir() and str(folder) not in sys.path]
 
 
 def _stacks(outcome: Outcome) -> str:

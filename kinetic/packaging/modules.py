@@ -145,8 +145,8 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
         stem = name.replace(".", "/")
         inner = f"{stem}/{base}" if base.startswith("__init__.") else f"{stem}{base[base.find('.') :]}"
         for entry in entries:
-            place = f"{root}/{entry}{inner}"
-            if f"{real(place.rpartition('/')[0])}/{base}" == own:
+            above, _, last = f"{root}/{entry}{inner}".rpartition("/")
+            if f"{real(above)}/{last}" == own:
                 if top not in sys.stdlib_module_names:  # The host has loaded the one of the standard library.
                     places[name] = _inside(own, root) or entry + inner
                 break

@@ -438,3 +438,38 @@ other = kinetic.run(accelerator="cpu", env={"JAX_ENABLE_X64": "0"})(dtype)
 print(one(), several(), other(), "jax_enable_x64=True" in repr(one.plan()), one.run_async_map([()] * 2).results())
 """
     assert lines(run(tmp_path, {"main.py": main})) == ["float64 float64 float32 True ['float64', 'float64']"]
+
+
+def test_a_value_and_an_error_of_the_project_can_be_had_in_any_process(tmp_path: Path) -> None:
+    main = """
+import kinetic
+from cfgmod import Config, ConfigError
+
+@kinetic.run(accelerator="cpu")
+def good():
+    return Config(3)
+
+@kinetic.run(accelerator="cpu")
+def bad():
+    raise ConfigError("narrow")
+
+for handle in (good.run_async(), bad.run_async()):
+    handle.wait()
+    print(handle.job_id)
+"""
+    good, bad = lines(run(tmp_path, {"cfgmod.py": CONFIG, "main.py": main}))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    attach = f"""
+import kinetic, sys
+before = list(sys.path)
+print(kinetic.attach({good!r}).result(cleanup=False))
+try:
+    kinetic.attach({bad!r}).result(cleanup=False)
+except Exception as error:
+    print(type(error).__module__, type(error).__name__, error, sys.path == before)
+"""
+    assert lines(run(elsewhere, {"main.py": attach})) == ["Config(width=3)", "cfgmod ConfigError narrow True"]
+    command = [sys.executable, "-m", "kinetic", "jobs", "result", good]
+    shown = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout.strip()) == (0, "Config(width=3)"), shown.stderr
