@@ -35,8 +35,8 @@ from kinetic.packaging.walk import Stamp, stamp_at
 _LOCK = threading.Lock()
 _SPANS: Counter[str] = Counter()
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_STAMPS: dict[str, tuple[object, str, Stamp]] = {}
-"""Of each module that was looked at: its spec, its file and the file's stamp. A reload makes a new spec."""
+_KNOWN: dict[str, _Imported] = {}
+"""The modules that were looked at, by name."""
 _PYC_HEADER_BYTES = 16
 
 
@@ -55,6 +55,16 @@ class Shipped:
     search: tuple[str, ...] = ()
     manifests: bytes = b""
     python_path: str = ""
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """What a module was imported from, as it was when it was first looked at. A reload makes a new spec."""
+
+    spec: object
+    file: str
+    stamp: Stamp
+    source: bytes
 
 
 @dataclass(frozen=True)
@@ -192,22 +202,34 @@ def _pth_entries() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _registers(file: str, stamp: Stamp) -> bool:
     """Whether the source speaks of registering. `stamp` is that of the file as it is read."""
-    try:
-        return b"regist" in Path(file).read_bytes().lower()
-    except OSError:
-        return False
+    return b"regist" in _read(file).lower()
 
 
 def _is_edited(module: ModuleType, file: str) -> bool:
     """Whether the file has changed since this module was imported from it (or reloaded)."""
-    spec = module.__spec__
-    stamp = stamp_at(file)
-    known = _STAMPS.get(module.__name__)
-    if known is None or known[0] is not spec or known[1] != file:
+    spec, stamp, known = module.__spec__, stamp_at(file), _KNOWN.get(module.__name__)
+    if known is None or known.spec is not spec or known.file != file:
         if _is_newer_than_its_code(spec, file):
             return True
-        known = _STAMPS[module.__name__] = (spec, file, stamp)
-    return known[2] != stamp
+        _KNOWN[module.__name__] = _Imported(spec, file, stamp, _read(file))
+        return False
+    if known.stamp == stamp:
+        return False
+    source = _read(file)
+    if source != known.source:
+        from kinetic.packaging import patching
+
+        if not patching.is_patched(module, known.source, source):
+            return True
+    _KNOWN[module.__name__] = _Imported(spec, file, stamp, source)
+    return False
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""
 
 
 def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, file: str) -> bool:

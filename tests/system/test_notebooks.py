@@ -176,6 +176,66 @@ except Failed as error:
     assert shown.stream("stdout") == "caught 0.5\n", shown.error
 
 
+def test_classes_that_cells_register_are_registered_on_the_host(kernel):
+    kernel.run("""
+from typing import Any
+import flax.struct, jax, jax.numpy as jnp, optax
+from flax.training import train_state
+jax.config.update("jax_enable_x64", True)
+class State(train_state.TrainState):
+    batch_stats: Any = None
+""")
+    kernel.run("""
+@flax.struct.dataclass
+class Point:
+    x: float
+    y: float
+
+class Late:
+    def __init__(self, a): self.a = a
+
+jax.tree_util.register_pytree_node(Late, lambda late: ((late.a,), None), lambda aux, children: Late(*children))
+""")
+    shown = kernel.run("""
+@kinetic.run(accelerator="cpu")
+def look(point):
+    state = State.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), batch_stats={"m": jnp.ones(2)})
+    counts = [len(jax.tree_util.tree_leaves(tree)) for tree in (state, point, Point(1.0, 2.0), Late(1.0))]
+    return counts, str(jnp.ones(1).dtype), jax.tree_util.tree_map(lambda leaf: leaf + 1, point)
+
+counts, dtype, point = look(Point(1.0, 2.0))
+counts, dtype, type(point) is Point, point.y
+""")
+    assert shown.value["text/plain"] == "([3, 2, 2, 1], 'float64', True, 3.0)"
+    kernel.run("@flax.struct.dataclass\nclass Point:\n    x: float\n    y: float\n    z: float")
+    shown = kernel.run("""
+@kinetic.run(accelerator="cpu")
+def count():
+    return len(jax.tree_util.tree_leaves(Point(1.0, 2.0, 3.0)))
+count()
+""")
+    assert shown.value["text/plain"] == "3", "a class that was defined again in a later cell"
+
+
+def test_an_edited_module_is_what_the_notebook_has(kernel, folder):
+    module = folder / "part.py"
+    module.write_text("def version():\n    return 1\n")
+    kernel.run("%load_ext autoreload\n%autoreload 2\nimport part")
+    kernel.run(
+        "@kinetic.run(accelerator='cpu')\ndef look():\n    import part as again\n    return part.version(), again.version()"
+    )
+    assert kernel.run("look()").value["text/plain"] == "(1, 1)"
+    module.write_text("def version():\n    return 22\n")
+    shown = kernel.run("look()")
+    assert shown.value["text/plain"] == "(22, 22)", "reloaded before the cell ran"
+    assert "changed since" not in shown.stream("stderr")
+    kernel.run("%autoreload 0")
+    module.write_text("def version():\n    return 333\n")
+    shown = kernel.run("look()")
+    assert shown.value["text/plain"] == "(22, 333)"
+    assert "part has changed since being imported here" in shown.stream("stderr")
+
+
 def test_tracebacks_show_the_lines_of_cells_and_none_of_ours(kernel):
     kernel.run("password = 'not for others'\ndef halve(x):\n    y = x - x\n    return x / y")
     shown = kernel.run("@kinetic.run(accelerator='cpu')\ndef boom(x):\n    return halve(x)\nboom(3)")

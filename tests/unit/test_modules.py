@@ -138,6 +138,23 @@ def test_an_edited_module_is_by_value_until_it_is_reloaded(look: Callable[..., S
     assert (again.edited, again.imported) == (set(), {"modtest_k"})
 
 
+def test_a_module_whose_functions_were_patched_to_the_new_source_is_not_edited(look: Callable[..., Shown]) -> None:
+    text = "X = 1\ndef f(): return [i for i in range(3)]\nclass C:\n    def g(self): return 'old'\n"
+    found = look({"modtest_p.py": text}, ["modtest_p"])
+    edit(found.root / "modtest_p.py", "# a comment\n" + text)
+    assert found.again().edited == set(), "only lines have moved"
+    edit(found.root / "modtest_p.py", text.replace("old", "new").replace("range(3)", "range(4)"))
+    assert found.again().edited == {"modtest_p"}
+    module, patched = sys.modules["modtest_p"], {"__name__": "modtest_p"}
+    exec(compile((found.root / "modtest_p.py").read_text(), "p", "exec", dont_inherit=True), patched)
+    module.f.__code__ = patched["f"].__code__
+    assert found.again().edited == {"modtest_p"}, "one of two functions"
+    module.C.g.__code__ = patched["C"].g.__code__
+    assert found.again().edited == set()
+    edit(found.root / "modtest_p.py", text.replace("X = 1", "X = 2").replace("old", "new").replace("range(3)", "range(4)"))
+    assert found.again().edited == {"modtest_p"}, "a constant cannot be patched"
+
+
 def test_an_edit_before_the_first_look_is_seen_by_the_byte_code(
     look: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch
 ) -> None:
