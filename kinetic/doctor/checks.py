@@ -55,6 +55,7 @@ class Folder:
         is_mine: whether it belongs to who asks.
         mode: its permissions; 0 when it is not there.
         free_bytes: space left where it is; None when unknown.
+        refused: why nothing uses it as it is; "" when it may be used.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Folder:
     is_mine: bool = True
     mode: int = 0o700
     free_bytes: int | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ def store(folder: Folder) -> list[Finding]:
         return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
     if folder.exists and not folder.is_mine:
         return [problem("store", f"{folder.path} belongs to somebody else, who could read and change your jobs.", elsewhere[3:])]
+    if folder.refused:
+        why, _, remedy = folder.refused.partition(" Run: ")
+        return [problem("store", why, remedy)]
     if not folder.writable:
         doing = "written to" if folder.exists else "made"
         return [problem("store", f"{folder.path} cannot be {doing}.", f"Make it yours, {elsewhere}")]

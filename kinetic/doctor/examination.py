@@ -47,7 +47,7 @@ def examine(*, fix: bool = False) -> Report:
     place = facts.folder(known.home)
     found += checks.store(place)
     done: list[str] = []
-    if place.exists and place.is_folder and place.is_mine:
+    if place.exists and place.is_folder and place.is_mine and not place.refused:
         left, done = _leftovers(LocalStore(known.home), fix=fix)
         found += left
     tried = facts.preloader(machine, settings.worker_environ(), enabled=known.preload != "off")

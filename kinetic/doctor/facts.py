@@ -28,7 +28,7 @@ from kinetic.job import paths
 from kinetic.job.outcome import Outcome
 from kinetic.job.plan import Plan
 from kinetic.job.ref import JobRef
-from kinetic.storage import refs
+from kinetic.storage import privacy, refs
 from kinetic.storage.local import LocalStore
 
 _PACKAGES = ("kinetic-sdk", "jax", "keras")
@@ -91,7 +91,8 @@ def folder(path: Path) -> Folder:
     if there != path:
         return Folder(str(path), exists=False, writable=writable and there.is_dir(), mode=0, free_bytes=free)
     facts = path.stat()
-    return Folder(str(path), True, path.is_dir(), writable, facts.st_uid == os.geteuid(), facts.st_mode & 0o7777, free)
+    mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
+    return Folder(str(path), True, path.is_dir(), writable, mine, facts.st_mode & 0o7777, free, refused)
 
 
 def preloader(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Preloader | None:

@@ -21,6 +21,7 @@ from io import FileIO
 from pathlib import Path
 
 from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
+from kinetic.storage import privacy
 
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
@@ -41,6 +42,14 @@ class LocalStore:
 
     def __repr__(self) -> str:
         return f"LocalStore({self._text!r})"
+
+    def check(self) -> None:
+        """Refuse a folder that somebody else owns or can write to, and warn of one that others can look into.
+
+        Raises:
+            StoreError: it must not be used; the message says how to mend it.
+        """
+        privacy.check(self._text)
 
     @property
     def uri(self) -> str:
@@ -125,9 +134,10 @@ class LocalStore:
 
     def _make_temporary(self) -> None:
         _make_private(f"{self._text}/{_TEMPORARY}", self._text)
+        self.check()  # Somebody else may have been quicker to make it.
 
     def _sweep_once(self) -> None:
-        if not self._swept:
+        if not self._swept and privacy.check(self._text):
             self._swept = True
             _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
 

@@ -17,20 +17,27 @@ def open_store(uri: str | Path) -> Store:
 
     Raises:
         UsageError: no store can have this address.
+        StoreError: the folder belongs to somebody else, or others can write to it.
     """
     text = str(uri)
     scheme, separator, rest = text.partition("://")
     if not text or "\0" in text:
         raise UsageError(f"{text!r} does not name a store. Give the path of a folder, or a gs:// URI.")
     if not separator:
-        return LocalStore(Path(text))
+        return _checked(Path(text))
     if scheme == "file":
-        return LocalStore(_local_path(text, rest))
+        return _checked(_local_path(text, rest))
     if scheme == "gs":
         raise UsageError(
             f"The store {text!r} is in Google Cloud Storage, which comes with the [gcp] extra: use the path of a folder for now."
         )
     raise UsageError(f"No store is known for {scheme}:// in {text!r}. Give the path of a folder, file:///path, or a gs:// URI.")
+
+
+def _checked(folder: Path) -> LocalStore:
+    store = LocalStore(folder)
+    store.check()
+    return store
 
 
 def _local_path(uri: str, rest: str) -> Path:

@@ -359,7 +359,7 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
         project,
         ON_A_SMALL_DISK
         + """
-    @kinetic.run(accelerator="tpu-v6e-8")
+    @kinetic.run(accelerator="cpu")
     def fill(what):
         try:
             with open(os.environ["KINETIC_OUTPUT_DIR"] + "/large", "ab", buffering=0) as file:

@@ -107,6 +107,7 @@ def test_namespaces() -> None:
         (Folder("/s", exists=False, mode=0), ["ok"]),
         (Folder("/s", is_folder=False), ["problem"]),
         (Folder("/s", is_mine=False), ["problem"]),
+        (Folder("/s", refused="Others can write there. Run: chmod 700 /s"), ["problem"]),
         (Folder("/s", writable=False), ["problem"]),
         (Folder("/s", exists=False, writable=False), ["problem"]),
         (Folder("/s", mode=0o755), ["ok", "warn"]),

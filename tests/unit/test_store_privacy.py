@@ -1,0 +1,73 @@
+"""A store in which others can write is refused, and one that they can look into is told: what lies there is run.
+
+In: folders with modes and owners. Out: errors that say what to run.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+
+import pytest
+
+from kinetic.errors import StoreError
+from kinetic.storage.local import LocalStore
+from kinetic.storage.open import open_store
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702, 0o770])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, mode):
+    root = tmp_path / "a store"
+    root.mkdir()
+    os.chown(root, -1, os.getgid())
+    root.chmod(mode)
+    told = f"mode {mode:o}.*who could run code as you.*chmod 700 '{root}'"
+    if mode == 0o770 and pwd.getpwuid(os.geteuid()).pw_name == grp.getgrgid(os.getgid()).gr_name:
+        open_store(root)  # The group that many systems give each user: it has nobody else.
+        return
+    with pytest.raises(StoreError, match=told):
+        open_store(root)
+    with pytest.raises(StoreError, match=told):
+        LocalStore(root).put("a", b"1")
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir(mode=0o700)
+    os.chown(root, 65534, -1)
+    with pytest.raises(StoreError, match=f"belongs to .*chown -R 0 {root}"):
+        open_store(root)
+
+
+def test_a_folder_that_others_can_look_into_is_told_once(tmp_path, caplog):
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(0o755)
+    for _ in range(2):
+        open_store(root).put("a", b"1")
+    assert [each.message for each in caplog.records] == [
+        f"Others can look into the store {root} (mode 755). Run: chmod 700 {root}"
+    ]
+
+
+def test_a_folder_that_somebody_else_makes_meanwhile_is_refused(tmp_path):
+    root = tmp_path / "store"
+    store = open_store(root)
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(StoreError, match="can be written to by everybody"):
+        store.put("a", b"1")
+
+
+def test_a_store_makes_its_own_folder_private(tmp_path):
+    before = os.umask(0)
+    try:
+        open_store(tmp_path / "store").put("a", b"1")
+    finally:
+        os.umask(before)
+    open_store(tmp_path / "store")
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
