@@ -277,7 +277,7 @@ def tree(folder: Path) -> list[tuple[str, int]]:
 # -- a full disk -----------------------------------------------------------------------------------------------------------
 
 ON_A_SMALL_DISK = """
-    import os, subprocess, sys
+    import os, shutil, subprocess, sys
     import kinetic
     from kinetic import errors
 
@@ -371,11 +371,16 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
             raise ZeroDivisionError("mine")
         return what
 
+    def make_room():
+        shutil.rmtree(os.environ["KINETIC_HOME"] + "/outputs")
+
     print(fill("value"))
+    make_room()
     try:
         fill("raise")
     except ZeroDivisionError as error:
         print(error)
+    make_room()
     try:
         fill("large" * 100_000)
     except errors.ResultUnavailable as error:
