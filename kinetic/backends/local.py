@@ -20,6 +20,7 @@ from kinetic.backends.base import ControlAddress, Document, LogRequest, Phase
 from kinetic.errors import CorruptRecord, KineticError, SubmitError
 from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
+from kinetic.storage import files
 from kinetic.storage.local import LocalStore
 
 if TYPE_CHECKING:  # a list of running jobs does without these, and without what is imported in functions
@@ -253,7 +254,7 @@ class LocalBackend:
 
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, CorruptRecord):
-            return record.parse((self._folder(ref) / "supervisor.json").read_bytes())
+            return record.parse(files.content(self._folder(ref) / "supervisor.json"))
         return None
 
     def _was_supervised(self, ref: JobRef) -> bool:
@@ -308,7 +309,7 @@ class _SupervisorWatch:
 
     def open(self) -> None:
         with contextlib.suppress(OSError, CorruptRecord, ValueError, KeyError, AttributeError):
-            pid = int(record.parse((self._folder / "supervisor.json").read_bytes())["pid"])
+            pid = int(record.parse(files.content(self._folder / "supervisor.json"))["pid"])
             if self.is_alive():
                 self.fd = os.pidfd_open(pid)
 
@@ -320,7 +321,7 @@ class _SupervisorWatch:
 def _is_locked(path: Path) -> bool:
     """Whether a living process holds the lock."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -337,7 +338,7 @@ def _lock_holder(path: Path) -> int:
     import struct
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return 0
     try:

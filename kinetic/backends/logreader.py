@@ -123,7 +123,7 @@ class LogReader:
 
 def _open_if_there(path: Path) -> int:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return -1
     if stat.S_ISREG(os.fstat(fd).st_mode):

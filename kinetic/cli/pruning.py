@@ -23,6 +23,7 @@ from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.packaging import manifest, replica
 from kinetic.packaging.replica import Replica
+from kinetic.storage import files
 from kinetic.storage import refs as stored
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
@@ -46,9 +47,9 @@ class Content:
     def is_list(self) -> bool:
         """Whether it lists a folder of a source tree, and is no source file or payload; False when it is gone."""
         try:
-            with self.path.open("rb") as file:
+            with files.opened(self.path) as file:
                 head = file.read(_HEAD_BYTES)
-        except FileNotFoundError:  # A host found it damaged.
+        except (FileNotFoundError, IsADirectoryError):  # A host found it damaged.
             return False
         return head.startswith(b'{"schema"') and b'"entries"' in head
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
+from kinetic.storage import files
 
 FIELDS = ("project", "zone", "cluster", "namespace")
 """What a profile can say. Each is a setting."""
@@ -178,8 +179,7 @@ def read(path: str | Path) -> Profiles:
         StoreError: it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
-            return parse(file.read())
+        return parse(files.content(path))
     except (FileNotFoundError, NotADirectoryError):
         return Profiles()
     except OSError as error:

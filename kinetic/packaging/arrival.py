@@ -24,6 +24,7 @@ from kinetic.job import paths
 from kinetic.job.plan import Tree
 from kinetic.packaging import manifest
 from kinetic.packaging.threads import in_threads, worth_it
+from kinetic.storage import files
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
 
@@ -138,10 +139,10 @@ def _chunks(store: Store, found: Listed, file: manifest.File) -> Iterator[bytes]
         if not isinstance(store, LocalStore):
             yield store.get(key)
             return
-        with open(store.path(key), "rb", buffering=0) as source:  # Never all of a large file in memory.
+        with files.opened(store.path(key)) as source:  # Never all of a large file in memory.
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk
-    except (NotFound, FileNotFoundError) as error:
+    except (NotFound, FileNotFoundError, IsADirectoryError) as error:
         forget(store, found.lists, file.digest)
         raise CorruptRecord(f"The stored content of {file.path!r} is missing. Submit the job again.") from error
 

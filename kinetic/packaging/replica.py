@@ -32,6 +32,7 @@ from kinetic.errors import CorruptRecord, StoreError, StoreFull
 from kinetic.job import paths
 from kinetic.job.plan import Tree
 from kinetic.packaging import arrival, manifest
+from kinetic.storage import files as stored
 from kinetic.storage.base import Store
 from kinetic.storage.local import LocalStore
 
@@ -166,7 +167,7 @@ def _link(store: LocalStore, found: arrival.Listed, file: manifest.File, path: s
         if error.errno in _FULL:
             raise
         return False  # no hard links here, or too many
-    with open(path, "rb", buffering=0) as content:
+    with stored.opened(path) as content:
         digest, size = hashlib.file_digest(content, "sha256").hexdigest(), os.fstat(content.fileno()).st_size
     if (digest, size) != (file.digest, file.size_bytes):
         arrival.forget(store, found.lists, file.digest, damaged=True)
@@ -179,7 +180,7 @@ def _link(store: LocalStore, found: arrival.Listed, file: manifest.File, path: s
 
 def _is_sound(place: Path) -> bool:
     try:
-        return (place / "seal").read_text() == _seal(str(place / "files"))
+        return stored.content(place / "seal").decode() == _seal(str(place / "files"))
     except (OSError, ValueError):
         return False
 

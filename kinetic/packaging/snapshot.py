@@ -24,6 +24,7 @@ from pathlib import Path
 
 from kinetic.job.plan import Blob, Tree
 from kinetic.packaging.walk import Stamp, stamp_at
+from kinetic.storage import files
 
 _log = logging.getLogger("kinetic.packaging")
 
@@ -67,7 +68,7 @@ def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes
 def load(path: Path) -> Snapshot | None:
     """Read a snapshot; None when there is none or it is damaged."""
     try:
-        check, _, content = path.read_bytes().partition(b"\n")
+        check, _, content = files.content(path).partition(b"\n")
         return _decode(content) if check == b"%08x" % zlib.crc32(content) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -38,6 +38,7 @@ from kinetic.runner.mountpoints import Mountpoints
 from kinetic.runner.progress import Stillness
 from kinetic.runner.telling import ENDING
 from kinetic.runner.worker import LAST_WORD
+from kinetic.storage import files
 from kinetic.storage.base import Store
 
 OPEN_LINE_S = 0.05
@@ -256,7 +257,7 @@ class Agent:
     def _last_word(self) -> Message | None:
         """How the function ended, from a worker that it had cut off."""
         with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: there is no workspace yet.
-            message: Message = json.loads((self._workspace.root / LAST_WORD).read_bytes())
+            message: Message = json.loads(files.content(self._workspace.root / LAST_WORD))
             return message
         return None
 

@@ -370,8 +370,11 @@ class Supervisor:
 
     def _event(self, data: dict[str, Any]) -> None:
         line = json.dumps({"time": time.time(), "attempt": self._request.attempt, **data}) + "\n"
-        with contextlib.suppress(OSError), open(self._store.path(paths.events(self._request.job_id)), "a") as events:
-            events.write(line)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        with contextlib.suppress(OSError):
+            fd = os.open(self._store.path(paths.events(self._request.job_id)), flags, 0o600)
+            with open(fd, "a") as events:
+                events.write(line)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

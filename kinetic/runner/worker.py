@@ -30,6 +30,7 @@ from kinetic.runner import jaxworld, mending, processes, streams, telling
 from kinetic.runner.channel import Channel, Message
 from kinetic.runner.joining import World
 from kinetic.runner.start import Start
+from kinetic.storage import files
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
@@ -265,8 +266,8 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
     from kinetic.packaging import payload
 
     try:
-        data = Path(start.payload).read_bytes()
-        function = Path(start.function).read_bytes() if start.function else b""
+        data = files.content(start.payload)
+        function = files.content(start.function) if start.function else b""
     except OSError as error:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:

@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 
 from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
-from kinetic.storage import privacy
+from kinetic.storage import files, privacy
 
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
@@ -64,8 +64,8 @@ class LocalStore:
         """Return the content of the key."""
         path = self._locate(key)
         try:
-            with _explained(f"read {key!r}", self._text), open(path, "rb") as file:
-                return file.read()
+            with _explained(f"read {key!r}", self._text):
+                return files.content(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"The store {self._text} has nothing under {key!r}.") from error
 

@@ -5,14 +5,11 @@ In: a folder that is there, or is not. Out: nothing, a warning, or a refusal tha
 
 from __future__ import annotations
 
-import logging
 import os
-import shlex
 import stat
 
 from kinetic.errors import StoreError
 
-_log = logging.getLogger("kinetic.storage")
 _warned: set[str] = set()
 
 
@@ -33,8 +30,10 @@ def check(root: str) -> bool:
     looks = 0o005 if _is_own_group(facts.st_gid) else 0o055
     if facts.st_mode & looks and root not in _warned:
         _warned.add(root)
-        mode = stat.S_IMODE(facts.st_mode)
-        _log.warning("Others can look into the store %s (mode %o). Run: chmod 700 %s", root, mode, shlex.quote(root))
+        import logging  # a private store does without
+
+        told = "Others can look into the store %s (mode %o). Run: chmod 700 %s"
+        logging.getLogger("kinetic.storage").warning(told, root, stat.S_IMODE(facts.st_mode), _quoted(root))
     return True
 
 
@@ -43,13 +42,13 @@ def fault_of(root: str, facts: os.stat_result) -> str:
     if facts.st_uid != os.geteuid():
         return (
             f"The store {root} belongs to {_user(facts.st_uid)}, and this is {_user(os.geteuid())}: its owner could run code as "
-            f"you. Set KINETIC_HOME to a folder of your own, or make it yours: chown -R {os.geteuid()} {shlex.quote(root)}"
+            f"you. Set KINETIC_HOME to a folder of your own, or make it yours: chown -R {os.geteuid()} {_quoted(root)}"
         )
     if others := _writers(facts):
         mode = stat.S_IMODE(facts.st_mode)
         return (
             f"The store {root} can be written to by {others} (mode {mode:o}), who could run code as you. "
-            f"Run: chmod 700 {shlex.quote(root)}"
+            f"Run: chmod 700 {_quoted(root)}"
         )
     return ""
 
@@ -73,6 +72,12 @@ def _is_own_group(gid: int) -> bool:
     except KeyError:
         return False
     return group.gr_name == name and set(group.gr_mem) <= {name}
+
+
+def _quoted(path: str) -> str:
+    import shlex
+
+    return shlex.quote(path)
 
 
 def _user(uid: int) -> str:
