@@ -18,7 +18,7 @@ import kinetic
 from kinetic import errors
 from kinetic.storage import files
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 READ = """
 import sys
 import kinetic
