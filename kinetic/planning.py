@@ -177,12 +177,14 @@ class PlanView:
         documents: what the backend would create.
         backend: the backend that would take the job.
         warnings: what to know before it leaves the machine.
+        files: all files of the source tree, (path, bytes), largest first.
     """
 
     plan: Plan
     documents: tuple[Document, ...]
     backend: str
     warnings: tuple[str, ...] = ()
+    files: tuple[tuple[str, int], ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -208,6 +210,7 @@ class PlanView:
             "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {topology.kind} {topology.shape_text})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
+            "files": self._largest(),
             "data": ", ".join(each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data),
             "env": ", ".join([*plan.env, *plan.captured]),
             "secrets": ", ".join(plan.secrets),
@@ -215,6 +218,11 @@ class PlanView:
             "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
         }
         return [(name, value) for name, value in rows.items() if value] + [("warning", text) for text in self.warnings]
+
+    def _largest(self) -> str:
+        shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
+        more = [f"{len(self.files) - _LARGEST_SHOWN:,} more"] if len(self.files) > _LARGEST_SHOWN else []
+        return ", ".join(shown + more)
 
     def _source(self) -> str:
         tree = self.plan.tree

@@ -348,7 +348,8 @@ class RemoteCallable(Generic[P, R_co]):
 
         place = self._place(args, kwargs)
         planned = place.planned(self._spec(args, kwargs))
-        return PlanView(planned.plan, tuple(place.backend.render(planned.plan)), place.selection.name, planned.warnings)
+        documents, files = tuple(place.backend.render(planned.plan)), () if planned.bundle is None else planned.bundle.files()
+        return PlanView(planned.plan, documents, place.selection.name, planned.warnings, tuple(files))
 
     @overload
     def local(self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs) -> R2: ...

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import click
 
 from kinetic.cli.options import NEWEST
-from kinetic.errors import CorruptRecord, KineticError, NotFound
+from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError
 from kinetic.job import paths, record
 from kinetic.job.ref import JobRef
 from kinetic.storage import refs as stored
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kinetic.backends.base import Backend, LogRequest
     from kinetic.handle import JobHandle
     from kinetic.job.logformat import LogChunk
+    from kinetic.planning import PlanView
+    from kinetic.remote import RemoteCallable
     from kinetic.storage.base import Store
 
 UNKNOWN = "UNKNOWN"
@@ -47,6 +49,10 @@ class Ending(NamedTuple):
     started_at: float | None = None
 
 
+def _unplanned(function: Callable[[], None], options: Mapping[str, Any]) -> PlanView:
+    raise UsageError("Jobs cannot be planned here.")
+
+
 @dataclass(frozen=True)
 class Desk:
     """A store of jobs and the way to what runs them.
@@ -56,6 +62,7 @@ class Desk:
         backend_of: the backend that took a job.
         handle_of: the view of a job that Python code has too.
         submit: takes a function and arguments of `kinetic.run`, and starts the job.
+        plan: takes the same, and says what would be submitted.
         now: seconds since the epoch.
     """
 
@@ -64,6 +71,7 @@ class Desk:
     handle_of: Callable[[JobRef], JobHandle[Any]]
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
     now: Callable[[], float] = time.time
+    plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _unplanned
 
     def refs(self) -> list[JobRef]:
         """Return all jobs, newest first."""
@@ -196,10 +204,16 @@ def configured(flags: Mapping[str, str | None]) -> Desk:
 
         return JobHandle(ref, backend_of(ref), store)
 
-    def submit(function: Callable[[], None], options: Mapping[str, Any]) -> JobHandle[Any]:
+    def remote(function: Callable[[], None], options: Mapping[str, Any]) -> RemoteCallable[[], None]:
         from kinetic import remote
 
         arguments: dict[str, Any] = {**options, **flags}
-        return remote.run(**arguments)(function).run_async()
+        return remote.run(**arguments)(function)
 
-    return Desk(store, backend_of, handle_of, submit)
+    return Desk(
+        store,
+        backend_of,
+        handle_of,
+        submit=lambda function, options: remote(function, options).run_async(),
+        plan=lambda function, options: remote(function, options).plan(),
+    )

@@ -101,6 +101,27 @@ def test_what_is_kept_and_what_is_not(project: Path, kind: str) -> None:
     assert kn(project, "run", "-a", "cpu", "--", "ls").stdout == "pyproject.toml\nsub\n", "results are not sent"
 
 
+def test_a_dry_run_shows_what_would_be_sent_largest_first(project: Path, home: Path) -> None:
+    (project / "sub/data.bin").write_bytes(b"x" * 5000)
+    for number in range(30):
+        (project / f"n{number}").write_text("")
+    done = kn(project, "run", "-a", "tpu-v6e-8", "--dry-run", "sub/train.py", "--dry-run")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Plan of train.py on tpu-v6e-8 (nothing was created)"
+    at = next(index for index, line in enumerate(lines) if line.startswith("FILE"))
+    assert lines[at + 1].split() == ["sub/data.bin", "4.9", "KiB"]
+    assert lines[-1].endswith("--json lists all.")
+    assert "… and 14 smaller files (0 B)" in lines[-1]
+    told = json.loads(kn(project, "run", "-a", "cpu", "--dry-run", "--json", "--", "ls").stdout)
+    assert (told["plan"]["name"], told["files"][0], len(told["files"])) == (
+        "ls",
+        {"path": "sub/data.bin", "size_bytes": 5000},
+        34,
+    )
+    assert not home.exists()
+    assert kn(project, "run", "-a", "cpu", "--json", "--", "ls").returncode == 2
+
+
 def test_programs_import_what_was_sent(project: Path) -> None:
     env = os.environ | {"PYTHONPATH": f"{project / 'sub'}{os.pathsep}{ROOT}"}
     ask = "import friend, subprocess, sys; print(friend.__file__)"

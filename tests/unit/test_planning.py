@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+import kinetic
 from kinetic import planning
 from kinetic.accelerators.resolve import resolve
 from kinetic.config import settings as configuration
@@ -91,6 +92,14 @@ def test_a_large_tree_and_a_large_payload_are_warned_about(project):
     assert "small.txt" not in tree
     assert ".kineticignore" in tree
     assert "arguments are large" in large
+
+
+def test_a_view_lists_what_would_be_sent_largest_first(project):
+    (project / "b.txt").write_text("x" * 500)
+    view = kinetic.run(accelerator="cpu")(sys.modules["work"].train).plan(1)
+    assert view.files[:2] == (("data.txt", 1000), ("b.txt", 500))
+    assert len(view.files) == 4
+    assert "files      data.txt (1,000), b.txt (500)" in repr(view)
 
 
 def test_a_secret_looking_file_is_warned_about(project):

@@ -6,19 +6,20 @@ In: options and the words of a program. Out: its output as it is printed, its ex
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic.cli import exit_codes, misplaced, output
+from kinetic.cli import exit_codes, misplaced, output, text
 from kinetic.cli import program as programs
 from kinetic.cli.commands.reading import tell_failure
 from kinetic.cli.desk import Desk, with_desk
 from kinetic.cli.lazy import suggested
 from kinetic.cli.misplaced import Known
-from kinetic.cli.options import ASSIGNMENT, DURATION
+from kinetic.cli.options import ASSIGNMENT, DURATION, json_option
 from kinetic.cli.program import Kind, Program
 from kinetic.errors import UsageError
 
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 
     from kinetic.handle import JobHandle
     from kinetic.job.outcome import Outcome
+    from kinetic.planning import PlanView
+
+
+_FILES_SHOWN = 20
 
 
 class _RunCommand(click.Command):
@@ -115,20 +120,46 @@ class _RunCommand(click.Command):
 )
 @click.option("--detach", "-d", is_flag=True, help="Print the job's id and return at once.")
 @click.option("--all-hosts", is_flag=True, help='Print what all hosts print; each line starts with "[host N] ".')
+@click.option("--dry-run", is_flag=True, help="Show the plan, and the files that would be sent, largest first. Creates nothing.")
+@json_option
 @click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)
 @with_desk
 @click.pass_context
-def run(ctx: click.Context, desk: Desk, /, *, detach: bool, all_hosts: bool, **options: Any) -> int:
+def run(ctx: click.Context, desk: Desk, /, *, detach: bool, all_hosts: bool, dry_run: bool, as_json: bool, **options: Any) -> int:
     """Submit the program, then follow it."""
     program = programs.check(ctx.meta["kinetic.program"])
     if program.kind is Kind.COMMAND and options["hang_timeout"] is not None:
         raise UsageError("--hang-timeout watches Python code; it cannot tell whether a command stands still. Use --timeout.")
-    cwd = Path.cwd()
-    handle = desk.submit(programs.function(program, cwd), _arguments(program, options))
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run: a program prints what it likes.")
+    function = programs.function(program, Path.cwd())
+    if dry_run:
+        return _show(desk.plan(function, _arguments(program, options)), as_json=as_json)
+    handle = desk.submit(function, _arguments(program, options))
     if detach:
         output.line(handle.job_id)
         return exit_codes.OK
     return _follow(desk, handle, program, all_hosts)
+
+
+def _show(view: PlanView, *, as_json: bool) -> int:
+    """Print what would be submitted."""
+    files = [(os.fsencode(path).decode(errors="replace"), size_bytes) for path, size_bytes in view.files]
+    if as_json:
+        named = [{"path": path, "size_bytes": size_bytes} for path, size_bytes in files]
+        documents = [dict(document) for document in view.documents]
+        output.json_document(
+            {"plan": view.plan.to_json(), "documents": documents, "warnings": list(view.warnings), "files": named}
+        )
+        return exit_codes.OK
+    output.line(repr(dataclasses.replace(view, files=())))
+    if files:
+        output.line()
+        output.table(("FILE", "SIZE"), [(path, text.size(size)) for path, size in files[:_FILES_SHOWN]], right=("SIZE",))
+    if len(files) > _FILES_SHOWN:
+        rest = sum(size_bytes for _, size_bytes in files[_FILES_SHOWN:])
+        output.line(f"… and {len(files) - _FILES_SHOWN:,} smaller files ({text.size(rest)}); --json lists all.")
+    return exit_codes.OK
 
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
