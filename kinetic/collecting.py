@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UserCodeFailed
+from kinetic.errors import CorruptRecord, KineticError, NotFound, ResultUnavailable, UsageError, UserCodeFailed
 from kinetic.job import paths
 from kinetic.job.failure import Evidence, exception_of
 from kinetic.job.outcome import Exit, Outcome
@@ -26,8 +26,24 @@ T = TypeVar("T")
 _log = logging.getLogger("kinetic.collecting")
 
 
-def value(store: Store, ref: JobRef, outcome: Outcome) -> Any:
-    """Return what the leader returned. Nothing is unpickled that is not what the leader wrote.
+def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
+    """Return what the hosts returned, by index.
+
+    Raises:
+        UsageError: the values of other hosts than the leader were not kept.
+        ResultUnavailable: one was removed, or cannot be rebuilt here.
+        CorruptRecord: one was changed.
+    """
+    if not all(report.result_digest for report in outcome.reports):
+        raise UsageError(
+            f"Only the value of host 0 of {ref.job_id} was kept. To have those of all hosts, run it with all_hosts=True: "
+            f"@kinetic.run(..., all_hosts=True), or {ref.func_name}.with_options(all_hosts=True)."
+        )
+    return [value(store, ref, outcome, host) for host in range(ref.hosts)]
+
+
+def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
+    """Return what a host returned, the leader by default. Nothing is unpickled that is not what the host wrote.
 
     Raises:
         ResultUnavailable: it was removed, or cannot be rebuilt here.
@@ -36,14 +52,15 @@ def value(store: Store, ref: JobRef, outcome: Outcome) -> Any:
     from kinetic.packaging import payload
 
     try:
-        data = store.get(paths.result(ref.job_id))
+        data = store.get(paths.result(ref.job_id, host))
     except NotFound as error:
         raise ResultUnavailable(
             f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id
         ) from error
-    if hashlib.sha256(data).hexdigest() != outcome.result_digest:
+    if hashlib.sha256(data).hexdigest() != (outcome.reports[host].result_digest if host else outcome.result_digest):
+        writer = f"host {host}" if host else "the leader"
         raise CorruptRecord(
-            f"The stored value of {ref.job_id} is not what the leader wrote; it was not unpickled. Run the job again."
+            f"The stored value of {ref.job_id} is not what {writer} wrote; it was not unpickled. Run the job again."
         )
     try:
         return _rebuilt(store, ref, lambda: payload.unpack_value(data))

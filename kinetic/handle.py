@@ -300,6 +300,23 @@ class JobHandle(Generic[R_co]):
             if free:
                 self._free(records=self._collected is not None, timeout=cleanup_timeout)
 
+    def results(self, timeout: Duration | None = None) -> list[R_co]:
+        """Wait for the job and return the values of all hosts, by index; for jobs that were run with `all_hosts=True`.
+
+        The first of them is what `result` returns. A job that failed on any host raises what `result` raises.
+
+        Args:
+            timeout: how long to wait at most, as for `result`.
+
+        Raises:
+            UsageError: the job has several hosts, and only the leader's value was kept.
+            WaitTimeout: the time has passed; the job goes on.
+        """
+        outcome = self.wait(timeout)
+        if not outcome.ok:
+            raise self._error(outcome, seen=False)
+        return collecting.values(self._store, self.ref, outcome)
+
     def error(self, *, seen: bool = False) -> BaseException | None:
         """Return what `result` raises for this job, or None when it succeeded or goes on.
 

@@ -46,6 +46,7 @@ class Changes(TypedDict, total=False):
     retries: int
     env: Mapping[str, str] | None
     secrets: Sequence[str] | None
+    all_hosts: bool
     joins_jax: Joins
 
 
@@ -122,5 +123,6 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     **{name: _named(spec.seconds, name) for name in _FIELDS},
     "retries": lambda value: spec.count("retries", value, least=0),
     "debug": _named(spec.switch, "debug"),
+    "all_hosts": _named(spec.switch, "all_hosts"),
     "joins_jax": _named(spec.joins, "joins_jax"),
 }

@@ -266,6 +266,7 @@ def _draft(spec: JobSpec, settings: Settings, taken: _Carried, *, backend: str, 
         limits=_limits(options, settings),
         retries=options.retries,
         debug=options.debug,
+        all_hosts=options.all_hosts,
         joins_jax=options.joins_jax,
         jax_options=jaxoptions.changed(settings.cache_dir, without=options.env),
     )

@@ -74,6 +74,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     retries: int = 0,
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] | None = None,
+    all_hosts: bool = False,
     joins_jax: Joins = "lazy",
 ) -> Decorator:
     """Make a function run on an accelerator slice whenever it is called.
@@ -101,6 +102,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         retries: how many times a failed job is started anew.
         env: variables to set for the function.
         secrets: names of variables of this environment whose values are set for the function and stored nowhere.
+        all_hosts: keep what the function returns on every host, for `JobHandle.results`; a call still returns the leader's value.
         joins_jax: when the hosts join to one world of JAX: "lazy" when JAX is first used, or `jax.distributed.initialize()`
             called; True before the function starts; False only when the function calls that; "program" when a program that the
             function starts first uses JAX.

@@ -80,7 +80,7 @@ class HostReport:
         lost_log_bytes: output that could not be kept (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
         attempt: which start of the gang this belongs to, from 1.
-        result_digest: SHA-256 of the pickled value in the store; only of the leader, and only when it returned.
+        result_digest: SHA-256 of the pickled value in the store; "" of hosts whose value is not kept.
         result_size_bytes: length of the pickled value.
         joined_jax: whether a process of the host has been part of JAX's world.
     """

@@ -11,6 +11,7 @@ In: ids and indices. Out: keys with "/" between parts. Called by everything that
     jobs/<job_id>/debugger.json           where the debugger of a debug job listens
     jobs/<job_id>/hosts/<i>/report.json   how host i ended
     jobs/<job_id>/hosts/<i>/error.pkl     the exception it raised
+    jobs/<job_id>/hosts/<i>/result.pkl    its value, where the values of all hosts are kept
     jobs/<job_id>/hosts/<i>/log           its output, as printed
     jobs/<job_id>/hosts/<i>/log.idx       when and on which stream (see logformat)
     groups/<group_id>/batch.json          a batch: written before its first job
@@ -57,9 +58,9 @@ def outcome(job_id: str) -> str:
     return f"{job(job_id)}/outcome.json"
 
 
-def result(job_id: str) -> str:
-    """The pickled value of the leader."""
-    return f"{job(job_id)}/result.pkl"
+def result(job_id: str, host: int = 0) -> str:
+    """The pickled value of a host; that of the leader by default."""
+    return f"{job(job_id)}/result.pkl" if host == 0 else f"{job(job_id)}/hosts/{host}/result.pkl"
 
 
 def events(job_id: str) -> str:

@@ -130,6 +130,7 @@ class Plan:
             "program", when a program that it starts does; False, when it says so.
         jax_options: options of `jax.config` that the caller has set, with their values.
         captured: names of variables that travel in the payload.
+        all_hosts: whether the values of all hosts are kept, not only the leader's.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
         versions: of what made the payload.
@@ -160,6 +161,7 @@ class Plan:
     joins_jax: bool | str = "lazy"
     jax_options: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
+    all_hosts: bool = False
     retries: int = 0
     debug: bool = False
     labels: dict[str, str] = field(default_factory=dict)

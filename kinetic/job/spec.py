@@ -44,6 +44,7 @@ class Options:
         timeout_s, start_timeout_s, hang_timeout_s: limits; None for none, or for what the settings say.
         retries: how many times a failed gang is started anew.
         debug: whether the leader waits for a debugger.
+        all_hosts: whether the values of all hosts are kept, not only the leader's.
         joins_jax: when the hosts join to one world of JAX; see `Plan`.
     """
 
@@ -67,6 +68,7 @@ class Options:
     hang_timeout_s: float | None = None
     retries: int = 0
     debug: bool = False
+    all_hosts: bool = False
     joins_jax: Joins = "lazy"
 
 

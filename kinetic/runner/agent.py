@@ -427,7 +427,7 @@ class Agent:
         )
         try:
             if report.ok:
-                self._put(paths.result(self._who.job_id), end, "result")
+                self._put(paths.result(self._who.job_id, self._who.host), end, "result")
             elif report.error is not None:
                 key = paths.error(self._who.job_id, self._who.host)
                 if self._put(key, end["error"], "error"):

@@ -60,6 +60,7 @@ def start_message(
         "name": plan.name,
         "tree": str(space.tree),
         "client_root": plan.client_root,
+        "all_hosts": plan.all_hosts,
         "cells": [vars(cell) for cell in plan.cells],
         "debugger": debugging,
     }

@@ -27,6 +27,7 @@ class Start:
         name: of the function, for people.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
+        all_hosts: whether the value of every host is kept, not only the leader's.
         cells: source that lies in no file, so that tracebacks can show it.
         debugger: port and window of the job's debugger, or None when nobody debugs.
         places: where each declared data lies.
@@ -45,6 +46,7 @@ class Start:
     name: str
     tree: str
     client_root: str
+    all_hosts: bool = False
     jax_options: dict[str, Any] = field(default_factory=dict)
     cells: list[dict[str, str]] = field(default_factory=list)
     debugger: dict[str, Any] | None = None

@@ -46,13 +46,13 @@ class Terminated(SystemExit):
 
 
 def returned(value: Any, start: Start) -> Message:
-    """The function returned: the leader's value becomes a file."""
+    """The function returned: the leader's value becomes a file, and that of every host where that was asked for."""
     threads = leftover_threads()
     if threads:
         shown = ", ".join(threads[:THREADS_NAMED]) + (" and others" if len(threads) > THREADS_NAMED else "")
         streams.say(f"kinetic: still running after the function returned, and ended: threads {shown}")
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
-    if start.world["process"] != 0:
+    if start.world["process"] != 0 and not start.all_hosts:
         return message
     from kinetic.packaging import payload
 

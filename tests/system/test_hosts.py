@@ -214,3 +214,42 @@ def test_an_exception_whose_pickling_exits_arrives_by_class_and_text():
 
     with pytest.raises(ExitsWhenPickled, match="still told"):
         fail()
+
+
+@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
+def whoami(fails_on=-1, large=0):
+    import jax
+
+    host = jax.process_index()
+    if host == fails_on:
+        raise ValueError(f"host {host} cannot")
+    return host, b"x" * large
+
+
+@kinetic.run(accelerator="tpu-v6e-16", all_hosts=True)
+def lock_on(host):
+    import threading
+
+    import jax
+
+    return threading.Lock() if jax.process_index() == host else None
+
+
+def test_the_values_of_all_hosts():
+    job = whoami.run_async(large=3_000_000)
+    assert [host for host, _ in job.results(timeout="5m")] == [0, 1, 2, 3]
+    assert job.result()[0] == 0
+    assert kinetic.attach(job.job_id).results() == job.results()
+
+
+def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
+    with pytest.raises(ValueError, match="host 2 cannot"):
+        whoami.run_async(2).results()
+    with pytest.raises(errors.ResultUnavailable, match=r"host 3") as caught:
+        lock_on.run_async(3).results()
+    assert caught.value.hosts == (3,)
+    with pytest.raises(errors.UsageError, match=r"Only the value of host 0 of job-\w+ was kept.*all_hosts=True"):
+        whoami.with_options(all_hosts=False).run_async().results()
+    assert whoami.with_options(accelerator="cpu", all_hosts=False).run_async().results() == [(0, b"")]
+    batch = whoami.run_async_map([{}, {}], max_concurrent=1)
+    assert [[host for host, _ in job.results()] for job in batch.as_completed()] == [[0, 1, 2, 3]] * 2

@@ -109,6 +109,7 @@ assert_type(kinetic.collections.map(train, [1]), BatchHandle[str])
 assert_type(kinetic.collections.map(fetch, ["a"], retries=1), BatchHandle[bytes])
 assert_type(kinetic.collections.map(train.run_async, [1]), BatchHandle[str])
 
+assert_type(train.with_options(all_hosts=True).run_async(1).results(), list[str])
 assert_type(train.run_async(1).logs(), str)
 assert_type(train.run_async(1).logs(all_hosts=True, tail=3), str)
 train.run_async(1).logs(follow=True)
