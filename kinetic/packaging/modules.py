@@ -126,7 +126,7 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
 
 def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
     """Yield the loaded modules that come from a file that nobody installed, with the file; never kinetic itself."""
-    installed = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    installed = _installed()
     for name, module in list(sys.modules.items()):
         if name in ("__main__", "__mp_main__") or name.partition(".")[0] == "kinetic":
             continue
@@ -137,6 +137,12 @@ def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
             continue
         if not file.startswith(installed) and not any(part in file for part in _INSTALLED):
             yield module, file
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Return the folders of what is installed for this interpreter."""
+    return tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:

@@ -15,7 +15,6 @@ cloudpickle pickles by reference only what it finds under its own name. Here als
 
 from __future__ import annotations
 
-import collections
 import dis
 import sys
 import weakref
@@ -52,12 +51,11 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         rebuilt: ids of what is rebuilt from its parts although there is source for it.
     """
 
-    dispatch_table: ClassVar[Any] = collections.ChainMap(
+    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
         {
             weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
             weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
-        },
-        cloudpickle.Pickler.dispatch_table,
+        }
     )
 
     def __init__(self, file: BinaryIO, script: Script, rebuilt: frozenset[int] = frozenset()) -> None:
@@ -67,13 +65,17 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._begun: set[int] = set()
         self._own = {id(each) for each in script.namespace.values() if _is_of_script(each)}
         self._seen: set[int] = set()
+        self._plain: set[type] = set()
         self.globals_ref[id(script.namespace)] = _ScriptNamespace(script.namespace)
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled; called for all but the simplest objects."""
+        kind = type(obj)
         if id(obj) in self._own:
             self._seen.add(id(obj))
-        if isinstance(obj, FunctionType | type):
+        if kind in self._plain:
+            return NotImplemented
+        if issubclass(kind, FunctionType | type):
             if _should_pickle_by_reference(obj):
                 return NotImplemented
             way = _way_to(obj)
@@ -84,9 +86,10 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return self._defined(obj, found)
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
-        elif _is_global(obj):
-            return obj.__qualname__
-        return super().reducer_override(obj)
+            return super().reducer_override(obj)
+        if not callable(obj):
+            self._plain.add(kind)
+        return obj.__qualname__ if _is_global(obj) else NotImplemented
 
     def _defined(self, obj: Any, found: Definition) -> Any:
         needs_unfinished = any(id(self._script.namespace[name]) in self._seen for name in found.needed)
