@@ -62,12 +62,7 @@ def environ(world: World, base: Mapping[str, str], asked: Mapping[str, str], *, 
             # Without it the coordination service listens on every interface of the machine.
             env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
             env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    env |= _for_torch(world) | dict(asked)
-    if joining.uses_proxies(env):
-        joining.pass_by_proxies(env, [world.address])
-    env["KINETIC_WORLD"] = json.dumps(world.to_json() | {"automatic": automatic})
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, env.get("PYTHONPATH", "")]))
-    return env
+    return env | _for_torch(world) | dict(asked) | {"KINETIC_WORLD": json.dumps(world.to_json() | {"automatic": automatic})}
 
 
 def _for_torch(world: World) -> dict[str, str]:
@@ -109,9 +104,10 @@ def is_fork_safe() -> bool:
 
 def enter(world: World, joins: bool | str) -> None:
     """Give this process, a worker, its place in the world: now (True), when JAX is first used ("lazy"), or when it asks."""
+    joining.complete(os.environ, world, STARTUP)
     if "jax" in sys.modules:
         _configure(world)
-    attach = functools.partial(joining.attach, world, automatic=joins == "lazy")
+    attach = functools.partial(joining.attach, world, automatic=joins == "lazy", owner=os.getpid())
     if "jax.distributed" in sys.modules:
         attach()
     else:

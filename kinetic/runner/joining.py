@@ -31,6 +31,7 @@ JOINING, JOINED, APART = "joining", "joined", "apart"
 MARK = "KINETIC_JAX_PROCESS"
 """Variable: the process that has imported JAX. What it starts is a helper of its, not the host's program."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ORIGINAL = "_kinetic_original"
 _HEARTBEAT_S = 100
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort healthy processes."""
 _BEYOND_S = 60
@@ -80,21 +81,22 @@ class World:
         return self.coordinator.rpartition(":")[0]
 
 
-def attach(world: World, *, automatic: bool) -> None:
+def attach(world: World, *, automatic: bool, owner: int) -> None:
     """Let JAX, which has just been imported, find this world.
 
     Args:
         world: where this process stands.
         automatic: join when the backend first starts, unless another process of this host has joined.
+        owner: the process that may do so; this one may be a fork of it.
     """
-    _Seat(world, automatic and world.processes > 1).take()
+    _Seat(world, automatic and world.processes > 1, owner).take()
 
 
-def attach_program(told: str) -> None:
+def attach_program(told: str, owner: int) -> None:
     """The same in a program that was started on a host, which may start helpers of its own; `told` is what its variable says."""
     world = json.loads(told)
-    automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(os.getpid())) == str(os.getpid())
-    attach(World(**world), automatic=automatic)
+    automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
+    attach(World(**world), automatic=automatic, owner=owner)
 
 
 def join(world: World) -> None:
@@ -105,7 +107,21 @@ def join(world: World) -> None:
     """
     import jax.distributed
 
-    _join(world, getattr(jax.distributed.initialize, "__wrapped__", jax.distributed.initialize), {})
+    _join(world, _plain_initialize(jax.distributed), {})
+
+
+def _plain_initialize(module: Any) -> Callable[..., None]:
+    """JAX's own, also where this process or the one that it is a fork of has put ours in its place."""
+    initialize: Callable[..., None] = getattr(module.initialize, _ORIGINAL, module.initialize)
+    return initialize
+
+
+def complete(environ: MutableMapping[str, str], world: World, startup: str) -> None:
+    """Let programs that inherit this environment meet JAX as this process does, and reach the hosts past every proxy."""
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != startup]
+    environ["PYTHONPATH"] = os.pathsep.join([startup, *paths])
+    if uses_proxies(environ):
+        pass_by_proxies(environ, [world.address])
 
 
 def pass_by_proxies(environ: MutableMapping[str, str], addresses: Iterable[str]) -> None:
@@ -128,17 +144,17 @@ def uses_proxies(environ: Iterable[str]) -> bool:
 class _Seat:
     """This process's place, and what it puts into JAX."""
 
-    def __init__(self, world: World, automatic: bool) -> None:
+    def __init__(self, world: World, automatic: bool, owner: int) -> None:
         self._world = world
         self._automatic = automatic
-        self._owner = os.getpid()
+        self._owner = owner
 
     def take(self) -> None:
         """Put our own `initialize` in JAX's place, and ourselves before its backends."""
         public: Any = sys.modules["jax.distributed"]
         from jax._src import distributed, xla_bridge
 
-        public.initialize = distributed.initialize = self._wrapped(public.initialize)
+        public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
         if self._automatic:
             # Every call for a backend passes here, without a lock of JAX's: `initialize` takes the one that backends() holds.
             name = "_discover_and_register_pjrt_plugins"
@@ -167,7 +183,7 @@ class _Seat:
         import jax.distributed
 
         try:
-            _join(self._world, jax.distributed.initialize.__wrapped__, {})
+            _join(self._world, _plain_initialize(jax.distributed), {})
         except HostTaken as taken:
             _log.warning("%s This process (%d) uses the devices of its host alone.", taken, os.getpid())
 
@@ -208,6 +224,7 @@ class _Seat:
                 )
             _join(world, original, {"local_device_ids": local_device_ids} | rest)
 
+        setattr(initialize, _ORIGINAL, original)
         return initialize
 
 

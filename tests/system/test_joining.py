@@ -347,6 +347,8 @@ def test_programs_of_other_frameworks_find_their_variables():
         import socket
 
         with socket.socket() as free:
+            if os.environ["RANK"] != "0":
+                return None
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
             free.listen()
@@ -359,3 +361,33 @@ def test_programs_of_other_frameworks_find_their_variables():
 def test_every_host_is_told_the_same_port(project):
     said = run(project, "--", "sh", "-c", "echo $MASTER_PORT $JAX_COORDINATOR_ADDRESS")
     assert len({re.sub(r"^\[host \d\] ", "", line) for line in said}) == 1
+
+
+def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"/nowhere{os.pathsep}{ROOT}")
+
+    @kinetic.run(accelerator=TWO, joins_jax="program", capture_env_vars=["PYTHONPATH"])
+    def start():
+        import subprocess
+        import sys
+
+        return subprocess.check_output([sys.executable, "-c", "import jax; print(jax.device_count())"], text=True)
+
+    assert start() == "8\n"
+
+
+def test_a_fork_that_imports_jax_first_stands_alone():
+    @kinetic.run(accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"})  # A variable of JAX's: it is not imported ahead.
+    def fork():
+        import os
+        import sys
+
+        assert "jax" not in sys.modules
+        pid = os.fork()
+        if pid == 0:
+            import jax
+
+            os._exit(jax.device_count())
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert fork() == 4

@@ -16,7 +16,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "m
 MAX_LINES = 500
 IN_PROGRAMS = {"kinetic/runner/joining.py", "kinetic/runner/startup/sitecustomize.py"}
 """They run in programs that a function starts, which are told about their host by variables alone."""
-MAY_READ_ENVIRON = {"kinetic/config/settings.py", "kinetic/runner/identity.py"} | IN_PROGRAMS
+MAY_READ_ENVIRON = {"kinetic/config/settings.py", "kinetic/runner/identity.py", "kinetic/runner/jaxworld.py"} | IN_PROGRAMS
 MAY_WRITE_ENVIRON = {"kinetic/runner/worker.py", "kinetic/runner/joining.py"}
 """Where a worker, which is a process of its own, gives the function the variables that it was promised."""
 CALLED = re.compile(r"\b(called|read|written|used|run|started|imported|forked|kept|shown)\s+(by|from|as|in|on)\b", re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -37,20 +38,28 @@ def test_variables_that_name_proxies():
 
 
 def test_the_environment_holds_what_each_framework_reads_and_the_caller_wins():
-    env = jaxworld.environ(WORLD, {"PATH": "/bin", "RANK": "9"}, {"MASTER_PORT": "1", "PYTHONPATH": "/mine"}, automatic=True)
+    env = jaxworld.environ(WORLD, {"PATH": "/bin", "RANK": "9"}, {"MASTER_PORT": "1"}, automatic=True)
     assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], env["MASTER_PORT"]) == ("1", "2", "127.0.0.1", "1")
     assert (env["PET_MASTER_PORT"], env["PET_NNODES"], env["PET_NODE_RANK"]) == ("4002", "2", "1")
     assert (env["PATH"], env["JAX_PROCESS_ID"], env["JAX_PLATFORMS"]) == ("/bin", "1", "cpu")
-    assert env["PYTHONPATH"] == os.pathsep.join([jaxworld.STARTUP, "/mine"])
-    assert "no_proxy" not in env
+    assert json.loads(env["KINETIC_WORLD"]) == WORLD.to_json() | {"automatic": True}
+
+
+def test_what_programs_inherit_is_completed_once():
+    env = {"PYTHONPATH": "/mine"}
+    for _ in range(2):
+        joining.complete(env, WORLD, "/startup")
+        assert env == {"PYTHONPATH": f"/startup{os.pathsep}/mine"}
+    env["Https_Proxy"] = "http://p"
+    joining.complete(env, WORLD, "/startup")
+    assert env["no_proxy"] == DIRECT
 
 
 def test_a_lone_host_has_torchs_variables_and_no_others():
-    env = jaxworld.environ(World("127.0.0.1:1", 1, 0, 4, "tpu", True, port=2), {}, {"https_proxy": "http://p"}, automatic=False)
+    env = jaxworld.environ(World("127.0.0.1:1", 1, 0, 4, "tpu", True, port=2), {}, {}, automatic=False)
     assert (env["WORLD_SIZE"], env["MASTER_PORT"]) == ("1", "2")
     assert not [name for name in env if name.startswith("PET_")]
     assert "JAX_COORDINATOR_ADDRESS" not in env
-    assert env["no_proxy"] == DIRECT
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ def _load(spec: Any) -> Any:
 
 def _attach() -> None:
     place = os.path.join(os.path.dirname(_HERE), "joining.py")  # noqa: PTH118, PTH120
-    _load(spec_from_file_location("kinetic_joining", place)).attach_program(_told)
+    _load(spec_from_file_location("kinetic_joining", place)).attach_program(_told, _pid)
 
 
-_told = os.environ.get("KINETIC_WORLD")
+_told, _pid = os.environ.get("KINETIC_WORLD"), os.getpid()
 if _told:
     _awaiting = _load(spec_from_file_location("kinetic_awaiting", os.path.join(_HERE, "kinetic_awaiting.py")))  # noqa: PTH118
     sys.meta_path.insert(0, _awaiting.Awaiting("jax.distributed", _attach))
