@@ -155,12 +155,14 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
 
 
 def _check_changes(data: Data, changes: Changes) -> None:
-    """Before it is sent for the first time, data may change; afterwards it stands for what was sent. It arrives whole."""
-    gone = [path for path, file in changes.items() if file is None]
-    if gone:
-        raise UsageError(f"{data!r}: this part of it cannot be read any more: {gone[0]}. Make it readable, or make a new Data.")
+    """Data may change until it is sent for the first time; then it stands for what was sent. All that is there arrives."""
     if data.was_sent:
         raise SourceChanged(
             f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store does not have what it was: "
             "make a new Data to send what it is now."
+        )
+    unreadable = [path for path, file in changes.items() if file is None and (not data.is_dir or Path(data.path, path).exists())]
+    if unreadable:
+        raise UsageError(
+            f"{data!r}: this part of it cannot be read any more: {unreadable[0]}. Make it readable, or make a new Data."
         )

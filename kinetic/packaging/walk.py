@@ -30,7 +30,7 @@ _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems number inodes beyond what f
 
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
-MODEST_FILES, MODEST_BYTES = 1_000, 50_000_000
+MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
 """How much of a folder that nothing marks as a project may be taken for one."""
 _SECRETS = (
     ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",

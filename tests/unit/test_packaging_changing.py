@@ -309,9 +309,16 @@ def test_data_may_change_until_it_is_sent_and_then_stands_for_what_was_sent(root
         cargo.send(load().bundles, LocalStore(root.parent / "another"))
 
 
-def test_data_that_is_gone_is_an_error(root, store):
+def test_data_that_is_gone_is_an_error_and_a_file_gone_from_a_folder_is_none(root, store):
     (root / "a").write_text("first")
-    packed = cargo.load((Data(root),), {}, {}, cache_dir=root.parent / "cache")
+    (root / "b").write_text("b")
+    folder, file = (cargo.load((Data(path),), {}, {}, cache_dir=root.parent / "cache") for path in (root, root / "a"))
     (root / "a").unlink()
     with pytest.raises(UsageError, match="cannot be read any more: a"):
-        cargo.send(packed.bundles, store)
+        cargo.send(file.bundles, store)
+    _, now = cargo.send(folder.bundles, store)
+    assert content(store, now[folder.data[0].tree], root.parent / "dest") == {"b": b"b"}
+    packed = cargo.load((Data(root),), {}, {}, cache_dir=root.parent / "cache")
+    piped(root / "b")
+    with pytest.raises(UsageError, match="cannot be read any more: b"):
+        cargo.send(packed.bundles, LocalStore(root.parent / "another"))
