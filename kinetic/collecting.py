@@ -132,8 +132,16 @@ def _project_folders(store: Store, ref: JobRef) -> list[str]:
     return [str(folder) for folder in folders if folder.is_dir() and str(folder) not in sys.path]
 
 
+def stacks(outcome: Outcome) -> dict[int, str]:
+    """Return where the hosts of a gang that hung stood, also who had returned; of any other gang nothing."""
+    from kinetic.coordinator.blame import RETURNED
+
+    if not any(r.stacks for r in outcome.reports):
+        return {}
+    return {r.host: RETURNED if r.ok else r.stacks for r in outcome.reports if r.stacks or r.ok or r.exit is Exit.HANG}
+
+
 def _stacks(outcome: Outcome) -> str:
     from kinetic.coordinator.blame import summarize_groups
 
-    stacks = {r.host: r.stacks for r in outcome.reports if r.stacks or r.exit is Exit.HANG}
-    return summarize_groups(stacks, outcome.blamed) if stacks else ""
+    return summarize_groups(stacks(outcome), outcome.blamed)

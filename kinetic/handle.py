@@ -209,7 +209,7 @@ class JobHandle(Generic[R_co]):
             with ControlClient(address.target, address.token, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
         found = self._stored()
-        kept = {r.host: r.stacks for r in found.reports if r.stacks} if found is not None else {}
+        kept = {} if found is None else collecting.stacks(found)
         if not kept:
             raise NotFound(f"{self.job_id} is not running, and no stacks were kept: they are when hang_timeout ends a job.")
         return kept

@@ -7,11 +7,15 @@ stands still, and by whoever shows the stacks of a running job. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+from kinetic.job.outcome import Exit, HostReport, blame_rank, name_hosts
 
 Frame = tuple[str, str]
 """Where ("train.py:12") and in what function."""
+RETURNED = "The function has returned."
+"""What stands in place of the stacks of a host that waits for the others to return."""
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first", re.MULTILINE)
 _HEADER = re.compile(r"(Current thread|Thread)\b.*most recent call first")
@@ -22,11 +26,14 @@ _WAITING = re.compile(r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src
 _PACKAGES = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen ")
 
+CONSEQUENCE_RANK = 5
+_SILENT_RANK = 3
 _MAX_TEXT = 4000
-_MAX_RUNS = 12
+_WHY_CHARS = 400
 _MOST_GROUPS = 3
-_MOST_FRAMES = 8
-"""Of a host to blame; of the others two of their own code and the innermost one."""
+_MOST_TEXT_LINES = 8
+_MOST_OWN, _MOST_INNER = 2, 5
+"""Calls that are shown of a host: the last ones of its own code, and below them those of libraries (of one that waits: one)."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,16 @@ class Stack:
     def silent(self) -> bool:
         """Whether the host did not answer."""
         return not self.frames and not self.text
+
+    @property
+    def returned(self) -> bool:
+        """Whether there is nothing to show, because the function has returned."""
+        return self.text == RETURNED
+
+    @property
+    def own(self) -> tuple[Frame, ...]:
+        """The calls of the user's own code, most recent first."""
+        return tuple(frame for frame in self.frames if not _LIBRARY.search(frame[0]))
 
     @property
     def waits(self) -> bool:
@@ -66,67 +83,106 @@ def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int
     Among those left the smallest group with equal stacks stands out; groups of one size cannot be told apart: all are named.
     """
     parsed = {host: parse(text) for host, text in stacks.items() if host not in returned}
-    suspects = _without_answer(parsed) or _not_waiting(parsed) or parsed
+    running = {host: stack for host, stack in parsed.items() if not stack.returned}
+    suspects = _without_answer(running) or _not_waiting(running) or running
     groups = _group(suspects)
     smallest = min(map(len, groups.values()), default=0)
     return tuple(sorted(host for hosts in groups.values() if len(hosts) == smallest for host in hosts))
 
 
+def explain_hang(stacks: Mapping[int, str], stalled: Collection[int], odd: Collection[int], stood_still: str) -> str:
+    """Say in one sentence who holds a gang up.
+
+    Args:
+        stacks: of all hosts; `RETURNED` of those that have.
+        stalled: the hosts that stood still.
+        odd: those that `odd_hosts` names.
+        stood_still: the sentence so far: who stood still for how long.
+    """
+    parsed = {host: parse(text) for host, text in stacks.items()}
+    gone = [host for host, stack in parsed.items() if stack.returned]
+    running = {host: stack for host, stack in parsed.items() if not stack.returned}
+    if gone and running and all(stack.waits for stack in running.values()):
+        return f"{_have_returned(gone)}; {_wait_for(gone, running)}. {stood_still[:1].upper()}{stood_still[1:]}"
+    if not set(odd) & set(stalled):
+        stood_still += f"; waiting for {name_hosts(odd)}"
+    elif len(odd) < len(stalled):
+        stood_still += f"; {name_hosts(odd)} {_verb(odd, 'stand')} apart"
+    return f"{stood_still}; {_have_returned(gone)}" if gone else stood_still
+
+
+def notice_of(gone: Collection[int], busy: Collection[int], seconds: float) -> str:
+    """Say that some hosts have returned while all others stand still, and ask what that suggests."""
+    them, do = "it" if len(gone) == 1 else "them", "does it wait" if len(busy) == 1 else "do they wait"
+    still = f"{name_hosts(busy)} {_verb(busy, 'have')} stood still for {seconds:g} s"
+    return f"{_have_returned(gone)}, and {still}: {do} for {them} in a collective?"
+
+
+def _have_returned(hosts: Collection[int]) -> str:
+    return f"{name_hosts(hosts)} {_verb(hosts, 'have')} returned"
+
+
+def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
+    them = "it" if len(gone) == 1 else "them"
+    places: dict[str, list[int]] = {}
+    for host in sorted(running):
+        places.setdefault(_place(running[host]), []).append(host)
+    told = [f"{name_hosts(hosts)} {_verb(hosts, 'wait')} for {them}{place}" for place, hosts in places.items()]
+    return "; ".join(told[:_MOST_GROUPS])
+
+
 def format_groups(stacks: Mapping[int, str]) -> str:
-    """Print equal stacks once, most recent call last; the odd hosts first, then the smaller groups."""
+    """Print equal stacks once, most recent call last: who has returned, the odd hosts, then the smaller groups."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
     odd = set(odd_hosts(stacks, ()))
-    order = sorted(groups.items(), key=lambda item: (item[1][0] not in odd, len(item[1]), item[1]))
-    return "\n".join(f"{name_hosts(hosts)}:\n{_show(stack)}" for stack, hosts in order)
+    order = sorted(groups.items(), key=lambda item: (not item[0].returned, item[1][0] not in odd, len(item[1]), item[1]))
+    return "\n".join(f"{_title(stack, hosts)}\n{'' if stack.returned else _show(stack)}" for stack, hosts in order)
 
 
 def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
-    """Print on less than a screen where hosts that hung stood: those to blame first, and what the others waited in."""
+    """Print on less than a screen where hung hosts stood: who has returned, who is to blame, and what the others waited in."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
-    guilty = [(stack, hosts) for stack, hosts in groups.items() if hosts[0] in blamed]
-    others = sorted(((s, h) for s, h in groups.items() if h[0] not in blamed), key=lambda item: (-len(item[1]), item[1]))
-    shown = [f"{name_hosts(hosts)}:\n{_innermost(stack)}" for stack, hosts in guilty[:_MOST_GROUPS]]
-    shown += [f"{name_hosts(hosts)} {_does(stack, hosts)}:\n{_gist(stack)}" for stack, hosts in others[:_MOST_GROUPS]]
+    gone = [f"{_title(stack, hosts)}\n" for stack, hosts in groups.items() if stack.returned]
+    guilty = [(stack, hosts) for stack, hosts in groups.items() if hosts[0] in blamed and not stack.returned]
+    others = [(stack, hosts) for stack, hosts in groups.items() if hosts[0] not in blamed and not stack.returned]
+    others.sort(key=lambda item: (-len(item[1]), item[1]))
+    shown = [f"{_title(stack, hosts)}\n{_gist(stack)}" for part in (guilty, others) for stack, hosts in part[:_MOST_GROUPS]]
     rest = [host for part in (guilty, others) for _, hosts in part[_MOST_GROUPS:] for host in hosts]
-    return "".join(shown) + (f"{name_hosts(rest)}: elsewhere\n" if rest else "")
+    return "".join([*gone, *shown]) + (f"{name_hosts(rest)}: elsewhere\n" if rest else "")
 
 
-def _does(stack: Stack, hosts: Collection[int]) -> str:
-    return ("waits in" if len(hosts) == 1 else "wait in") if stack.waits else ("is at" if len(hosts) == 1 else "are at")
+def _title(stack: Stack, hosts: Collection[int]) -> str:
+    """Which hosts, at what line of their own code."""
+    if stack.returned:
+        return _have_returned(hosts)
+    if not stack.frames:
+        return f"{name_hosts(hosts)}:"
+    return f"{name_hosts(hosts)} {_verb(hosts, 'wait') if stack.waits else _verb(hosts, 'are')}{_place(stack)}:"
 
 
-def _innermost(stack: Stack) -> str:
-    more = len(stack.frames) - _MOST_FRAMES
-    head = f"  … {more} more calls …\n" if more > 0 else ""
-    return head + _show(Stack(stack.frames[:_MOST_FRAMES], "\n".join(stack.text.splitlines()[:_MOST_FRAMES])))
+def _place(stack: Stack) -> str:
+    where, function = (stack.own or stack.frames)[0]
+    return f" at {where.replace(chr(92), '/').rpartition('/')[2]} in {function}"
+
+
+def _verb(hosts: Collection[int], plural: str) -> str:
+    singular = {"have": "has", "are": "is"}
+    return plural if len(hosts) > 1 else singular.get(plural, f"{plural}s")
 
 
 def _gist(stack: Stack) -> str:
-    """Where in its own code, and in what that waits; the many calls in between are left out."""
-    own = [frame for frame in stack.frames if not _LIBRARY.search(frame[0])][:2]
-    frames = own if not stack.frames or stack.frames[0] in own else [stack.frames[0], *own]
-    short = tuple((_PACKAGES.sub("", where), function) for where, function in frames)
-    return _show(Stack(short, "\n".join(stack.text.splitlines()[:2])))
-
-
-def name_hosts(hosts: Iterable[int]) -> str:
-    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and how many more there are."""
-    runs = _runs(sorted(set(hosts)))
-    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS])
-    more = sum(last - first + 1 for first, last in runs[_MAX_RUNS:])
-    names += f" and {more} more" if more else ""
-    one = len(runs) == 1 and runs[0][0] == runs[0][1]
-    return f"host {names}" if one else f"hosts {names}"
-
-
-def _runs(ordered: Iterable[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for host in ordered:
-        if runs and host == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], host)
-        else:
-            runs.append((host, host))
-    return runs
+    """Where in its own code, and below that in libraries; calls in between are left out."""
+    if not stack.frames:
+        return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
+    depth = next((n for n, frame in enumerate(stack.frames) if not _LIBRARY.search(frame[0])), len(stack.frames))
+    inner = stack.frames[: min(depth, 1 if stack.waits else _MOST_INNER)]
+    left_out = depth - len(inner)
+    more = [f"  … {left_out} more {'call' if left_out == 1 else 'calls'} …"] if left_out else []
+    own, below = (
+        [f"  {_PACKAGES.sub('', where)} in {function}" for where, function in reversed(frames)]
+        for frames in (stack.own[:_MOST_OWN], inner)
+    )
+    return "\n".join([*own, *more, *below]) + "\n"
 
 
 def _frame(match: re.Match[str]) -> Frame:
@@ -170,3 +226,21 @@ def _show(stack: Stack) -> str:
     ]
     lines = lines or ["  (runs no Python code)"]
     return "\n".join(lines) + "\n"
+
+
+def rank_of(report: HostReport) -> int:
+    """Cause (0), silent host (3), consequence (5), or no failure (more): among causes only time decides."""
+    rank = blame_rank(report)
+    return 0 if rank < _SILENT_RANK else rank
+
+
+def improves(new: HostReport, old: HostReport) -> bool:
+    """Whether a host that was given up or stopped turns out to have failed by itself."""
+    return old.exit in (Exit.STOPPED, Exit.AGENT_LOST) and blame_rank(new) < _SILENT_RANK
+
+
+def why(report: HostReport) -> str:
+    """Say in one line why a host failed."""
+    raised = f"{report.error.type_name}: {report.error.message}" if report.error is not None else ""
+    lines = (report.detail or raised or str(report.exit)).splitlines()
+    return lines[0][:_WHY_CHARS] if lines else str(report.exit)

@@ -26,7 +26,7 @@ class WatchRequest(_message.Message):
     def __init__(self, host: _Optional[int] = ...) -> None: ...
 
 class HostView(_message.Message):
-    __slots__ = ("version", "ready", "addresses", "stop", "stop_exit", "stop_reason", "grace_s", "stacks_request", "all_done")
+    __slots__ = ("version", "ready", "addresses", "stop", "stop_exit", "stop_reason", "grace_s", "stacks_request", "all_done", "notice")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class HostView(_message.Message):
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     STACKS_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ALL_DONE_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     version: int
     ready: bool
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -45,7 +46,8 @@ class HostView(_message.Message):
     grace_s: float
     stacks_request: int
     all_done: bool
-    def __init__(self, version: _Optional[int] = ..., ready: bool = ..., addresses: _Optional[_Iterable[str]] = ..., stop: bool = ..., stop_exit: _Optional[str] = ..., stop_reason: _Optional[str] = ..., grace_s: _Optional[float] = ..., stacks_request: _Optional[int] = ..., all_done: bool = ...) -> None: ...
+    notice: str
+    def __init__(self, version: _Optional[int] = ..., ready: bool = ..., addresses: _Optional[_Iterable[str]] = ..., stop: bool = ..., stop_exit: _Optional[str] = ..., stop_reason: _Optional[str] = ..., grace_s: _Optional[float] = ..., stacks_request: _Optional[int] = ..., all_done: bool = ..., notice: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("host", "state", "stalled_s", "rss_bytes", "cpu_s", "log_bytes", "last_line")

@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kinetic.coordinator.blame import format_groups, main_thread, name_hosts, odd_hosts, parse
+from kinetic.coordinator import blame
 from kinetic.coordinator.nouns import Beat, GangEvent, GangPhase, GangSpec, HostView
-from kinetic.coordinator.rendezvous import JOINING, STARTING, Delay, Rendezvous
+from kinetic.coordinator.rendezvous import JOINING, STARTING, Delay, Peers, Rendezvous
 from kinetic.coordinator.roster import Member, Roster
 from kinetic.errors import UsageError
-from kinetic.job.outcome import Exit, HostReport, blame_rank
+from kinetic.job.outcome import Exit, HostReport, name_of
 
 _GIVE_UP_S = 10.0
 """Beyond `grace_s`: how long a stopped host may take to report."""
@@ -32,8 +32,6 @@ _INTERVALS = 10
 """Beats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
 """A host that misses so many beats is silent, if another host has just complained of a broken peer."""
-_CONSEQUENCE_RANK = 5
-_SILENT_RANK = 3
 _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
 _MAX_WAITING = 8 * 1024
@@ -63,12 +61,14 @@ class Gang:
         self._ready_at: float | None = None
         self._failures: list[tuple[int, int]] = []  # (rank, host) in order of arrival, until the stop
         self._window_opened: tuple[float, float] | None = None  # (now, watched) of the first consequence
+        self._peers = Peers(spec.peers_window_s)
         self._stop_exit: Exit | None = None
         self._stop_exits: dict[int, Exit] = {}
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
-        self._suspected = False
+        self._suspected = self._standing = False
+        self._notice = ""
         self._hang_request = 0
         self._hang_due = 0.0
         self._events: list[GangEvent] = []
@@ -100,12 +100,14 @@ class Gang:
         self._gathering |= beat.state in (STARTING, JOINING)
         if self.spec.hang_timeout_s is not None and member.stalls(self.spec.hang_timeout_s):
             self._suspected = True
+        if not self._notice and member.stalls(self.spec.notice_after_s):
+            self._standing = True
 
     def report(self, report: HostReport, now: float) -> None:
         """A host has ended. The first report counts, unless a cause turns up after a mere "stopped" or "lost"."""
         member = self._hosts[report.host]
         self._advance(now)
-        if member.report is not None and not _improves(report, member.report):
+        if member.report is not None and not blame.improves(report, member.report):
             return
         if not report.stacks:
             report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
@@ -167,7 +169,10 @@ class Gang:
         return events
 
     def _watch_live(self) -> None:
-        if self._window_opened is not None:
+        if self._peers.waited_for:
+            if self._peers.are_late(self._now):
+                self._stop_failed()
+        elif self._window_opened is not None:
             self._close_window()
         elif self.phase is GangPhase.JOINING:
             if self._now - self._started >= self.spec.start_timeout_s:
@@ -178,6 +183,8 @@ class Gang:
             self._decide_hang()
         elif self._suspected:
             self._suspect_hang()
+        elif self._standing:
+            self._notice_waiting()
         elif self._gathering:
             self._watch_gathering()
 
@@ -206,7 +213,12 @@ class Gang:
     @property
     def urgent(self) -> bool:
         """Whether a decision is near, so that looking often pays."""
-        return self._window_opened is not None or bool(self._hang_request) or self.phase is not GangPhase.RUNNING
+        return (
+            self._window_opened is not None
+            or self._peers.waited_for
+            or bool(self._hang_request)
+            or self.phase is not GangPhase.RUNNING
+        )
 
     @property
     def reports(self) -> tuple[HostReport, ...]:
@@ -248,6 +260,7 @@ class Gang:
             grace_s=self.spec.grace_s,
             stacks_request=self._stacks_request,
             all_done=self._hosts.returned == self.spec.hosts,
+            notice=self._notice,
         )
 
     # --- failures -------------------------------------------------------------------------------------------------------
@@ -273,19 +286,19 @@ class Gang:
 
     def _weigh(self, report: HostReport) -> None:
         """See whether this report is the first failure, or shows it in another light."""
-        rank = _rank(report)
-        if rank > _CONSEQUENCE_RANK:
+        rank = blame.rank_of(report)
+        if rank > blame.CONSEQUENCE_RANK:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._failures.append((rank, report.host))
-            self._emit("failure", report.host, _why(report))
+            self._emit("failure", report.host, blame.why(report))
         elif self._blamed_rank is not None and rank < self._blamed_rank:
             self._blame_again(report, rank)
 
     def _blame_again(self, report: HostReport, rank: int) -> None:
         # A cause that comes after the stop explains a consequence, whoever reports it, or the silence of its own host. It does
         # not excuse another host's silence: that came first.
-        if self._blamed_rank == _CONSEQUENCE_RANK or report.host in self.first_failure:
+        if self._blamed_rank == blame.CONSEQUENCE_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
             self.stop_reason = self._reason((report.host,))
             self._changed()
@@ -293,8 +306,12 @@ class Gang:
     def _settle(self) -> None:
         """Stop on a cause or a silent host at once; give a consequence time for its cause to show up; finish when all ended."""
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and self._failures:
-            if min(self._failures)[0] < _CONSEQUENCE_RANK or self._hosts.reported == self.spec.hosts:
+            if self._hosts.reported == self.spec.hosts:
                 self._stop_failed()
+            elif min(self._failures)[0] < blame.CONSEQUENCE_RANK:
+                last = self._hosts[self._failures[-1][1]].report
+                if self.phase is GangPhase.JOINING or last is None or not self._peers.may_follow(last, self._now):
+                    self._stop_failed()
             elif self._window_opened is None:
                 self._window_opened = self._now, self._watched
         self._finish_if_complete()
@@ -340,6 +357,15 @@ class Gang:
             self._hang_request = self.request_stacks(self._now)
             self._hang_due = self._now + self.spec.stacks_window_s
 
+    def _notice_waiting(self) -> None:
+        # Once: some hosts have returned, and all others stand still.
+        self._standing, limit_s = False, self.spec.notice_after_s
+        gone, busy = self._hosts.gone(), self._hosts.busy()
+        if gone and busy and self._hosts.stalled(limit_s) == busy:
+            self._notice = blame.notice_of(gone, busy, limit_s)
+            self._changed()
+            self._emit("waiting", None, self._notice)
+
     def _decide_hang(self) -> None:
         if self.stacks_missing(self._hang_request) and self._now < self._hang_due:
             return
@@ -355,31 +381,29 @@ class Gang:
 
     def _stop_hung(self, stalled: tuple[int, ...], answers: dict[int, str]) -> None:
         running = {i: answers.get(i, "") for i in self._hosts.busy()}
-        odd = odd_hosts(running, ())
-        reason = self._stood_still(stalled)
-        if not set(odd) & set(stalled):
-            reason += f"; waiting for {name_hosts(odd)}"
-        elif len(odd) < len(stalled):
-            reason += f"; {name_hosts(odd)} {'stands' if len(odd) == 1 else 'stand'} apart"
-        self._emit("stacks", None, format_groups(running))
+        odd = blame.odd_hosts(running, ())
+        everybody = running | dict.fromkeys(self._hosts.gone(), blame.RETURNED)
+        reason = blame.explain_hang(everybody, stalled, odd, self._stood_still(stalled))
+        self._emit("stacks", None, blame.format_groups(everybody))
         self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.HANG))
 
     def _stop_delayed(self, delay: Delay, answers: dict[int, str]) -> None:
         running = {i: answers.get(i, "") for i in self._hosts.busy()}
-        self._emit("stacks", None, format_groups(running))
+        self._emit("stacks", None, blame.format_groups(running))
         if delay.waiting:
             guilty = delay.waiting if delay.final or not delay.missing else delay.missing
             self._stop(Exit.STOPPED, delay.reason, blamed=guilty[:1], exits=dict.fromkeys(guilty, Exit.HANG))
             return
-        odd = odd_hosts({i: running[i] for i in delay.missing}, ())
-        reason = f"{self._name(odd)} {delay.reason}"
-        said = "" if (stack := parse(running[odd[0]])).frames else stack.text
+        odd = blame.odd_hosts({i: running[i] for i in delay.missing}, ())
+        reason = f"{name_of(odd, self.spec.hosts)} {delay.reason}"
+        said = "" if (stack := blame.parse(running[odd[0]])).frames else stack.text
         reason += f": {said.splitlines()[0]}" if said else ""
         self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.NEVER_JOINED))
 
     def _stood_still(self, stalled: tuple[int, ...]) -> str:
         longest = max(m.beat.stalled_s for i in stalled if (m := self._hosts[i]).beat is not None)
-        return f"{self._name(stalled)} stood still for {longest:.0f} s (hang_timeout is {self.spec.hang_timeout_s:g} s)"
+        who = name_of(stalled, self.spec.hosts)
+        return f"{who} stood still for {longest:.0f} s (hang_timeout is {self.spec.hang_timeout_s:g} s)"
 
     # --- start, stop, finish --------------------------------------------------------------------------------------------
 
@@ -405,13 +429,8 @@ class Gang:
         within = f"did not join within {self.spec.start_timeout_s:g} s"
         for host in missing:
             member = self._hosts[host]
-            self._hosts.record(member, self._made_up(host, Exit.NEVER_JOINED, f"{within}; {self._last_news(member)}"))
-        self._stop(Exit.STOPPED, f"{self._name(missing)} {within}", blamed=missing)
-
-    def _last_news(self, member: Member) -> str:
-        if member.beat is None:
-            return "nothing was heard from it"
-        return f"it was {member.beat.state} {self._watched - member.seen:.0f} s ago"
+            self._hosts.record(member, self._made_up(host, Exit.NEVER_JOINED, f"{within}; {member.news(self._watched)}"))
+        self._stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", blamed=missing)
 
     def _stop(self, stop_exit: Exit, reason: str, *, blamed: tuple[int, ...] = (), exits: dict[int, Exit] | None = None) -> None:
         if self.phase in (GangPhase.STOPPING, GangPhase.FINISHED):
@@ -463,14 +482,14 @@ class Gang:
         if how is Exit.HANG:
             return member.stacks
         hung = Exit.HANG in self._stop_exits.values()
-        return main_thread(member.stacks)[:_MAX_WAITING] if hung and how is Exit.STOPPED else ""
-
-    def _name(self, hosts: tuple[int, ...]) -> str:
-        return f"{name_hosts(hosts)} of {self.spec.hosts}"
+        return blame.main_thread(member.stacks)[:_MAX_WAITING] if hung and how is Exit.STOPPED else ""
 
     def _reason(self, blamed: tuple[int, ...]) -> str:
         report = self._hosts[blamed[0]].report
-        return f"{self._name(blamed[:1])}: {_why(report)}" if report is not None else self._name(blamed)
+        if report is None:
+            return name_of(blamed, self.spec.hosts)
+        alike = sorted(host for host in blamed if (other := self._hosts[host].report) is not None and other.is_like(report))
+        return f"{name_of(alike, self.spec.hosts)}: {blame.why(report)}"
 
     def _changed(self) -> None:
         self.version += 1
@@ -478,19 +497,3 @@ class Gang:
 
     def _emit(self, kind: str, host: int | None, detail: str) -> None:
         self._events.append(GangEvent(kind, host, detail))
-
-
-def _rank(report: HostReport) -> int:
-    """Cause (0), silent host (3), consequence (5), or no failure (more): among causes only time decides."""
-    rank = blame_rank(report)
-    return 0 if rank < _SILENT_RANK else rank
-
-
-def _improves(new: HostReport, old: HostReport) -> bool:
-    return old.exit in (Exit.STOPPED, Exit.AGENT_LOST) and blame_rank(new) < _SILENT_RANK
-
-
-def _why(report: HostReport) -> str:
-    raised = f"{report.error.type_name}: {report.error.message}" if report.error is not None else ""
-    lines = (report.detail or raised or str(report.exit)).splitlines()
-    return lines[0][:_MAX_TEXT] if lines else str(report.exit)

@@ -34,6 +34,9 @@ class GangSpec:
         blame_window_s: how long a cause may still show up after a consequence was reported.
         stacks_window_s: how long hosts may take to answer with their stacks.
         grace_s: what agents leave their workers between SIGTERM and SIGKILL.
+        peers_window_s: how long other hosts may go on after code failed on one of them, to fail in the same way; counted anew
+            from each that does.
+        notice_after_s: for so long all hosts that run must have stood still, when others have returned, to be told of.
         attempt: which start of the gang this is, from 1.
     """
 
@@ -45,6 +48,8 @@ class GangSpec:
     blame_window_s: float = 1.0
     stacks_window_s: float = 2.0
     grace_s: float = 5.0
+    peers_window_s: float = 0.0
+    notice_after_s: float = 20.0
     attempt: int = 1
 
 
@@ -77,7 +82,7 @@ class GangEvent:
     """Something that happened.
 
     Attributes:
-        kind: "joined", "ready", "failure", "stop", "stalled", "stacks", "report", "lost" or "finished".
+        kind: "joined", "ready", "failure", "stop", "stalled", "waiting", "stacks", "report", "lost" or "finished".
         host: whom it concerns, None for the gang.
         detail: for people.
     """
@@ -101,6 +106,7 @@ class HostView:
         grace_s: between SIGTERM and SIGKILL.
         stacks_request: number of the last wish for stacks, 0 for none.
         all_done: every host has returned; workers may exit.
+        notice: a line for the job's output, or "".
     """
 
     version: int = 0
@@ -112,3 +118,4 @@ class HostView:
     grace_s: float = 5.0
     stacks_request: int = 0
     all_done: bool = False
+    notice: str = ""

@@ -1,16 +1,22 @@
-"""Hosts that must come together after they have joined the gang: workers that start, processes that join one world of JAX.
+"""Hosts that must come together after they have joined the gang: workers that start, processes that join one world of JAX, hosts
+that fail in the same way.
 
-In: what hosts last said, and the time. Out: a `Delay` when some wait in vain or for too long. Called by `gang` only. Pure.
+In: what hosts last said, how they failed, the time. Out: a `Delay` when some wait in vain or for too long; whether more failures
+may follow. Called by `gang` only. Pure.
+
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinetic.coordinator.blame import name_hosts
 from kinetic.coordinator.nouns import GangSpec
 from kinetic.coordinator.roster import Roster
+from kinetic.job.outcome import Exit, HostReport, name_hosts
 
+_WINDOWS = 5
+_OF_THE_CODE = (Exit.RAISED, Exit.SYS_EXIT, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED)
+"""Ends that the same code has on every host."""
 STARTING, JOINING = "starting", "joining"
 """What a host's beat says while its worker gets ready, and while it waits in JAX for the others."""
 
@@ -72,6 +78,35 @@ class Rendezvous:
             f"{name_hosts(joining)} of {self._spec.hosts} {'has' if len(joining) == 1 else 'have'} waited "
             f"{self._spec.start_timeout_s:g} s in JAX for {whom} (start_timeout=)"
         )
+
+
+class Peers:
+    """How long the gang waits for other hosts to fail as one just did: code that fails on one host often fails on all.
+
+    Each that does gives the rest another window, but there are not more than `_WINDOWS`, however many hosts there are.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._until: float | None = None
+        self._latest = 0.0
+
+    def may_follow(self, failed: HostReport, now: float) -> bool:
+        """A host has failed: say whether it is worth while to wait for others. A host that died is not waited with."""
+        if failed.exit not in _OF_THE_CODE or self._window_s <= 0:
+            return False
+        self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
+        self._until = min(now + self._window_s, self._latest)
+        return True
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a host has failed, and others may follow."""
+        return self._until is not None
+
+    def are_late(self, now: float) -> bool:
+        """Whether the time is over."""
+        return self._until is not None and now >= self._until
 
 
 def _them(hosts: tuple[int, ...]) -> str:

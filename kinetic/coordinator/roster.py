@@ -39,11 +39,20 @@ class Member:
     @property
     def busy(self) -> bool:
         """Active, and its function has not returned."""
-        return self.active and (self.beat is None or self.beat.state != "returned")
+        return self.active and not self.has_returned
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether its agent said that the function has returned."""
+        return self.beat is not None and self.beat.state == "returned"
 
     def stalls(self, limit_s: float) -> bool:
         """Whether its function has stood still for so long."""
         return self.beat is not None and self.beat.state == "running" and self.beat.stalled_s >= limit_s
+
+    def news(self, watched: float) -> str:
+        """Say what was heard of it last."""
+        return "nothing was heard from it" if self.beat is None else f"it was {self.beat.state} {watched - self.seen:.0f} s ago"
 
     def describe(self, host: int, watched: float) -> dict[str, Any]:
         """Return its state for people, as plain JSON."""
@@ -106,6 +115,10 @@ class Roster:
     def busy(self) -> tuple[int, ...]:
         """Hosts whose function may be running."""
         return tuple(i for i, m in enumerate(self._members) if m.busy)
+
+    def gone(self) -> tuple[int, ...]:
+        """Hosts whose function has returned."""
+        return tuple(i for i, m in enumerate(self._members) if (m.report.ok if m.report is not None else m.has_returned))
 
     def stalled(self, limit_s: float) -> tuple[int, ...]:
         """Busy hosts that have stood still for so long."""

@@ -129,6 +129,7 @@ def view_to_wire(view: HostView) -> bytes:
         grace_s=view.grace_s,
         stacks_request=view.stacks_request,
         all_done=view.all_done,
+        notice=clean(view.notice),
     )
     return message.SerializeToString()
 
@@ -145,6 +146,7 @@ def view_from_wire(message: pb.HostView) -> HostView:
         grace_s=message.grace_s,
         stacks_request=message.stacks_request,
         all_done=message.all_done,
+        notice=message.notice,
     )
 
 

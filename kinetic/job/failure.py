@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from kinetic import errors
 from kinetic.errors import JobFailed
-from kinetic.job.outcome import FATAL, Exit, HostReport, Outcome, Verdict
+from kinetic.job.outcome import FATAL, Exit, HostReport, Outcome, Verdict, name_hosts, name_of
 
 _TAIL_LINES = 12
 _TRACEBACK_LINES = 60
 _STACK_LINES = 40
 _DETAIL_CHARS = 2000
+_OTHERS, _OTHER_CHARS = 5, 200
 _OF_THE_JOB = (Exit.CANCELLED, Exit.TIMEOUT, Exit.NEVER_JOINED)
 """Ends that a host did not bring about: what it printed last explains nothing, and naming the others neither."""
 _TRACEBACK_TOLD = (Exit.RAISED, Exit.UNPICKLE_FAILED)
@@ -24,6 +25,7 @@ _NOISE = re.compile(r'^\s*File "[^"]*/kinetic/runner/|^\s*File "<frozen runpy>"|
 """What Python's fault handler prints of the runner's own frames when a worker crashes."""
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised here, these would end the caller instead of telling it something."""
 
@@ -92,24 +94,44 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
 def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
     """Tell at the function's own exception where it comes from."""
     assert first.error is not None
-    where = f"Remote traceback ({_host(evidence, first.host)}, {evidence.job_id})"
+    where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None:
         original.add_note(f"{where}:\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}")
     else:  # The exception has the remote frames, and whatever shows it shows them.
         original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
-        original.add_note("This looks like the echo of another host's end; no host reported a cause.")
-    for note in (*_others(evidence), *_tail(evidence, first), _more(evidence, first)):
+        original.add_note(_echo(evidence))
+        _cut_to_own(original)
+    for note in (*_others(evidence, first), *_tail(evidence, first), _more(evidence, first)):
         original.add_note(note)
     return original
 
 
+def _echo(evidence: Evidence) -> str:
+    """What may be behind a broken collective for which nobody is to blame."""
+    gone = [report.host for report in evidence.outcome.reports if report.ok]
+    if not gone:
+        return "This looks like the echo of another host's end; no host reported a cause."
+    have, them = ("has", "it") if len(gone) == 1 else ("have", "them")
+    return f"{name_hosts(gone)} {have} returned; the other hosts probably waited for {them} there in a collective."
+
+
+def _cut_to_own(error: BaseException) -> None:
+    """Let the traceback of a broken collective end at the user's own line; the host's log has all of it."""
+    at, last = error.__traceback__, None
+    while at is not None:
+        last = at if not _LIBRARY.search(at.tb_frame.f_code.co_filename) else last
+        at = at.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
 def _site(traceback: str) -> str:
-    """Where the innermost frame of a formatted traceback is, for the end of a sentence; "" where none is found."""
+    """Where in the user's code a formatted traceback ends, for the end of a sentence; "" where none is found."""
     frames = _FRAME.findall(traceback)
     if not frames:
         return ""
-    file, line, function = frames[-1]
+    file, line, function = next((frame for frame in reversed(frames) if not _LIBRARY.search(frame[0])), frames[-1])
     name = file.strip('"').rpartition("/")[2]
     return f", raised at {name}:{line} in {function}"
 
@@ -119,12 +141,12 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
     if first is None:
         return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
     if first.exit in _TRACEBACK_TOLD and first.error is not None and first.error.traceback:
-        title = f"Remote traceback ({_host(evidence, first.host)}):"
+        title = f"Remote traceback ({_who(evidence, first)}):"
         lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
     if first.exit is Exit.HANG and evidence.stacks:
         lines += ["Where the hosts stood:", _indented(_shortened(evidence.stacks.rstrip(), _STACK_LINES))]
         lines += [f"All of it: kinetic jobs stacks {evidence.job_id}"]
-    return [*lines, *_others(evidence), *_tail(evidence, first), _more(evidence, first)]
+    return [*lines, *_others(evidence, first), *_tail(evidence, first), _more(evidence, first)]
 
 
 def _headline(evidence: Evidence, first: HostReport | None) -> str:
@@ -136,13 +158,13 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     if first is None:
         return _sentence(outcome.reason or "the job left no value")
     detail = _cut(first.detail)
-    who = f"host {first.host} of {len(outcome.reports)}"
+    who, were = _who(evidence, first), "were" if len(_alike(evidence, first)) > 1 else "was"
     maybe = "probably " if "probably" in detail else ""
     told = {
         Exit.RAISED: f"{who} raised {_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
-        Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on host {first.host}.",
+        Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on {who}.",
         Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or smaller batches.",
-        Exit.AGENT_LOST: f"{who} was lost. {detail}",
+        Exit.AGENT_LOST: f"{who} {were} lost. {detail}",
         Exit.SETUP_FAILED: f"{who} could not be prepared. {detail}",
         Exit.UNPICKLE_FAILED: f"{who} could not load the function. {detail}",
         Exit.RESULT_UNPICKLABLE: f"the function returned, but its value cannot be brought here. {detail}",
@@ -174,12 +196,25 @@ def _host(evidence: Evidence, host: int) -> str:
     return f"host {host} of {len(evidence.outcome.reports)}"
 
 
-def _others(evidence: Evidence) -> list[str]:
-    others, first = evidence.outcome.blamed[1:], evidence.outcome.first
-    if not others or first is None or first.exit in _OF_THE_JOB:
+def _alike(evidence: Evidence, first: HostReport) -> list[int]:
+    """The hosts to blame that failed in the same way as the first one."""
+    return sorted(r.host for r in evidence.outcome.reports if r.host in evidence.outcome.blamed and r.is_like(first))
+
+
+def _who(evidence: Evidence, first: HostReport) -> str:
+    return name_of(_alike(evidence, first), len(evidence.outcome.reports))
+
+
+def _others(evidence: Evidence, first: HostReport) -> list[str]:
+    """The hosts that failed in another way, each with its own."""
+    alike = _alike(evidence, first)
+    others = [r for r in evidence.outcome.reports if r.host in evidence.outcome.blamed and r.host not in alike]
+    if not others or first.exit in _OF_THE_JOB:
         return []
-    shown = ", ".join(map(str, others[:10])) + (f" and {len(others) - 10} more" if len(others) > 10 else "")
-    return [f"Failed as well: host{'s' if len(others) > 1 else ''} {shown}."]
+    told = [f"host {r.host}: {(r.detail or r.exit).splitlines()[0][:_OTHER_CHARS].rstrip('.')}" for r in others[:_OTHERS]]
+    more = len(others) - len(told)
+    rest = [f"{more} more host{'s' if more > 1 else ''}"] if more else []
+    return [f"Failed as well: {'; '.join([*told, *rest])}."]
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:

@@ -5,7 +5,7 @@ In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -38,6 +38,7 @@ class Exit(StrEnum):
     """The agent died or fell silent."""
 
 
+_MAX_RUNS = 12
 FATAL = frozenset({Exit.OS_EXIT, Exit.SIGNAL, Exit.OUT_OF_MEMORY, Exit.AGENT_LOST})
 """Ends of a host that died, as opposed to code that failed."""
 NO_RETRY = frozenset({Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE})
@@ -106,6 +107,15 @@ class HostReport:
     def ok(self) -> bool:
         """Whether the function returned on this host."""
         return self.exit is Exit.RETURNED
+
+    def is_like(self, other: HostReport) -> bool:
+        """Whether both hosts ended in the same way, with the same words; what is said of a broken collective varies."""
+        echoes = self.error is not None and other.error is not None and self.error.consequence and other.error.consequence
+        return self.exit is other.exit and (echoes or self._words() == other._words())
+
+    def _words(self) -> tuple[str, ...]:
+        said = (self.detail,) if self.error is None else (self.error.type_name, self.error.message)
+        return tuple(words.replace(f"/host-{self.host}/", "/host-N/") for words in said)  # where a host keeps its files
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
@@ -272,3 +282,28 @@ def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:
     rank = min(map(blame_rank, failed))
     worst = [r for r in failed if blame_rank(r) == rank]
     return tuple(r.host for r in sorted(worst, key=lambda r: (r.ended_at or float("inf"), r.host)))
+
+
+def name_of(hosts: Sequence[int], of: int) -> str:
+    """Return "host 2 of 4", "hosts 0, 2-3 of 4" or "all 4 hosts"."""
+    return f"all {of} hosts" if len(hosts) == of > 1 else f"{name_hosts(hosts)} of {of}"
+
+
+def name_hosts(hosts: Iterable[int]) -> str:
+    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and how many more there are."""
+    runs = _runs(sorted(set(hosts)))
+    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS])
+    more = sum(last - first + 1 for first, last in runs[_MAX_RUNS:])
+    names += f" and {more} more" if more else ""
+    one = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"host {names}" if one else f"hosts {names}"
+
+
+def _runs(ordered: Iterable[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for host in ordered:
+        if runs and host == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], host)
+        else:
+            runs.append((host, host))
+    return runs

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kinetic.coordinator.blame import RETURNED
 from kinetic.coordinator.gang import Beat, HostView
 from kinetic.errors import KineticError, StoreFull
 from kinetic.job import paths
@@ -100,7 +101,7 @@ class Agent:
         self._log = HostLog(*self._log_paths)
         self._announce_attempt()
         self._tees = tees(self._worker.out, self._worker.err, self._log, without_gloo=self._who.simulated and self._who.hosts > 1)
-        self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
+        self._stillness = Stillness(self._worker.sample(self._log.output_bytes))
         self._link = Link(self._who, self._beat)
         self._watch()
         if self._alone:
@@ -221,7 +222,7 @@ class Agent:
             self._maybe_start()
         elif message["event"] == "started":
             self._state, self._started_at = "running", message["time"]
-            self._stillness = Stillness(self._worker.sample(self._log.size_bytes))
+            self._stillness = Stillness(self._worker.sample(self._log.output_bytes))
         elif message["event"] == ENDING:
             self._ending = message
         elif message["event"] in debugger.EVENTS and self._gate is not None:
@@ -307,6 +308,8 @@ class Agent:
             processes.kill(self._supervisor, signal.SIGKILL)
 
     def _see(self, view: HostView) -> None:
+        if view.notice and not (self._view and self._view.notice):
+            self._say_notice(view.notice)
         self._view = view
         if view.ready:
             if not self._ready and self._state == "waiting":
@@ -320,6 +323,13 @@ class Agent:
             self._stop(view)
         if view.all_done and not self._all_done:
             self._dismiss(view.grace_s)
+
+    def _say_notice(self, notice: str) -> None:
+        """Put the coordinator's line into the output that callers see."""
+        if self._who.host != 0:
+            return
+        advice = "" if self._plan.limits.hang_timeout_s is not None else "; hang_timeout= ends a job that stands still"
+        self._log.say(f"kinetic: {notice} `kinetic jobs stacks {self._who.job_id}` shows where they stand{advice}.")
 
     def _dismiss(self, grace_s: float) -> None:
         """Nobody needs the worker any more: let it end as a script ends."""
@@ -350,6 +360,8 @@ class Agent:
 
     def _dump_stacks(self) -> str:
         """The worker's stacks, with files named as the caller knows them, so that equal stacks of all hosts are equal."""
+        if self._state == "returned":
+            return RETURNED
         text = self._worker.stacks() if self._armed or processes.is_stopped(self._worker.pid) else ""
         if self._started and self._plan.client_root:
             text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
@@ -361,7 +373,7 @@ class Agent:
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> Beat:
-        now = self._worker.sample(self._log.size_bytes)
+        now = self._worker.sample(self._log.output_bytes)
         self._memory.look()
         return Beat(
             host=self._who.host,

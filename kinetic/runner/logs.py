@@ -46,6 +46,12 @@ class HostLog:
         self._align_index()
         self.lost_bytes = 0
         self._allowed_bytes = 0
+        self._own_bytes = 0
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of output kept so far, without lines of kinetic's own."""
+        return self._end - self._own_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -90,7 +96,9 @@ class HostLog:
         """Keep lines of kinetic's own, for which there is room when there is none for output."""
         lead = "\n" if self._ends_inside_a_line() else ""
         data = f"{lead}{text}\n".encode(errors="backslashreplace")
-        self._keep_account(stream, data, self._append(self._log, data))
+        written = self._append(self._log, data)
+        self._own_bytes += written
+        self._keep_account(stream, data, written)
 
     def _ends_inside_a_line(self) -> bool:
         try:

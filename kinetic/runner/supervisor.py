@@ -48,6 +48,8 @@ RESERVE_BYTES = 1 << 16
 LEAVE_S = 3.0
 """How long agents may take to go, once everything has been reported."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
+PEERS_S = 0.3
+"""How long a host may take to fail as another one just did, so that both are named."""
 LOOK_EVERY_S = 0.5
 """How often the supervisor looks whether the job's records are still there."""
 
@@ -439,6 +441,7 @@ def _gang_spec(plan: Plan, request: Request) -> GangSpec:
         hang_timeout_s=limits.hang_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
         grace_s=limits.grace_s,
+        peers_window_s=PEERS_S,
         attempt=request.attempt,
     )
 

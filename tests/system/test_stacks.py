@@ -70,10 +70,10 @@ def test_the_host_that_holds_a_collective_up_stands_alone():
 
     handle = train.run_async()
     all_say(handle, "begun")
-    text = settled(handle, "hosts 0-1, 3:")
+    text = settled(handle, "hosts 0-1, 3 wait at ")
     end(handle)
     groups = text.split("\n\n")
-    assert groups[0].startswith("host 2:\n")
+    assert groups[0].startswith("host 2 is at test_stacks.py:")
     assert "load_data" in groups[0]
     assert len(groups) == 2
     assert "load_data" not in groups[1]
@@ -91,9 +91,9 @@ def test_a_plain_loop_shows_the_functions_lines_only():
 
     handle = train.run_async()
     all_say(handle, "begun")
-    text = settled(handle, "hosts 0-3:")
+    text = settled(handle, "hosts 0-3 are at test_stacks.py:")
     end(handle)
-    assert re.fullmatch(r"hosts 0-3:\n(  \S*test_stacks\.py:\d+ in train\n)", text), text
+    assert re.fullmatch(r"hosts 0-3 are at test_stacks\.py:\d+ in train:\n(  \S*test_stacks\.py:\d+ in train\n)", text), text
 
 
 def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_path):
@@ -125,5 +125,46 @@ def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_p
     all_say(handle, "begun")
     text = settled(handle, "in wait\n")
     end(handle)
-    assert text.startswith("hosts 0-3:\n")
+    assert text.startswith("hosts 0-3 are at waiting.py:")
     assert f"  {tmp_path}/waiting.py:6 in wait\n" in text
+
+
+def test_a_host_that_has_returned_is_shown_to_have(tmp_path):
+    @kinetic.run(accelerator="tpu-v6e-8")
+    def early(go_on):
+        import jax
+
+        print("begun", flush=True)
+        while jax.process_index() == 0 and not os.path.exists(go_on):
+            time.sleep(0.01)
+
+    handle = early.run_async(str(tmp_path / "go-on"))
+    all_say(handle, "begun")
+    text = settled(handle, "host 1 has returned")
+    assert text.startswith("host 1 has returned\n\nhost 0 is at test_stacks.py:")
+    (tmp_path / "go-on").touch()
+    assert handle.wait().ok
+
+
+def test_a_collective_that_one_host_never_enters_is_told_with_the_users_line():
+    @kinetic.run(accelerator="tpu-v6e-16", hang_timeout=2)
+    def early():
+        import jax
+        from jax.experimental import multihost_utils
+
+        if jax.process_index() == 2:
+            return
+        multihost_utils.sync_global_devices("the others")
+
+    with pytest.raises(kinetic.errors.HostHung) as caught:
+        early()
+    told = str(caught.value)
+    assert re.search(
+        r": host 2 has returned; hosts 0-1, 3 wait for it at test_stacks\.py:\d+ in early\. Hosts 0-1, 3 of 4 stood still for",
+        told,
+    )
+    assert re.search(
+        r"\n  hosts 0-1, 3 wait at test_stacks\.py:\d+ in early:\n    \S+/test_stacks\.py:\d+ in early\n    … ", told
+    )
+    assert caught.value.hosts == (0, 1, 3)
+    assert shown(kinetic.list_jobs()[0]).startswith("host 2 has returned\n\nhosts 0-1, 3 wait at test_stacks.py:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -185,3 +186,18 @@ def test_what_fails_before_the_function_is_in_the_log_too() -> None:
     assert "in inner" in log
     assert "The function could not be rebuilt on this host" in log.splitlines()[-1]
     assert OURS not in log
+
+
+@kinetic.run(accelerator="tpu-v6e-16")
+def imports_what_is_not_there() -> None:
+    import nosuchmodule  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_what_fails_on_all_hosts_is_said_of_all() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        imports_what_is_not_there()
+    # All four, unless this machine is so busy that some are late.
+    assert re.search(r"Remote traceback \((all 4 hosts|hosts? [^)]* of 4), job-", "".join(caught.value.__notes__))
+    outcome = kinetic.list_jobs()[0].outcome()
+    assert outcome is not None
+    assert re.fullmatch(r"(all 4 hosts|hosts? .* of 4): ModuleNotFoundError: No module named 'nosuchmodule'", outcome.reason)

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.coordinator.blame import format_groups, name_hosts, odd_hosts, parse, summarize_groups
+from kinetic.coordinator.blame import (
+    RETURNED,
+    explain_hang,
+    format_groups,
+    name_hosts,
+    notice_of,
+    odd_hosts,
+    parse,
+    summarize_groups,
+)
 
 JAX = '  File "/v/site-packages/jax/_src/array.py", line 9 in _value\n'
 USER = '  File "/w/train.py", line 5 in <module>\n'
@@ -86,8 +95,12 @@ def test_jax_is_a_waiter(path):
 
 def test_groups_are_printed_once_most_recent_call_last_odd_one_first():
     text = format_groups({0: WAITING, 1: LOADING, 2: WAITING, 3: WAITING})
-    assert text.splitlines()[:3] == ["host 1:", "  /w/train.py:5 in <module>", "  /w/data.py:3 in load"]
-    assert text.count("hosts 0, 2-3:") == 1
+    assert text.splitlines()[:3] == [
+        "host 1 is at data.py:3 in load:",
+        "  /w/train.py:5 in <module>",
+        "  /w/data.py:3 in load",
+    ]
+    assert text.count("hosts 0, 2-3 wait at train.py:5 in <module>:\n") == 1
     assert text.count("_value") == 1
 
 
@@ -117,14 +130,16 @@ def test_somebody_is_always_blamed_and_never_who_has_returned(stacks, returned):
 def test_the_gist_names_who_holds_up_and_what_the_others_wait_in():
     many_calls = '  File "/v/site-packages/jax/_src/api.py", line 7 in call\n' * 9
     assert summarize_groups({0: JAX + many_calls + LOADING, 1: LOADING, 2: JAX + many_calls + LOADING}, (1,)) == (
-        "host 1:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n"
-        "hosts 0, 2 wait in:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  jax/_src/array.py:9 in _value\n"
+        "host 1 is at data.py:3 in load:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n"
+        "hosts 0, 2 wait at data.py:3 in load:\n"
+        "  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  … 9 more calls …\n  jax/_src/array.py:9 in _value\n"
     )
 
 
 def test_the_gist_says_who_did_not_answer_and_who_said_something_else():
     assert summarize_groups({0: "", 1: "it is stopped", 2: OTHER}, (0, 1)) == (
-        "host 0:\n  (no answer)\nhost 1:\n  it is stopped\nhost 2 is at:\n  /w/train.py:5 in <module>\n  /w/data.py:8 in parse\n"
+        "host 0:\n  (no answer)\nhost 1:\n  it is stopped\n"
+        "host 2 is at data.py:8 in parse:\n  /w/train.py:5 in <module>\n  /w/data.py:8 in parse\n"
     )
 
 
@@ -143,3 +158,53 @@ def test_very_many_hosts_are_counted_not_listed():
 
 def test_a_host_that_runs_no_python_code_is_said_to():
     assert format_groups({0: dump(LOADING), 1: dump("", others=0)}).startswith("host 1:\n  (runs no Python code)\n")
+
+
+EARLY = JAX + '  File "/w/train.py", line 7 in early\n' + USER
+LATE = JAX + '  File "/w/train.py", line 9 in late\n' + USER
+STILL = "hosts 0-1, 3 of 4 stood still for 31 s"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "told"),
+    [
+        (
+            {0: EARLY, 1: EARLY, 2: RETURNED, 3: EARLY},
+            "host 2 has returned; hosts 0-1, 3 wait for it at train.py:7 in early. Hosts 0-1, 3 of 4 stood still for 31 s",
+        ),
+        (
+            {0: EARLY, 1: LATE, 2: RETURNED, 3: RETURNED},
+            "hosts 2-3 have returned; host 0 waits for them at train.py:7 in early; host 1 waits for them at train.py:9 in late.",
+        ),
+        ({0: EARLY, 1: LOADING, 2: RETURNED, 3: EARLY}, f"{STILL}; host 1 stands apart; host 2 has returned"),
+        ({0: EARLY, 1: EARLY, 2: "", 3: EARLY}, f"{STILL}; waiting for host 2"),
+        ({0: EARLY, 1: EARLY, 3: EARLY}, STILL),
+    ],
+)
+def test_a_hang_is_explained_by_who_has_returned(stacks, told):
+    assert explain_hang(stacks, (0, 1, 3), odd_hosts(stacks, ()), STILL).startswith(told)
+
+
+def test_who_has_returned_is_shown_first_and_never_blamed():
+    stacks = {0: EARLY, 1: EARLY, 2: RETURNED}
+    assert odd_hosts(stacks, ()) == (0, 1)
+    assert format_groups(stacks).startswith("host 2 has returned\n\nhosts 0-1 wait at train.py:7 in early:\n  /w/train.py:5")
+    assert summarize_groups(stacks, (0, 1)) == (
+        "host 2 has returned\nhosts 0-1 wait at train.py:7 in early:\n"
+        "  /w/train.py:5 in <module>\n  /w/train.py:7 in early\n  jax/_src/array.py:9 in _value\n"
+    )
+
+
+def test_a_long_stack_shows_its_own_lines_and_the_innermost_calls():
+    library = "".join(f'  File "/v/site-packages/requests/s.py", line {n} in f{n}\n' for n in range(9))
+    assert summarize_groups({0: library + LOADING + USER * 30}, (0,)) == (
+        "host 0 is at data.py:3 in load:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  … 4 more calls …\n"
+        + "".join(f"  requests/s.py:{n} in f{n}\n" for n in (4, 3, 2, 1, 0))
+    )
+
+
+def test_the_notice_is_one_line():
+    assert notice_of((2,), (0, 1, 3), 30) == (
+        "host 2 has returned, and hosts 0-1, 3 have stood still for 30 s: do they wait for it in a collective?"
+    )
+    assert notice_of((0, 1), (2,), 30.0).endswith("host 2 has stood still for 30 s: does it wait for them in a collective?")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinetic.coordinator.blame import notice_of
 from kinetic.coordinator.gang import Beat, Gang, GangPhase, GangSpec
 from kinetic.errors import UsageError
 from kinetic.job.outcome import Exit, HostReport, RemoteError, Verdict, blame_rank, judge
@@ -424,6 +425,93 @@ def test_only_running_hosts_hang(state):
     gang.heartbeat(Beat(0, state, stalled_s=1e9), 40.0)
     gang.sweep(40.0)
     assert gang.view(0).stacks_request == 0
+
+
+def test_a_hang_after_an_early_return_names_who_has_returned():
+    gang = gang_of(3, hang_timeout_s=30.0)
+    gang.heartbeat(Beat(2, "returned"), 40.0)
+    stand_still(gang, (0, 1), 40.0)
+    for host in (0, 1):
+        gang.stacks(host, 1, WAITING, 40.1)
+    gang.sweep(40.2)
+    assert gang.first_failure == (0, 1)
+    assert gang.stop_reason.startswith("host 2 has returned; hosts 0-1 wait for it at ")
+    assert "hosts 0-1 of 3 stood still for 31 s" in gang.stop_reason.replace("Hosts", "hosts")
+
+
+def test_that_some_have_returned_and_all_others_stand_still_is_said_once():
+    gang = gang_of(4)
+    gang.report(ended(2), 1.0)
+    stand_still(gang, (0, 1), 40.0)
+    gang.heartbeat(Beat(3, "running", stalled_s=19.0), 40.0)
+    gang.sweep(40.0)
+    assert gang.view(0).notice == ""
+    version = gang.version
+    stand_still(gang, (0, 1, 3), 41.0, stalled_s=32.0)
+    assert gang.view(0).notice == notice_of((2,), (0, 1, 3), 20.0)
+    assert gang.version > version
+    version = gang.version
+    stand_still(gang, (0, 1, 3), 99.0, stalled_s=90.0)
+    assert gang.version == version
+    assert gang.view(0).stacks_request == 0, "nothing is interrupted for it"
+
+
+def test_hosts_that_stand_still_are_not_worth_a_notice_while_none_has_returned():
+    gang = gang_of(2)
+    stand_still(gang, (0, 1), 40.0, stalled_s=1e6)
+    assert gang.view(0).notice == ""
+
+
+# --- the same failure on several hosts
+
+
+def test_code_that_fails_on_all_hosts_is_reported_of_all():
+    gang = gang_of(3, peers_window_s=0.3)
+    for host, now in ((2, 1.0), (0, 1.2), (1, 1.4)):
+        assert gang.phase is GangPhase.RUNNING
+        gang.report(ended(host, Exit.RAISED, error=RemoteError("ModuleNotFoundError", "no x", "")), now)
+    assert gang.finished, "nobody is waited for any more"
+    assert gang.first_failure == (2, 0, 1)
+    assert gang.stop_reason == "all 3 hosts: ModuleNotFoundError: no x"
+
+
+def test_hosts_that_fail_alike_have_a_moment_each_to_say_so():
+    gang = gang_of(4, peers_window_s=0.3)
+    gang.report(raised(2), 1.0)
+    let_pass(gang, 1.0, 0.2)
+    assert gang.urgent
+    gang.report(raised(0), 1.2)
+    let_pass(gang, 1.2, 0.2)
+    assert gang.phase is GangPhase.RUNNING
+    let_pass(gang, 1.4, 0.2)
+    assert gang.phase is GangPhase.STOPPING
+    assert gang.first_failure == (2, 0)
+    assert gang.stop_reason == "host 2 of 4: ValueError: on 2", "the other one says something else"
+
+
+def test_the_moment_for_others_to_fail_alike_is_bounded():
+    gang = gang_of(99, peers_window_s=0.3)
+    for host in range(90):
+        gang.report(raised(host), 1.0 + host / 10)
+        gang.sweep(1.0 + host / 10)
+        if gang.phase is not GangPhase.RUNNING:
+            break
+    assert host == 15
+
+
+@pytest.mark.parametrize("how", [Exit.SIGNAL, Exit.OS_EXIT, Exit.OUT_OF_MEMORY, Exit.AGENT_LOST])
+def test_the_death_of_a_host_ends_the_gang_at_once(how):
+    gang = gang_of(4, peers_window_s=0.3)
+    gang.report(ended(2, how), 1.0)
+    assert gang.phase is GangPhase.STOPPING
+
+
+def test_a_death_ends_the_wait_for_others():
+    gang = gang_of(4, peers_window_s=0.3)
+    gang.report(raised(2), 1.0)
+    gang.report(ended(3, Exit.SIGNAL), 1.1)
+    assert gang.phase is GangPhase.STOPPING
+    assert gang.first_failure == (2, 3)
 
 
 def test_without_a_hang_timeout_nothing_hangs():

@@ -312,7 +312,32 @@ def test_an_echo_is_called_an_echo(store, job, handle):
     put_outcome(store, job, raised(store, job, 1, ValueError("connection reset"), consequence=True))
     with pytest.raises(ValueError, match="reset") as caught:
         handle.result()
-    assert "echo" in "\n".join(caught.value.__notes__)
+    assert "hosts 0, 2-3 have returned; the other hosts probably waited for them" in "\n".join(caught.value.__notes__)
+
+
+def test_hosts_that_failed_alike_are_named_together(store, job, handle):
+    reports = [dataclasses.replace(raised(store, job, host, ValueError("no")), ended_at=NOW + host) for host in (0, 1, 3)]
+    other = raised(store, job, 2, KeyError("k"))
+    put_outcome(store, job, *reports, other)
+    with pytest.raises(ValueError, match="no") as caught:
+        handle.result()
+    notes = "\n".join(caught.value.__notes__)
+    assert "Remote traceback (hosts 0-1, 3 of 4, job-" in notes
+    assert "Failed as well: host 2: KeyError: 'k'." in notes
+
+
+def test_all_hosts_that_failed_alike_are_said_to(store, job, handle):
+    reports = [HostReport(host, Exit.SYS_EXIT, "The function called sys.exit(3).", exit_code=3) for host in range(4)]
+    put_outcome(store, job, *reports)
+    with pytest.raises(errors.UserCodeFailed, match=r"the function called sys.exit\(3\) on all 4 hosts\."):
+        handle.result()
+
+
+def test_an_echo_without_a_cause_is_called_an_echo(store, job, handle):
+    put_outcome(store, job, *(raised(store, job, host, ValueError("reset"), consequence=True) for host in range(4)))
+    with pytest.raises(ValueError, match="reset") as caught:
+        handle.result()
+    assert "echo of another host's end" in "\n".join(caught.value.__notes__)
 
 
 def test_a_killed_supervisor_is_told(store, backend, job, handle):
@@ -405,7 +430,8 @@ def test_stacks_are_those_that_were_kept(store, job, handle):
     with pytest.raises(errors.NotFound, match="not running"):
         handle.stacks()
     put_outcome(store, job, HostReport(1, Exit.HANG, stacks="Thread 1"))
-    assert handle.stacks() == {1: "Thread 1"}
+    assert handle.stacks()[1] == "Thread 1"
+    assert handle.stacks()[0] == "The function has returned."
 
 
 def test_stacks_of_a_running_job_are_asked_for(backend, handle):
