@@ -455,7 +455,14 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     """Take off the frames through which a function's end arrives; what fails in kinetic itself has others below them."""
     from kinetic.handle import JobHandle
 
-    passed = (RemoteCallable.__call__, RemoteCallable._called, RemoteCallable.run_async, RemoteCallable.local, JobHandle.result)
+    passed = (
+        RemoteCallable.__call__,
+        RemoteCallable._called,
+        RemoteCallable._body,
+        RemoteCallable.run_async,
+        RemoteCallable.local,
+        JobHandle.result,
+    )
     ours = {function.__code__ for function in passed}
     while traceback is not None and traceback.tb_frame.f_code in ours:
         traceback = traceback.tb_next

@@ -3,7 +3,6 @@ that fail in the same way.
 
 In: what hosts last said, how they failed, the time. Out: a `Delay` when some wait in vain or for too long; whether more failures
 may follow. Called by `gang` only. Pure.
-
 """
 
 from __future__ import annotations
