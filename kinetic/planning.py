@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,9 @@ class Frame:
             data=() if cargo is None else cargo.data,
             **changes,
         )
-        warnings = _warnings(plan, bundle, self.settings) + (() if cargo is None else cargo.warnings) + packed.warnings
+        warnings = (
+            _warnings(plan, bundle, self.settings, packed.parts) + (() if cargo is None else cargo.warnings) + packed.warnings
+        )
         return Planned(plan, packed.data, bundle, self.secrets, warnings, shared, () if cargo is None else cargo.bundles)
 
 
@@ -323,7 +325,9 @@ def _pack(spec: JobSpec, about: Frame) -> Packed:
     return payload.pack(spec.func, spec.args, spec.kwargs, env_vars=about.captured, shipped=about.shipped)
 
 
-def _warnings(plan: Plan, bundle: Bundle | None, settings: Settings) -> tuple[str, ...]:
+def _warnings(
+    plan: Plan, bundle: Bundle | None, settings: Settings, parts: Callable[[], Sequence[tuple[str, int]]]
+) -> tuple[str, ...]:
     warnings = () if bundle is None else tuple(bundle.warnings)
     if plan.tree is not None and bundle is not None and plan.tree.size_bytes > settings.context_size_warn_mb * _MB:
         shown = [(rel, size) for rel, size in bundle.largest[:_LARGEST_SHOWN] if size * 100 >= bundle.largest[0][1]]
@@ -334,9 +338,11 @@ def _warnings(plan: Plan, bundle: Bundle | None, settings: Settings) -> tuple[st
         )
     call_bytes = plan.payload.size_bytes + (plan.function.size_bytes if plan.function is not None else 0)
     if call_bytes > settings.payload_size_warn_mb * _MB:
+        large = [(name, size) for name, size in parts()[:_LARGEST_SHOWN] if size * 10 >= call_bytes]
+        named = f" Its largest parts: {', '.join(f'{name}: {_mb(size)}' for name, size in large)}." if large else ""
         warnings += (
-            f"The function and its arguments are large when pickled: {_mb(call_bytes)}. "
-            "Pass a path and load the data on the host.",
+            f"The call of {plan.name} is large when pickled: {_mb(call_bytes)}.{named} "
+            "Pass a path, or kinetic.Data, and load the data on the host.",
         )
     return warnings
 

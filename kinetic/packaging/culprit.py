@@ -16,6 +16,16 @@ from kinetic.errors import PicklingError, with_article
 Attempt = Callable[[object], Exception | None]
 _DEEPEST = 20
 _MOST = 500
+_GATHER = (
+    "It is a jax.Array that is sharded over several hosts, and this host holds only a part of it. Gather it on all hosts before "
+    "you return it: `from jax.experimental import multihost_utils`, then "
+    "`return multihost_utils.process_allgather(value, tiled=True)`, which takes a whole dict of arrays, too. Large ones belong "
+    "in a checkpoint below KINETIC_OUTPUT_DIR."
+)
+_GATHER_FIRST = (
+    "It is a jax.Array of which other processes hold parts: gather it first with "
+    "jax.experimental.multihost_utils.process_allgather(value, tiled=True)."
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Culprit:
             where += f": it is {with_article(self.type_name)}"
         if _too_deep(cause):
             advice = "It is nested too deeply: flatten it, or raise sys.setrecursionlimit."
+        elif _is_spread(cause):
+            advice = _GATHER if self.returned else _GATHER_FIRST
         else:
             advice = f"{_advice(self.type_name, returned=self.returned)} ({type(cause).__name__}: {cause})"
         return PicklingError(f"{where[0].upper()}{where[1:]}. {advice}", component=self.component)
@@ -111,7 +123,7 @@ def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Cu
         return None
     seen.add(id(thing))
     circle = False
-    for name, part in _uses(thing):
+    for name, part in uses(thing):
         if attempt(part):
             found = _of_used(part, name, attempt, seen)
             if found:
@@ -122,7 +134,7 @@ def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Cu
     return of_value(thing, component, attempt=attempt)
 
 
-def _uses(thing: Any) -> Iterator[tuple[str, object]]:
+def uses(thing: Any) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with the thing, in words."""
     if isinstance(thing, FunctionType):
         yield from _uses_of_function(thing)
@@ -168,6 +180,11 @@ def _global_names(code: CodeType) -> list[str]:
 
 def _bare(value: object) -> object:
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def _is_spread(error: BaseException) -> bool:
+    """Whether it is JAX's refusal to fetch an array of which other hosts hold parts."""
+    return isinstance(error, RuntimeError) and "non-addressable" in str(error)
 
 
 def _too_deep(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,6 +43,7 @@ class Packed:
         size_bytes: length of `data`.
         versions: of what made it.
         warnings: what the caller should know of it, one sentence each.
+        parts: tells how large the parts of the call are, largest first; it pickles them again.
     """
 
     data: bytes
@@ -50,6 +51,7 @@ class Packed:
     size_bytes: int
     versions: Versions
     warnings: tuple[str, ...] = ()
+    parts: Callable[[], Sequence[tuple[str, int]]] = field(default=tuple, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class _Process:
         """
         try:
             with self.by_value():
-                return _packed(make(), self._warnings())
+                return replace(_packed(make(), self._warnings()), parts=lambda: self._parts(call))
         except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
             if self._edited:
                 by_value = self._modules
@@ -139,6 +141,18 @@ class _Process:
                     return _packed(make(), self._warnings())
                 self._modules = by_value
             self._blame(call, error)
+
+    def _parts(self, call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> list[tuple[str, int]]:
+        from kinetic.packaging import weight
+
+        def size(value: object) -> int:
+            file = io.BytesIO()
+            with suppress(Exception):  # It is measured alone, and may be picklable only as a part of the whole.
+                self.dump(file, value, registrations=False)
+            return file.tell()
+
+        with self.by_value():
+            return weight.of_call(*call, size)
 
     def _warnings(self) -> tuple[str, ...]:
         if not self._edited:

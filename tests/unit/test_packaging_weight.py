@@ -1,0 +1,65 @@
+"""What makes a call large: each part by name, largest first."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from kinetic.packaging import culprit, payload
+
+data = b"g" * 40_000
+
+
+def helper():
+    return len(data)
+
+
+def uses_helper(first, second=b"d" * 30_000):
+    return helper()
+
+
+def closing_over(captured):
+    return lambda: captured
+
+
+def named(func, *args, **kwargs):
+    parts = payload.pack(func, args, kwargs, env_vars={}).parts()
+    return [(name, size // 1000) for name, size in parts if size > 1000]
+
+
+def test_each_part_by_name_largest_first(monkeypatch):
+    monkeypatch.setattr(helper, "__module__", "__main__")
+    monkeypatch.setattr(uses_helper, "__module__", "__main__")
+    found = named(uses_helper, b"x" * 20_000, second=[b"y" * 50_000])
+    assert found == [
+        ("keyword 'second' (list)", 50),
+        ("global 'data' used by helper", 40),
+        ("default of parameter 'second'", 30),
+        ("argument 1 (bytes)", 20),
+    ]
+
+
+def test_closure_variables_and_partials():
+    assert named(closing_over(b"c" * 10_000)) == [("closure variable 'captured' of <lambda>", 10)]
+    assert named(functools.partial(len, b"p" * 10_000)) == [("argument 1 of the partial", 10)]
+
+
+def test_a_part_that_cannot_be_measured_alone_counts_for_nothing():
+    class Odd:
+        def __reduce__(self):
+            return bytes, ()
+
+    assert named(len, Odd()) == []
+
+
+def test_an_array_that_is_spread_over_hosts():
+    class ArrayImpl:
+        def __reduce__(self):
+            raise RuntimeError(
+                "Fetching value for `jax.Array` that spans non-addressable (non process local) devices is not possible."
+            )
+
+    with pytest.raises(culprit.PicklingError, match=r"return multihost_utils.process_allgather\(value, tiled=True\)") as caught:
+        payload.pack_value({"w": ArrayImpl()})
+    assert "its part ['w'] is an ArrayImpl" in str(caught.value)
