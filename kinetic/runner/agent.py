@@ -38,7 +38,7 @@ from kinetic.runner.logs import HostLog, tees
 from kinetic.runner.mountpoints import Mountpoints
 from kinetic.runner.progress import Stillness
 from kinetic.runner.telling import ENDING
-from kinetic.runner.worker import LAST_WORD
+from kinetic.runner.worker import LAST_WORD, STANDS_BY
 from kinetic.storage import files
 from kinetic.storage.base import Store
 
@@ -225,6 +225,8 @@ class Agent:
             self._stillness = Stillness(self._worker.sample(self._log.output_bytes))
         elif message["event"] == ENDING:
             self._ending = message
+        elif message["event"] == STANDS_BY:
+            self._worker.stacks_thread = message["thread"]
         elif message["event"] in debugger.EVENTS and self._gate is not None:
             self._gate.take(message, str(self._workspace.tree))
             self._state = self._gate.state or "waiting"

@@ -22,6 +22,8 @@ PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
 STOPPED = "The worker process is stopped: somebody sent it SIGSTOP. SIGCONT lets it go on."
+_BYSTANDER = re.compile(r"^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)", re.MULTILINE)
+"""The thread that took the signal, where it runs nothing but the runner's own code: nobody wants to see it."""
 _OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py|.*/(site|dist)-packages/debugpy/.*)", line')
 
 
@@ -35,6 +37,7 @@ class Child:
         channel: messages to and from it.
         gone: whether it has been reaped.
         status: its wait status, once gone.
+        stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
     """
 
     def __init__(self, title: str, stacks: Path) -> None:
@@ -55,6 +58,7 @@ class Child:
             os.close(fd)
         self.channel = Channel(ours)
         self.pidfd = os.pidfd_open(self.pid)
+        self.stacks_thread = 0
         self.gone = False
         self.status = 0
         self._peak_bytes = 0
@@ -103,16 +107,21 @@ class Child:
             return ""
         if processes.is_stopped(self.pid):
             return STOPPED
+        text = self._dump(self.stacks_thread)
+        return _BYSTANDER.sub("", "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line)))
+
+    def _dump(self, thread: int) -> str:
+        """What it writes when the signal strikes this thread; 0 for the main one."""
         before = os.fstat(self._stacks).st_size
-        processes.kill(self.pid, worker.STACKS_SIGNAL)
+        if not thread or not processes.kill_thread(self.pid, thread, worker.STACKS_SIGNAL):
+            processes.kill(self.pid, worker.STACKS_SIGNAL)
         size, deadline = before, time.monotonic() + STACKS_S
         while time.monotonic() < deadline:
             time.sleep(0.02)
             size, last = os.fstat(self._stacks).st_size, size
             if size == last > before:
                 break
-        text = os.pread(self._stacks, size - before, before).decode(errors="replace")
-        return "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
+        return os.pread(self._stacks, size - before, before).decode(errors="replace")
 
     def close(self) -> None:
         """Remove what it leaves on disk."""

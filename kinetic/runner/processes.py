@@ -145,6 +145,11 @@ def kill(pid: int, signum: int) -> bool:
     return True
 
 
+def kill_thread(pid: int, thread: int, signum: int) -> bool:
+    """Send a signal to one thread of a process; return whether it was there."""
+    return bool(ctypes.CDLL(None).tgkill(pid, thread, signum) == 0)
+
+
 def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
     """Kill and reap everything below this process until nothing is left or the time is up; return how many are left.
 

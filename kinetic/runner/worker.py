@@ -7,6 +7,7 @@ lives here: a report is sent before the interpreter winds down, because JAX may 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import faulthandler
@@ -34,6 +35,8 @@ from kinetic.storage import files
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
+STANDS_BY = "stands_by"
+"""The message that names the thread which takes that signal."""
 IMPORTED_AHEAD = (
     "cloudpickle",
     "traceback",
@@ -195,7 +198,7 @@ def _end_executors() -> None:
 
 def _attempt(channel: Channel, start: Start) -> Message:
     try:
-        func, args, kwargs = _prepare(start)
+        func, args, kwargs = _prepare(channel, start)
         _meet_debugger(channel, start)
     except _Ended as ended:
         return ended.message | {"leftover_threads": telling.leftover_threads()}
@@ -262,7 +265,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _prepare(start: Start) -> tuple[Any, Any, Any]:
+def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
     from kinetic.packaging import payload
 
     try:
@@ -274,6 +277,7 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         detail = "The payload is not what was submitted (its SHA-256 differs); nothing of it was run. Submit the job again."
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest})
     _see_data(start)
+    _lend_a_thread(channel)
     try:
         _enter(start, payload.read_header(data).env_vars)
         _join(start)
@@ -294,6 +298,26 @@ def _prepare(start: Start) -> tuple[Any, Any, Any]:
         raise _Ended({"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | telling.described(error, start)) from error
     _adopt_main(call[0], start)
     return call
+
+
+def _lend_a_thread(channel: Channel) -> None:
+    """Let the signal for stacks strike a thread that does nothing else: the function's own threads are not disturbed.
+
+    The handler itself restarts what it interrupts, but the kernel ends some calls all the same (pause, select, sleeping in native
+    code). Not earlier: data is mounted while there is one thread. Not one of `threading`: nobody waits for it or lists it.
+    """
+    asleep = _thread.allocate_lock()
+    asleep.acquire()
+
+    def stand_by() -> None:
+        channel.send({"event": STANDS_BY, "thread": _thread.get_native_id()})
+        started.release()
+        asleep.acquire()
+
+    started = _thread.allocate_lock()
+    started.acquire()
+    _thread.start_new_thread(stand_by, ())
+    started.acquire()  # The channel is one thread's at a time.
 
 
 def _adopt_main(func: Any, start: Start) -> None:

@@ -1,0 +1,119 @@
+"""Asking for stacks does not disturb the function: no call of its own ends, in Python or in native code.
+
+In: functions that wait in calls which any signal would end. Out: their stacks, and that they still wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from gangs import kill, processes, wait_until, worker_of
+
+import kinetic
+from kinetic.errors import HostHung, NotFound
+
+
+def pause():
+    signal.pause()
+
+
+def sleep_in_native_code():
+    ctypes.CDLL(None).sleep(1000)
+
+
+def sleep_in_native_code_that_holds_the_lock():
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def poll_in_native_code():
+    ctypes.CDLL(None).poll(None, 0, -1)
+
+
+def wait_for_a_signal():
+    signal.sigwait({signal.SIGUSR1})
+
+
+def wait_in_many_threads():
+    waits = threading.Event()
+    for _ in range(50):
+        threading.Thread(target=waits.wait, daemon=True).start()
+    waits.wait()
+
+
+def shown(handle, word):
+    try:
+        text = handle.stacks().get(0, "")
+    except NotFound:  # It is too early.
+        return ""
+    return text if word in text else ""
+
+
+def end(handle):
+    _, agents = processes(handle)
+    kill(worker_of(agents[0]))
+    handle.wait()
+
+
+WAYS = [pause, sleep_in_native_code, sleep_in_native_code_that_holds_the_lock, poll_in_native_code, wait_for_a_signal]
+
+
+@pytest.mark.parametrize("wait", [*WAYS, wait_in_many_threads])
+def test_a_function_that_waits_goes_on_waiting(wait, home):
+    def function(marker, over):
+        Path(marker).touch()
+        wait()
+        Path(over).touch()
+
+    marker, over = home.parent / "marker", home.parent / "over"
+    handle = kinetic.run(accelerator="cpu")(function).run_async(str(marker), str(over))
+    wait_until(marker.exists, "the function has not begun")
+    for _ in range(3):
+        text = wait_until(lambda: shown(handle, wait.__name__), "no stacks")
+        assert "kinetic/runner" not in text
+        assert "no Python frame" not in text
+    assert not over.exists()
+    assert handle.status().value == "RUNNING"
+    end(handle)
+
+
+def test_a_hung_job_does_not_succeed(home):
+    """Its hang is found by asking for stacks; that must not end it."""
+
+    def function():
+        print("waits", flush=True)
+        signal.pause()
+        return "never"
+
+    with pytest.raises(HostHung, match="function"):
+        kinetic.run(accelerator="cpu", hang_timeout=1)(function)()
+
+
+def test_fork_and_data_still_work():
+    """The thread that takes the signal is in nobody's way."""
+
+    def function():
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return pool.map(abs, [-1, -2]), threading.active_count(), [t.name for t in threading.enumerate()]
+
+    values, threads, names = kinetic.run(accelerator="cpu")(function)()
+    assert values == [1, 2]
+    assert threads == len(names)
+    assert "MainThread" in names
+
+
+def test_stacks_before_the_function_begins(home):
+    class Slow:
+        def __reduce__(self):
+            return time.sleep, (1000,)
+
+    handle = kinetic.run(accelerator="cpu")(lambda _: None).run_async(Slow())
+    text = wait_until(lambda: shown(handle, "unpack"), "no stacks")
+    assert "hread" in text
+    end(handle)
