@@ -132,7 +132,11 @@ class LocalBackend:
         if not self._was_supervised(ref):  # It is being submitted, or that was interrupted.
             return self._verdict(ref) or Phase.NOT_FOUND
         verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
-        return verdict or (Phase.RUNNING if self._lingers(ref) else Phase.FAILED)
+        if verdict is None and self._lingers(ref):
+            return Phase.RUNNING
+        if verdict is None:
+            self._end_family(ref)
+        return verdict or Phase.FAILED
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, and on, until the job has ended."""
@@ -229,6 +233,14 @@ class LocalBackend:
         """Whether agents of a supervisor that was killed are still ending their hosts: what they report is worth a moment."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         return time.monotonic() - since <= LINGER_S and self._has_agents(ref)
+
+    def _end_family(self, ref: JobRef) -> None:
+        """End what the function had started, where supervisor and agents were killed before they could."""
+        told = self._supervisor(ref)
+        if told and isinstance(told.get("token"), str):
+            from kinetic.backends import family
+
+            family.end(ref.job_id, told["token"])
 
     def _has_agents(self, ref: JobRef) -> bool:
         told = self._supervisor(ref) or {}

@@ -24,7 +24,7 @@ from kinetic.backends.simulation import available_memory_bytes
 from kinetic.doctor.checks import Folder, Machine, Preloader
 from kinetic.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic.errors import CorruptRecord, KineticError, NotFound
-from kinetic.job import paths
+from kinetic.job import kinship, paths
 from kinetic.job.outcome import Outcome
 from kinetic.job.plan import Plan
 from kinetic.job.ref import JobRef
@@ -202,9 +202,13 @@ def _processes() -> Iterator[Process]:
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             title = _TITLE.match((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            if title and entry.stat().st_uid == os.geteuid():
+            if entry.stat().st_uid != os.geteuid():
+                continue
+            if title:
                 role = title[1] if title[3] is None else f"{title[1]} {title[3]}"
                 yield Process(int(entry.name), role, title[2], uptime_s - _started_s(entry))
+            elif job_id := kinship.job_of((entry / "environ").read_bytes()):
+                yield Process(int(entry.name), "a program of the function", job_id, uptime_s - _started_s(entry))
 
 
 def _started_s(entry: Path) -> float:

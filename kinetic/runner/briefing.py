@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from kinetic.job import kinship
 from kinetic.job.plan import Plan
 from kinetic.runner import debugger, jaxworld, searchpath
 from kinetic.runner.identity import Identity
@@ -75,6 +76,7 @@ def _environ(who: Identity, plan: Plan, space: Workspace, world: World, *, debug
         "KINETIC_HOSTS": str(who.hosts),
         "KINETIC_ACCELERATOR": plan.topology.name,
         "KINETIC_ATTEMPT": str(who.attempt),
+        kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
     }
     debugging = debugger.ENVIRON if debug else {}
