@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kinetic import shadows
 from kinetic.packaging import manifest
 from kinetic.packaging.walk import Stamp, stamp_at
 
@@ -163,7 +164,7 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                if top not in sys.stdlib_module_names:  # The host has loaded the one of the standard library.
+                if top not in shadows.INDISPENSABLE:  # To the host, that is the one of the standard library.
                     places[name] = _inside(own, root) or entry + inner
                 break
             if _is_module(f"{root}/{entry}{top}"):

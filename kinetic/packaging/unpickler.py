@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
 
@@ -74,19 +74,25 @@ def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
 
 def module_namespace(name: str) -> dict[str, Any]:
     """Return the globals of a module."""
-    return vars(importlib.import_module(name))
+    return vars(_imported(name))
+
+
+def _imported(name: str) -> ModuleType:
+    """Import as pickle does: a file of the project comes before a module of the standard library with its name."""
+    __import__(name)
+    return sys.modules[name]
 
 
 def import_if_possible(modules: Sequence[str]) -> None:
     """Import modules that the function may not need: one that cannot be imported here, it will miss by itself."""
     for name in modules:
         with contextlib.suppress(Exception):
-            importlib.import_module(name)
+            _imported(name)
 
 
 def unwrapped(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under so many decorators."""
-    found: Any = importlib.import_module(module)
+    found: Any = _imported(module)
     for name in qualname.split("."):
         found = getattr(found, name)
     for _ in range(depth):

@@ -401,6 +401,26 @@ print(train(outside.Config()))
     assert lines(run(tmp_path / "project", {"main.py": main})) == ["(True, 9, False)"]
 
 
+def test_modules_with_names_of_libraries_are_one(tmp_path: Path) -> None:
+    part = "class Part: pass\ndef make(): return Part()"
+    main = """
+import kinetic, secrets, click, enum
+from secrets import Part, make
+
+def outer():
+    return type(make()) is Part
+
+@kinetic.run(accelerator="cpu")
+def look(part, other, function):
+    import click as theirs, secrets as again
+    return type(part) is again.Part is type(again.make()), type(other) is theirs.Part, again.make is make, function()
+
+print(look(Part(), click.Part(), outer))
+"""
+    files = {"secrets.py": part, "click.py": part, "main.py": main}
+    assert lines(run(tmp_path, files)) == ["(True, True, True, True)"]
+
+
 def test_a_module_that_was_edited_is_sent_as_it_was_imported_and_said_so(tmp_path: Path) -> None:
     main = """
 import importlib, logging, pathlib

@@ -111,15 +111,6 @@ def test_a_module_loaded_under_a_name_of_its_own_travels_by_value(look: Callable
     assert found.again().by_value == {"modtest_other_name"}
 
 
-def test_a_module_named_as_one_of_the_standard_library_travels_by_value(
-    look: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = look({"this.py": "MINE = True"}, [])
-    monkeypatch.delitem(sys.modules, "this", raising=False)
-    assert importlib.import_module("this").MINE
-    assert found.again().by_value == {"this"}
-
-
 def edit(file: Path, text: str) -> None:
     """Write the file, and give it a time that no earlier content can have had."""
     later_ns = file.stat().st_mtime_ns + 5_000_000_000
