@@ -6,8 +6,10 @@ Called by handle. Also the one place of the library that tells the caller someth
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -15,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from kinetic.backends.base import Backend, LogRequest, Phase
 from kinetic.errors import CorruptRecord, NotFound, StoreError
@@ -291,3 +293,39 @@ def notice(text: str, *, once: bool = True) -> None:
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):  # AttributeError: there is no stderr (pythonw).
         _log.info("%s", text)
+
+
+def tell_last(interrupt: KeyboardInterrupt, text: str) -> None:
+    """Let these be the last words of what Python prints of an interrupt; where it is caught, the last words of this process."""
+    interrupt.add_note(text)
+    atexit.register(_tell_unless_shown, interrupt, text)
+
+
+def _tell_unless_shown(interrupt: KeyboardInterrupt, text: str) -> None:
+    if getattr(sys, "last_value", None) is not interrupt:  # what the interpreter, or a notebook, has printed
+        notice(text, once=False)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def leads_to_the_caller(method: F) -> F:
+    """Leave our frames out of what a handle's blocking method raises; after Ctrl-C, say last how to come back to the job."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return method(self, *args, **kwargs)
+        except KeyboardInterrupt as interrupt:
+            if not getattr(interrupt, "__notes__", ()):
+                tell_last(interrupt, self._parting_words())
+            interrupt.__traceback__ = None
+            raise
+        except Exception as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code in (call.__code__, method.__code__):
+                trace = trace.tb_next
+            error.__traceback__ = trace
+            raise
+
+    return cast("F", functools.wraps(method)(call))

@@ -20,7 +20,7 @@ from kinetic import collecting, following, futures, notebook
 from kinetic.backends import registry
 from kinetic.backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, WaitTimeout
-from kinetic.following import Finished, OnStatus, Printer, StatusWatch
+from kinetic.following import Finished, OnStatus, Printer, StatusWatch, leads_to_the_caller
 from kinetic.job import paths, record
 from kinetic.job.duration import Duration, patience_s
 from kinetic.job.logformat import LogChunk
@@ -163,6 +163,7 @@ class JobHandle(Generic[R_co]):
     @overload
     def logs(self, follow: bool, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str | None: ...
 
+    @leads_to_the_caller
     def logs(self, follow: bool = False, host: int = 0, all_hosts: bool = False, tail: int | None = None) -> str | None:
         """Return what a host printed so far; with `follow`, print it as it comes until the job ends, and return None.
 
@@ -175,8 +176,7 @@ class JobHandle(Generic[R_co]):
         request = LogRequest(hosts=None if all_hosts else (self._known(host),), follow=follow, tail=tail)
         printer = Printer(prefixed=all_hosts)
         if follow:
-            with self._interruptible():
-                self._watch(request, printer)
+            self._watch(request, printer)
             return None
         return b"".join(printer.shown(chunk) for chunk in self.chunks(request) if chunk is not None).decode("utf-8", "replace")
 
@@ -214,6 +214,7 @@ class JobHandle(Generic[R_co]):
             raise NotFound(f"{self.job_id} is not running, and no stacks were kept: they are when hang_timeout ends a job.")
         return kept
 
+    @leads_to_the_caller
     def debug_attach(self, local_port: int = 5678, working_dir: str | None = None) -> PortForward:
         """Wait until the debugger of a debug job listens, bring it to a port of this machine, and say how to attach.
 
@@ -230,15 +231,14 @@ class JobHandle(Generic[R_co]):
         """
         from kinetic import debug
 
-        with self._interruptible():
-            forward = debug.attach(
-                self._place,
-                self._store,
-                self.ref,
-                local_port=local_port,
-                working_dir=working_dir,
-                ended=lambda: self.status().ended,
-            )
+        forward = debug.attach(
+            self._place,
+            self._store,
+            self.ref,
+            local_port=local_port,
+            working_dir=working_dir,
+            ended=lambda: self.status().ended,
+        )
         following.notice(forward.instructions, once=False)
         return forward
 
@@ -249,15 +249,16 @@ class JobHandle(Generic[R_co]):
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
+    @leads_to_the_caller
     def wait(self, timeout: Duration | None = None) -> Outcome:
         """Wait until the job has ended and return the verdict; raises nothing for a job that failed.
 
         Raises:
             WaitTimeout: `timeout` seconds have passed; the job goes on.
         """
-        with self._interruptible():
-            return self._watch(LogRequest(hosts=()), timeout=timeout)
+        return self._watch(LogRequest(hosts=()), timeout=timeout)
 
+    @leads_to_the_caller
     def result(  # noqa: PLR0917 - as scripts call it
         self,
         timeout: Duration | None = None,
@@ -286,8 +287,7 @@ class JobHandle(Generic[R_co]):
         if self._collected is not None:
             return cast("R_co", self._collected[0])
         request = LogRequest(hosts=(0,) if stream_logs else (), failures=False)
-        with self._interruptible():
-            outcome = self._watch(request, Printer() if stream_logs else None, timeout, on_status_change)
+        outcome = self._watch(request, Printer() if stream_logs else None, timeout, on_status_change)
         free = not self.debug if cleanup is None else cleanup
         try:
             if not outcome.ok:
@@ -300,6 +300,7 @@ class JobHandle(Generic[R_co]):
             if free:
                 self._free(records=self._collected is not None, timeout=cleanup_timeout)
 
+    @leads_to_the_caller
     def results(self, timeout: Duration | None = None) -> list[R_co]:
         """Wait for the job and return the values of all hosts, by index; for jobs that were run with `all_hosts=True`.
 
@@ -479,17 +480,11 @@ class JobHandle(Generic[R_co]):
             f"stop it with `kinetic jobs cancel {self.job_id}`."
         )
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """On Ctrl-C, say that the job goes on and how to come back to it."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            self._tell_it_goes_on()
-            raise
+    def _parting_words(self) -> str:
+        return f"kinetic: {self.job_id} goes on; {self._way_back()}"
 
     def _tell_it_goes_on(self) -> None:
-        following.notice(f"\nkinetic: {self.job_id} goes on; {self._way_back()}", once=False)
+        following.notice(f"\n{self._parting_words()}", once=False)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -180,6 +180,9 @@ class RemoteCallable(Generic[P, R_co]):
         __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
         try:
             return self._called(args, kwargs)
+        except KeyboardInterrupt as interrupt:
+            interrupt.__traceback__ = None
+            raise
         except Exception as error:
             error.__traceback__ = _without_ours(error.__traceback__)
             raise

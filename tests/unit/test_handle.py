@@ -7,6 +7,8 @@ import dataclasses
 import json
 import pickle
 import re
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -131,7 +133,7 @@ def test_a_timeout_is_a_length_of_time(handle, timeout):
         handle.result(timeout=timeout)
 
 
-def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle, capsys):
+def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle):
     backend.output = [None]
 
     def interrupt():
@@ -139,13 +141,38 @@ def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle, caps
 
     backend.finish = interrupt
     for blocking in (handle.result, handle.wait, lambda: handle.logs(follow=True)):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as caught:
             blocking()
-        told = capsys.readouterr().err
-        assert f'kinetic.attach("{job.job_id}")' in told
-        assert f"kinetic jobs logs -f {job.job_id}" in told
-        assert f"kinetic jobs cancel {job.job_id}" in told
+        told = "".join(traceback.format_exception(caught.value)).splitlines()
+        assert told[-2] == "KeyboardInterrupt"
+        assert f'kinetic.attach("{job.job_id}")' in told[-1], "the last words"
+        assert f"kinetic jobs logs -f {job.job_id}" in told[-1]
+        assert f"kinetic jobs cancel {job.job_id}" in told[-1]
+        assert not [line for line in told if "/kinetic/" in line and "/tests/" not in line], "no frames of ours"
     assert backend.calls == []
+
+
+INTERRUPTED = """
+import sys
+from kinetic import following
+try:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as interrupt:
+        following.tell_last(interrupt, "it goes on")
+        raise
+except %s as caught:
+    print("caught", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("caught", "told"), [("ValueError", "KeyboardInterrupt\nit goes on\n"), ("BaseException", "caught\nit goes on\n")]
+)
+def test_the_way_back_is_the_last_word_whoever_catches_the_interrupt(caught, told):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED % caught], capture_output=True, text=True)
+    assert done.stderr.endswith(told)
+    assert done.stderr.count("it goes on") == 1
 
 
 # -- damaged and missing values ----------------------------------------------------------------------------------------

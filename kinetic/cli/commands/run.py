@@ -177,7 +177,7 @@ def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: boo
         output.notice(f"{handle.job_id}: {program.name}")
     try:
         _print_output(desk, handle, all_hosts)
-        outcome = handle.wait()
+        outcome = handle.outcome() or handle.wait()
     except KeyboardInterrupt:
         output.notice(
             f"\n{handle.job_id} runs on. To see it again: kinetic jobs logs -f {handle.job_id}\n"
