@@ -23,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from kinetic.packaging import ignore, walk
-from kinetic.packaging.walk import FoundFile, Scan, looks_secret, stamp_at, stamp_of
+from kinetic.packaging.walk import FoundFile, Scan, leads_to_hidden, looks_secret, stamp_at, stamp_of
 
 NEIGHBOUR_BYTES = 1_000_000
 """The size of the largest file that is taken only for being there."""
@@ -166,7 +166,8 @@ class _Gathering:
             return False
         if mine and info.st_uid != os.getuid():
             return False
-        if looks_secret(rel.rpartition("/")[2]):
+        real = os.path.realpath(path)
+        if looks_secret(rel.rpartition("/")[2]) or (real != path and leads_to_hidden(self._root, real)):
             self._found.kept_back.append(rel)
             return False
         self._add(rel, path, info)

@@ -248,6 +248,8 @@ class _Walk:
         inside = target[len(self._inside) :] if target.startswith(self._inside) else "" if target == self._root else None
         if inside == "" or inside in self._found.folders or inside in self._found.files:
             self._found.links[rel] = os.path.relpath(f"/{inside}", f"/{rel.rpartition('/')[0]}")
+        elif self._how.sparing and leads_to_hidden(self._root, target):
+            self._found.kept_back.append(rel)
         elif is_folder:
             self._take_folder(target, rel, visit)
         else:
@@ -332,6 +334,12 @@ class _Walk:
 
 def _prefix(parts: list[str]) -> str:
     return "".join(f"{part}/" for part in parts)
+
+
+def leads_to_hidden(root: str, target: str) -> bool:
+    """Whether what a link leads to looks secret, or lies in a folder that begins with a dot, as keys below a home do."""
+    below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
+    return looks_secret(target.rpartition("/")[2]) or any(part.startswith(".") for part in below.split("/"))
 
 
 def looks_secret(name: str) -> bool:

@@ -167,6 +167,17 @@ def test_of_a_folder_that_all_programs_use_only_what_is_named_is_sent(folder, mo
     assert listed(sent(folder / "t.py", monkeypatch)) == ["helper.py", "names.txt", "rows.csv", "t.py"]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_link_brings_no_key_along(folder, whole):
+    root = folder / "sketch" if whole else folder
+    write(root, "t.py", "fine.csv")
+    for name, target in {"a": ".ssh/id_rsa", "b": ".netrc", "c": ".ssh", "d": "secret.pem", "e": "notes.txt"}.items():
+        (root / name).symlink_to(folder / target)
+    made = bundle.build_unmarked(root, lone.Start(("t.py", "a")), whole=whole, cache_dir=folder / ".cache")
+    assert [path for path in listed(made) if path != "notes.txt"] == ["e", "fine.csv", "t.py"]
+    assert "a, b" in made.warnings[-1]
+
+
 def test_home_as_the_project_that_somebody_asked_for_keeps_its_keys(folder, monkeypatch):
     write(folder, "t.py")
     made = sent(folder / "t.py", monkeypatch, package_root="~")
