@@ -67,6 +67,7 @@ class _Gathering:
         self._found = Scan()
         self._modules: list[str] = []
         self._asked: set[str] = set()
+        self._packages: set[str] = set()
         self._mentioned: set[str] = set()
         self._size_bytes = 0
 
@@ -75,38 +76,41 @@ class _Gathering:
             self._take_with_package(rel)
         self._ask(self._start.modules)
         while self._modules:
-            self._find(self._modules.pop())
+            self._find(self._modules.pop(), self._start.folders)
         self._found.modules = [rel for rel in self._found.files if rel.endswith(".py")]
         self._take_neighbours()
         return self._found
 
     def _ask(self, names: Sequence[str]) -> None:
-        for name in names:
-            top = name.partition(".")[0]
-            if top not in self._asked:
-                self._asked.add(top)
-                self._modules.append(top)
+        new = set(names) - self._asked
+        self._asked |= new
+        self._modules += sorted(new)
 
-    def _find(self, name: str) -> None:
-        for folder in self._start.folders:
-            rel = f"{folder}/{name}" if folder else name
+    def _find(self, name: str, folders: Sequence[str], *, inside: bool = False) -> None:
+        """Take the module of this name; `inside` a folder that is a package without `__init__.py`, or anywhere on the way."""
+        first, _, rest = name.partition(".")
+        for folder in folders:
+            rel = f"{folder}/{first}" if folder else first
             if self._is_file(f"{rel}.py"):
                 self._take(f"{rel}.py")
-                return
-            if self._is_file(f"{rel}/__init__.py") or self._is_namespace(name, rel):
+            elif self._is_file(f"{rel}/__init__.py"):
                 self._take_package(rel)
-                return
+            elif not Path(self._root, rel).is_dir() or not (inside or self._is_free(first)):
+                continue
+            elif any(entry.endswith(".py") for entry, _ in self._listed(rel)):
+                self._take_package(rel)
+            elif rest:
+                self._find(rest, [rel], inside=True)
+            return
 
     def _is_file(self, rel: str) -> bool:
         path = f"{self._root}/{rel}"
         self._found.watched[path] = stamp_at(path)
         return Path(path).is_file()
 
-    def _is_namespace(self, name: str, rel: str) -> bool:
-        """Whether a folder without `__init__.py` is what an import of the name would find: anything else of that name wins."""
-        if name in sys.stdlib_module_names or not os.path.isdir(f"{self._root}/{rel}"):
-            return False
-        if not any(entry.endswith(".py") for entry, _ in self._listed(rel)):
+    def _is_free(self, name: str) -> bool:
+        """Whether an import of the name finds nothing elsewhere: a folder without `__init__.py` comes last."""
+        if name in sys.stdlib_module_names:
             return False
         elsewhere = [place for place in sys.path if os.path.realpath(place or ".") != self._root]
         try:
@@ -126,6 +130,9 @@ class _Gathering:
         self._take(rel)
 
     def _take_package(self, rel: str) -> None:
+        if rel in self._packages:
+            return
+        self._packages.add(rel)
         for name, is_folder in self._listed(rel):
             inside = f"{rel}/{name}"
             if is_folder:
@@ -231,7 +238,8 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
-        return [node.module] if node.level == 0 and node.module else []
+        names = ["", *(f".{alias.name}" for alias in node.names)]
+        return [f"{node.module}{name}" for name in names] if node.level == 0 and node.module else []
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):

@@ -102,6 +102,13 @@ def test_a_folder_is_a_module_only_where_python_would_take_it_for_one(folder, mo
     assert found == ["mine/w.py", "named.py", "secrets.py", "shadow.py", "t.py"]
 
 
+@pytest.mark.parametrize("text", ["import work.deep.own.y", "from work.deep import own", "from work.deep.own.y import z"])
+def test_of_a_folder_that_only_leads_to_modules_nothing_else_is_sent(folder, monkeypatch, text):
+    write(folder, "t.py", text=text)
+    write(folder, "work/deep/own/y.py", "work/deep/more/z.py", "work/film.txt")
+    assert listed(sent(folder / "t.py", monkeypatch)) == ["notes.txt", "t.py", "work/deep/own/y.py"]
+
+
 def test_a_local_module_named_like_one_of_the_library_is_sent(folder, monkeypatch):
     write(folder, "t.py", text="import random, email")
     write(folder, "random.py", "email/__init__.py", "email/x.py")
@@ -199,11 +206,11 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
     assert build() == first
     assert len(reads) == count
     write(folder, "new.py")
-    write(folder, "helper.py", text="import work.other.y")
+    write(folder, "helper.py", text="import work.none.y")
     (folder / "notes.txt").write_text("changed")
     assert (
         build().digests()
         == bundle.build_unmarked(folder, lone.Start(("t.py",)), whole=False, cache_dir=folder / ".other").digests()
     )
     assert "new.py" in build().digests()
-    assert "work/other/y.py" not in build().digests(), "a folder without Python files in it"
+    assert "work/other/y.py" not in build().digests()
