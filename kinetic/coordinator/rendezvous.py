@@ -75,7 +75,8 @@ class Rendezvous:
         whom = f"{name_hosts(missing)}, which {'has' if len(missing) == 1 else 'have'} not joined" if missing else "each other"
         return (
             f"{name_hosts(joining)} of {self._spec.hosts} {'has' if len(joining) == 1 else 'have'} waited "
-            f"{self._spec.start_timeout_s:g} s in JAX for {whom} (start_timeout=)"
+            f"{self._spec.start_timeout_s:g} s in JAX for {whom} (start_timeout=). Let every host use JAX, or raise "
+            "start_timeout"
         )
 
 
