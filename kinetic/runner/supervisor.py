@@ -102,7 +102,7 @@ class Supervisor:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._store = LocalStore(Path(request.store))
+        self._store = LocalStore(Path(request.store), existing=True)
         self._job = self._store.path(paths.job(request.job_id))
         self._own = self._job / "local"
         self._scratch = self._own / "work"

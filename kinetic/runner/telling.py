@@ -155,7 +155,7 @@ def traceback_of(error: BaseException) -> str:
 def save(start: Start, name: str, data: bytes) -> str:
     """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # Not those above it: a job does not bring back a store that was removed.
     path.write_bytes(data)
     path.chmod(0o600)  # The function may have set a umask under which not even the agent could read it.
     return str(path)

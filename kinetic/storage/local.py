@@ -33,9 +33,15 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 class LocalStore:
-    """A `Store` in a folder. The folder is created by the first write."""
+    """A `Store` in a folder. The folder is created by the first write.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder.
+        existing: it must be there already. A running job does not bring back what its owner has removed.
+    """
+
+    def __init__(self, root: Path, *, existing: bool = False) -> None:
+        self._existing = existing
         self._root = Path(root).absolute()
         self._text = str(self._root)
         self._swept = False
@@ -132,8 +138,13 @@ class LocalStore:
             )
         return f"{self._text}/{key}"
 
+    def _make(self, folder: str) -> None:
+        if self._existing and not os.path.isdir(self._text):
+            raise StoreError(f"The store {self._text} was removed.")
+        _make_private(folder, self._text)
+
     def _make_temporary(self) -> None:
-        _make_private(f"{self._text}/{_TEMPORARY}", self._text)
+        self._make(f"{self._text}/{_TEMPORARY}")
         self.check()  # Somebody else may have been quicker to make it.
 
     def _sweep_once(self) -> None:
@@ -146,7 +157,7 @@ class LocalStore:
             try:
                 return _give_name(temporary, target, if_absent)
             except FileNotFoundError:
-                _make_private(os.path.dirname(target), self._text)
+                self._make(os.path.dirname(target))
         raise StoreError(f"Could not write {target}: its folder is being deleted again and again by somebody else.")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[str]:
