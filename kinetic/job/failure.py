@@ -19,6 +19,8 @@ _DETAIL_CHARS = 2000
 _OTHERS, _OTHER_CHARS = 5, 200
 _OF_THE_JOB = (Exit.CANCELLED, Exit.TIMEOUT, Exit.NEVER_JOINED)
 """Ends that a host did not bring about: what it printed last explains nothing, and naming the others neither."""
+_NOT_PREPARED, _NOT_LOADED = "The host could not be prepared: ", "The function could not be rebuilt on this host: "
+"""How hosts begin to say so in their logs; with the headline's own words it would be said twice."""
 _TRACEBACK_TOLD = (Exit.RAISED, Exit.UNPICKLE_FAILED)
 """Ends whose traceback is part of the message."""
 _NOISE = re.compile(r'^\s*File "[^"]*/kinetic/runner/|^\s*File "<frozen runpy>"|^Extension modules: ')
@@ -164,9 +166,9 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
         Exit.RAISED: f"{who} raised {_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
         Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on {who}.",
         Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or smaller batches.",
-        Exit.AGENT_LOST: f"{who} {were} lost. {detail}",
-        Exit.SETUP_FAILED: f"{who} could not be prepared. {detail}",
-        Exit.UNPICKLE_FAILED: f"{who} could not load the function. {detail}",
+        Exit.AGENT_LOST: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
+        Exit.SETUP_FAILED: f"{who} could not be prepared: {detail.removeprefix(_NOT_PREPARED)}",
+        Exit.UNPICKLE_FAILED: f"{who} could not load the function: {detail.removeprefix(_NOT_LOADED)}",
         Exit.RESULT_UNPICKLABLE: f"the function returned, but its value cannot be brought here. {detail}",
     }
     if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
