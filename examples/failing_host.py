@@ -2,7 +2,7 @@
 
     python examples/failing_host.py
 
-Host 2 raises before a collective that the other three hosts wait in. Left alone, they would wait for ever. Here the gang is ended
+Host 2 raises before a collective that the other three hosts wait in. Left alone, they would wait forever. Here the gang is ended
 at once, and the error that arrives is the cause, not its echo on the other hosts.
 """
 
@@ -10,7 +10,7 @@ import kinetic
 
 
 class BadShard(ValueError):
-    """What this example raises: an exception class of the user's own."""
+    """What this example raises: an exception class of the caller's."""
 
 
 def read_shard(host):

@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # A type checker shall report misspelt names.
+if not TYPE_CHECKING:  # A type checker should report misspelt names.
 
     def __getattr__(name):
         from importlib import import_module

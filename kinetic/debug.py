@@ -209,8 +209,8 @@ def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
     """
     if not has_terminal and not allowed:
         raise UsageError(
-            "A function with debug=True waits for you to attach a debugger, and this is no terminal. Set KINETIC_NO_TTY_DEBUG=1 "
-            "to do so all the same, or use run_async() and JobHandle.debug_attach(). Nothing was submitted."
+            "A function with debug=True waits for you to attach a debugger, and this is not a terminal. Set "
+            "KINETIC_NO_TTY_DEBUG=1 to do so anyway, or use run_async() and JobHandle.debug_attach(). Nothing was submitted."
         )
 
 
@@ -240,5 +240,5 @@ def _listener(port: object) -> socket.socket:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
         raise UsageError(
-            f"Port {port} of this machine cannot be had ({error.strerror}). Choose another one, or 0 for any free one."
+            f"Port {port} of this machine cannot be used ({error.strerror}). Choose another one, or 0 for any free one."
         ) from error

@@ -15,7 +15,7 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     │   ├── StoreFull                       ... no space is left
     │   └── CorruptRecord                   ... a stored file is not what was written
     ├── NotFound (LookupError)              no such job or object
-    ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job goes on
+    ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job keeps running
     ├── BatchError                          some inputs of a batch have no result; the results of the others are in it
     ├── CoordinatorLost                     an agent could not reach its coordinator in time (host side)
     └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
@@ -127,7 +127,7 @@ class NotFound(KineticError, LookupError):
 
 
 class WaitTimeout(KineticError, TimeoutError):
-    """The time that the caller gave to a wait has passed. The job goes on."""
+    """The time that the caller gave to a wait has passed. The job keeps running."""
 
 
 class BatchError(KineticError):

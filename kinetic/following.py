@@ -129,7 +129,7 @@ def is_starting(store: Store, ref: JobRef, phase: Phase, now: float) -> bool:
 
 
 def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the verdict that rests in the store; a damaged one is rebuilt from the hosts' reports."""
+    """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
     try:
         return Outcome.from_json(record.parse(store.get(paths.outcome(ref.job_id))))
     except NotFound:

@@ -83,7 +83,7 @@ class JobHandle(Generic[R_co]):
         self._callbacks = futures.Callbacks(self)
         self._left = False
 
-    if not TYPE_CHECKING:  # A type checker shall report misspelt names.
+    if not TYPE_CHECKING:  # A type checker should report misspelt names.
 
         def __getattr__(self, name):
             if not name.startswith("_") and name in JobRef.__dataclass_fields__:
@@ -254,7 +254,7 @@ class JobHandle(Generic[R_co]):
         """Wait until the job has ended and return the verdict; raises nothing for a job that failed.
 
         Raises:
-            WaitTimeout: `timeout` seconds have passed; the job goes on.
+            WaitTimeout: `timeout` seconds have passed; the job keeps running.
         """
         return self._watch(LogRequest(hosts=()), timeout=timeout)
 
@@ -280,7 +280,7 @@ class JobHandle(Generic[R_co]):
             on_status_change: called with each new status.
 
         Raises:
-            WaitTimeout: the time has passed; the job goes on.
+            WaitTimeout: the time has passed; the job keeps running.
             JobFailed: the job failed, and not through an exception of the function that can be rebuilt here.
         """
         __tracebackhide__ = True  # Notebooks and pytest show the caller's line and the function's own frames.
@@ -311,7 +311,7 @@ class JobHandle(Generic[R_co]):
 
         Raises:
             UsageError: the job has several hosts, and only the leader's value was kept.
-            WaitTimeout: the time has passed; the job goes on.
+            WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
         if not outcome.ok:
@@ -337,7 +337,7 @@ class JobHandle(Generic[R_co]):
         """Wait for the job and return what `result` raises for it; None for a job that succeeded.
 
         Raises:
-            WaitTimeout: the time has passed; the job goes on.
+            WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
         return None if outcome.ok else self._error(outcome, seen=False)
@@ -451,9 +451,9 @@ class JobHandle(Generic[R_co]):
             look()
             show()
             if self._left:
-                raise WaitTimeout(f"Nobody waits for {self.job_id} any more. It goes on; {self._way_back()}")
+                raise WaitTimeout(f"The wait for {self.job_id} was given up. It keeps running; {self._way_back()}")
             if self._clock() >= deadline and self._stored() is None:
-                raise WaitTimeout(f"{self.job_id} has not ended within {patience:g} s. It goes on; {self._way_back()}")
+                raise WaitTimeout(f"{self.job_id} has not ended within {patience:g} s. It keeps running; {self._way_back()}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
@@ -481,7 +481,7 @@ class JobHandle(Generic[R_co]):
         )
 
     def _parting_words(self) -> str:
-        return f"kinetic: {self.job_id} goes on; {self._way_back()}"
+        return f"kinetic: {self.job_id} keeps running; {self._way_back()}"
 
     def _tell_it_goes_on(self) -> None:
         following.notice(f"\n{self._parting_words()}", once=False)

@@ -74,7 +74,7 @@ def _nothing(outcome: Outcome | None = None) -> None:
 
 
 class Progress:
-    """A picture in the running cell, drawn anew now and then, only if it has changed."""
+    """A picture in the running cell, redrawn now and then, only if it has changed."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         start_timeout: from submission until the function must run on every host; also how long hosts may wait in JAX for one
             that has not joined.
         hang_timeout: how long a host may stand still before the job is stopped and its stacks are shown.
-        retries: how many times a failed job is started anew.
+        retries: how many times a failed job is restarted.
         env: variables to set for the function.
         secrets: names of variables of this environment whose values are set for the function and stored nowhere.
         all_hosts: keep what the function returns on every host, for `JobHandle.results`; a call still returns the leader's value.
@@ -313,7 +313,7 @@ class RemoteCallable(Generic[P, R_co]):
                 dict as keyword arguments; "auto" decides by the entry's type.
             max_concurrent: jobs that run at the same time; "auto" as many as there is room for (on this machine: processors and
                 memory), None for all at once.
-            retries: how often an input whose job failed is submitted anew.
+            retries: how often an input whose job failed is submitted again.
             fail_fast: submit nothing more after the first failure.
             cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.
             name: what people see; the function's name by default.

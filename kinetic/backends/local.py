@@ -175,7 +175,7 @@ class LocalBackend:
             watch.close()
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the supervisor to stop the gang; one that somebody has stopped (SIGSTOP) is let go on, to do so."""
+        """Ask the supervisor to stop the gang; one that was stopped (SIGSTOP) is continued, so that it can."""
         import signal
 
         pid = _lock_holder(self._folder(ref) / "lock")

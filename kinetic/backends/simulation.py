@@ -48,7 +48,7 @@ def document(plan: Plan) -> dict[str, Any]:
 def preload_modules(hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> tuple[str, ...]:
     """Modules that are imported once for all hosts.
 
-    A gang of several hosts always needs JAX. It must be imported anew where the job sets variables that JAX reads at import.
+    A gang of several hosts always needs JAX. It must be imported again where the job sets variables that JAX reads at import.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
         return ()

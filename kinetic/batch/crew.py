@@ -77,7 +77,7 @@ class Crew:
             while self._step():
                 pass
         except BaseException as error:
-            self.stop(f"submitting failed: {type(error).__name__}: {text_of(error)}")  # Whoever waits must not wait for ever.
+            self.stop(f"submitting failed: {type(error).__name__}: {text_of(error)}")  # Wake all waiters.
             raise
         finally:
             self._end_submitting()

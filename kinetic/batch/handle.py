@@ -111,7 +111,7 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def unavailable_children(self) -> dict[int, str]:
-        """Ids of jobs whose records cannot be had (any more), by index."""
+        """Ids of jobs whose records are missing, by index."""
         gone = {i: child.ref.job_id for i, child in enumerate(self._children()) if child.state is State.GONE and child.ref}
         return (self._news.unavailable if self._news is not None else {}) | gone
 
@@ -126,7 +126,7 @@ class BatchHandle(Generic[R_co]):
                 for each input that ends.
 
         Raises:
-            WaitTimeout: the time has passed; the batch goes on.
+            WaitTimeout: the time has passed; the batch keeps running.
         """
         with self.interruptible():
             for _ in self._ends(timeout, progress):
@@ -140,7 +140,7 @@ class BatchHandle(Generic[R_co]):
             timeout: seconds to wait at most.
 
         Raises:
-            WaitTimeout: the time has passed; the batch goes on.
+            WaitTimeout: the time has passed; the batch keeps running.
         """
         patience_s(poll_interval)
         ends = self._ends(timeout, progress=False)
@@ -197,7 +197,7 @@ class BatchHandle(Generic[R_co]):
 
         Raises:
             BatchError: inputs have no value, and `return_exceptions` is False.
-            WaitTimeout: the time has passed; the batch goes on.
+            WaitTimeout: the time has passed; the batch keeps running.
         """
         found: dict[int, Any] = {}
         failed: dict[int, BaseException] = {}
@@ -276,7 +276,7 @@ class BatchHandle(Generic[R_co]):
                 shown.waits()
                 left_s = min(deadline - self._clock(), _FOR_EVER_S)
                 if left_s <= 0:
-                    raise WaitTimeout(f"{self._stand()} within {patience:g} s. It goes on; {self._way_back()}")
+                    raise WaitTimeout(f"{self._stand()} within {patience:g} s. It keeps running; {self._way_back()}")
                 crew.look(min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen)
 
     def _drawn(self, _: Outcome | None) -> dict[str, str]:
@@ -351,7 +351,7 @@ class BatchHandle(Generic[R_co]):
     def _submit_no_more(self) -> None:
         if self._crew.submits:
             self._crew.stop("the process that submitted the batch was interrupted")
-            following.notice(f"\nkinetic: nothing more of {self.group_id} is submitted; what runs goes on.", once=False)
+            following.notice(f"\nkinetic: nothing more of {self.group_id} is submitted; running jobs keep running.", once=False)
 
 
 def attach_batch(
@@ -374,7 +374,7 @@ def attach_batch(
         NotFound: there is no such batch.
     """
     if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
-        raise UsageError(f"{group_id!r} is no id of a batch. Ids look like grp-1a2b3c4d.")
+        raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
     return _attach(store, group_id, slowest_s=patience_s(poll_interval), patience_s=patience_s(poll_timeout))
 

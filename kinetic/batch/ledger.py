@@ -58,7 +58,7 @@ class Rules:
     Attributes:
         max_concurrent: jobs at a time; None for all.
         fitted: whether `max_concurrent` is still to be chosen, by what there is room for.
-        retries: how often an input whose job failed is submitted anew.
+        retries: how often an input whose job failed is submitted again.
         fail_fast: submit nothing more after the first failure.
         cancel_running_on_fail: with `fail_fast`, also cancel what runs.
     """

@@ -38,7 +38,7 @@ class Batch:
         created_at: seconds since the epoch.
         name: what people see.
         tags: the caller's own notes.
-        retries: how often an input whose job failed is submitted anew.
+        retries: how often an input whose job failed is submitted again.
         jobs: for each input the ids of its tries; empty where a function submits by itself.
     """
 

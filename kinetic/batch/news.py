@@ -33,7 +33,7 @@ class News:
     """Reads the manifest: often while there is news, ever less often while there is none.
 
     Attributes:
-        unavailable: ids of jobs whose records cannot be had (any more), by input.
+        unavailable: ids of jobs whose records are missing, by input.
     """
 
     def __init__(

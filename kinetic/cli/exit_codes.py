@@ -25,11 +25,11 @@ TABLE: tuple[tuple[int, str], ...] = (
     (OK, "Success."),
     (FAILED, "The job failed or was cancelled; or `doctor` found a problem."),
     (USAGE, "The command line is wrong. Nothing was created."),
-    (NOT_FOUND, "No such job, or it has not (any more) what was asked for."),
+    (NOT_FOUND, "The job or batch, or what was asked of it, does not exist or was removed."),
     (REFUSED, "The job was refused or could not be submitted."),
     (STORE, "The store could not be read or written."),
-    (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job runs on."),
-    (INTERRUPTED, "Interrupted by Ctrl-C; a running job runs on."),
+    (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job keeps running."),
+    (INTERRUPTED, "Interrupted by Ctrl-C; a running job keeps running."),
 )
 
 # JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, and they are failures of the job.

@@ -128,7 +128,7 @@ def _misused(ending: BaseException) -> int:
     if isinstance(ending, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         output.notice(words)
     else:
-        output.error(words, f"`{ctx.command_path} --help` shows what can be written." if ctx is not None else "")
+        output.error(words, f"`{ctx.command_path} --help` shows how to use it." if ctx is not None else "")
     return exit_codes.USAGE
 
 

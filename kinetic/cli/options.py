@@ -34,7 +34,7 @@ class Duration(_FloatType):
         try:
             return parse_duration_s(value)
         except ValueError:
-            self.fail(f"{value!r} is no length of time. Write a number and a unit: 30s, 5m, 2h, 1h30m, 7d.", param, ctx)
+            self.fail(f"{value!r} is not a length of time. Write a number and a unit: 30s, 5m, 2h, 1h30m, 7d.", param, ctx)
 
 
 class Assignment(_PairType):

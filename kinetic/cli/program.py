@@ -1,4 +1,4 @@
-"""What `kinetic run` shall run: read from the command line, checked, and made into a function that hosts can run.
+"""The program that `kinetic run` runs: read from the command line, checked, and made into a function that hosts can run.
 
 In: the words after `kinetic run`. Out: the words that are options, and a `Program`. Called by the run command.
 """
@@ -46,9 +46,9 @@ class Program:
 
 
 def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[str], Program | None]:
-    """Split `kinetic run` OPTIONS from the program: at the first word that is no option, after `-m NAME`, or at `--`.
+    """Split `kinetic run` OPTIONS from the program: at the first word that is not an option, after `-m NAME`, or at `--`.
 
-    Everything behind belongs to the program, also what looks like an option of ours. `value_options` are the names of the options
+    Everything after it is the program's, even what looks like one of our options. `value_options` are the names of the options
     that take a value ("-a", "--accelerator"): the word behind one is not the program.
     """
     at = 0

@@ -149,7 +149,7 @@ def _document(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorruptRecord(f"it is not JSON ({error}).") from error
     if not isinstance(document, dict):
-        raise CorruptRecord("it is no JSON object.")
+        raise CorruptRecord("it is not a JSON object.")
     if document.keys() - _KEYS:
         raise CorruptRecord(f"nothing in it can be called {min(document.keys() - _KEYS)!r}, only 'current' and 'profiles'.")
     return document
@@ -192,7 +192,7 @@ _WAY_OUT = "Make the file yours, or set KINETIC_PROFILES_FILE to another one."
 
 
 def _repair(path: str | Path) -> str:
-    return f"Repair it, or begin anew: mv {path} {path}.damaged"
+    return f"Repair it, or start over: mv {path} {path}.damaged"
 
 
 def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:

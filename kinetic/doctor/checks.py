@@ -120,7 +120,7 @@ def _keras(versions: Mapping[str, str | None]) -> Finding:
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
     """Check which slices fit into memory; `slices` are hosts by name."""
     if machine.available_bytes is None:
-        return ok("memory", "How much memory is available cannot be told here.")
+        return ok("memory", "The available memory is unknown here.")
     hosts = max(0, (machine.available_bytes - SHARED_BYTES) // JAX_HOST_BYTES)
     free = f"{machine.available_bytes / 2**30:.1f} GiB are available"
     remedy = "Close other programs, or use a larger machine or a cluster for larger slices."
@@ -136,7 +136,7 @@ def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
 def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
     """Say which slices the processors run at a sensible speed; `slices` are hosts by name."""
     if machine.cpus is None:
-        return ok("processors", "How many processors can be used cannot be told here.")
+        return ok("processors", "The number of processors is unknown here.")
     shown = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
     well = _example(machine.cpus * HOSTS_PER_CPU, slices)
     return ok("processors", f"{shown}: good for slices of up to about {well}. Larger ones run, slowly.")
@@ -163,12 +163,12 @@ def namespaces(machine: Machine) -> Finding:
 
 
 def store(folder: Folder) -> list[Finding]:
-    """Check the folder in which jobs rest."""
+    """Check the folder of the store."""
     elsewhere = "or set KINETIC_HOME to another folder."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
     if folder.exists and not folder.is_mine:
-        return [problem("store", f"{folder.path} belongs to somebody else, who could read and change your jobs.", elsewhere[3:])]
+        return [problem("store", f"{folder.path} belongs to another user, who could read and change your jobs.", elsewhere[3:])]
     if folder.refused:
         why, _, remedy = folder.refused.partition(" Run: ")
         return [problem("store", why, remedy)]

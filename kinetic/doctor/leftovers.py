@@ -105,7 +105,7 @@ def check(traces: Traces) -> list[Finding]:
 
 def _damaged(traces: Traces) -> list[Finding]:
     return [
-        warn("records", f"{path} cannot be read: {fault}", "Remove the file if nobody needs what is left in it.")
+        warn("records", f"{path} cannot be read: {fault}", "Remove the file if you do not need what is left in it.")
         for path, fault in traces.damaged
     ]
 

@@ -131,7 +131,7 @@ class Plan:
         jax_options: options of `jax.config` that the caller has set, with their values.
         captured: names of variables that travel in the payload.
         all_hosts: whether the values of all hosts are kept, not only the leader's.
-        retries: how many times a failed gang is started anew.
+        retries: how many times a failed gang is restarted.
         debug: whether the leader waits for a debugger.
         versions: of what made the payload.
         created_at: seconds since the epoch.

@@ -20,7 +20,7 @@ def parse(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"it is no JSON: {error}") from error
+        raise CorruptRecord(f"it is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise CorruptRecord("it is no JSON object")
+        raise CorruptRecord("it is not a JSON object")
     return document

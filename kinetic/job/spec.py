@@ -42,7 +42,7 @@ class Options:
         output_dir: where the function leaves files; None for what the settings say.
         name: what people see; "" for the function's own.
         timeout_s, start_timeout_s, hang_timeout_s: limits; None for none, or for what the settings say.
-        retries: how many times a failed gang is started anew.
+        retries: how many times a failed gang is restarted.
         debug: whether the leader waits for a debugger.
         all_hosts: whether the values of all hosts are kept, not only the leader's.
         joins_jax: when the hosts join to one world of JAX; see `Plan`.
@@ -105,7 +105,7 @@ def path_text(name: str, value: object) -> str | None:
     """Check an optional path or URI."""
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
-        raise UsageError(f"{name} is no path: {path!r:.80} contains a NUL or half a character.")
+        raise UsageError(f"{name} is not a path: {path!r:.80} contains a NUL or half a character.")
     return path
 
 
@@ -160,7 +160,7 @@ def joins(name: str, value: object) -> Joins:
 def variable(where: str, name: object) -> str:
     """Check the name of an environment variable."""
     if not isinstance(name, str):
-        raise UsageTypeError(f"{where} names variables with strings; {name!r} is none.")
+        raise UsageTypeError(f"{where} names variables with strings, and {name!r} is not a string.")
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where}: {name!r} cannot be the name of an environment variable (letters, digits and _).")
     return name

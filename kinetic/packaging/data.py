@@ -157,7 +157,7 @@ def _checked(path: object, fuse: bool) -> tuple[str, bool]:
     """Return the path or URI, and whether it means a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise UsageTypeError(f"Data takes a path or a URI as a string; {path!r} is none.")
+        raise UsageTypeError(f"Data takes a path or a URI as a string, not {path!r}.")
     if not text.strip() or "\0" in text:
         raise UsageError("Data takes the path of a file or folder, or a gs:// or hf:// URI; this one is empty.")
     scheme, separator, rest = text.partition("://")

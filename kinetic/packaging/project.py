@@ -78,7 +78,9 @@ def _given(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
     text = str(home) + package_root[1:] if package_root == "~" or package_root.startswith("~/") else package_root
     root = Path(os.path.realpath(cwd / text))
     if not root.is_dir():
-        raise UsageError(f"KINETIC_PACKAGE_ROOT is {package_root!r}, which is no folder. Set it to the folder of your project.")
+        raise UsageError(
+            f"KINETIC_PACKAGE_ROOT is {package_root!r}, which is not a folder. Set it to the folder of your project."
+        )
     if not start.is_relative_to(root):
         raise UsageError(
             f"KINETIC_PACKAGE_ROOT is {package_root!r}, but the function's file is in {start}, outside it. "

@@ -305,7 +305,7 @@ class Agent:
         self._finished = True
 
     def _end_supervisor(self) -> None:
-        """On this machine: a supervisor that is there and does not answer would keep the job's callers waiting for ever."""
+        """On this machine: a supervisor that is there and does not answer would keep the job's callers waiting forever."""
         if self._alive_fd >= 0 and os.getppid() == self._supervisor:
             processes.kill(self._supervisor, signal.SIGKILL)
 
@@ -413,7 +413,7 @@ class Agent:
             self._kept = True
         self._link.report(self._report)
         if damaged := (self._end or {}).get("damaged"):
-            with contextlib.suppress(KineticError):  # What is there is not sent again: the next submission shall find it absent.
+            with contextlib.suppress(KineticError):  # What is there is not sent again: the next submission must find it absent.
                 self._store.delete(paths.blob(damaged))
 
     def _log_failure(self, report: HostReport) -> None:

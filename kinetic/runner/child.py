@@ -21,7 +21,7 @@ from kinetic.runner.progress import Sample
 PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
-STOPPED = "The worker process is stopped: somebody sent it SIGSTOP. SIGCONT lets it go on."
+STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
 _BYSTANDER = re.compile(r"^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)", re.MULTILINE)
 """The thread that took the signal, where it runs nothing but the runner's own code: nobody wants to see it."""
 _OWN_FRAME = re.compile(r'File "(<frozen runpy>|.*/kinetic/runner/\w+\.py|.*/(site|dist)-packages/debugpy/.*)", line')
@@ -82,7 +82,7 @@ class Child:
         return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
 
     def terminate(self) -> None:
-        """Ask it to end; one that somebody has stopped (SIGSTOP) is let go on, to do so."""
+        """Ask it to end; one that was stopped (SIGSTOP) is continued, so that it can."""
         if not self.gone:
             processes.kill(self.pid, signal.SIGTERM)
             processes.kill(self.pid, signal.SIGCONT)

@@ -153,7 +153,7 @@ def _put_first(folder: str) -> None:
 
 
 def _as_main(run: Callable[[], Any]) -> None:
-    """Run code whose traceback shall start in the code itself, not in the machinery that started it."""
+    """Run code whose traceback should start in the code itself, not in the machinery that started it."""
     try:
         run()
     except BaseException as error:

@@ -1,6 +1,6 @@
 """Data at fixed paths: mounts that only this worker sees, read-only.
 
-In: what shall appear where. Out: a mount namespace of this process's own. Called by the worker, before the function and before
+In: what should appear where. Out: a mount namespace of this process's own. Called by the worker, before the function and before
 any thread: a process with threads cannot enter a user namespace.
 
 Whoever may not mount (anybody but root) gets a user namespace first, in which he may, and gives these rights up again at the end:
@@ -45,7 +45,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder that shall appear at another path, read-only.
+    """A file or folder that appears at another path, read-only.
 
     Attributes:
         source: what appears.
@@ -160,7 +160,7 @@ def _make_target(mount: Mount, scratch: str) -> None:
     while not os.path.lexists(above):
         above = os.path.dirname(above)
     if not os.path.isdir(above):
-        raise SetupFailed(f"Data cannot be mounted at {mount.target}: {above} is no folder. Choose another path in volumes=.")
+        raise SetupFailed(f"Data cannot be mounted at {mount.target}: {above} is not a folder. Choose another path in volumes=.")
     _cover(above, os.path.relpath(target, above), scratch, is_dir=is_dir)
 
 

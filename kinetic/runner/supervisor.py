@@ -361,7 +361,7 @@ class Supervisor:
 
     def _on_event(self, event: GangEvent) -> None:
         if event.kind == "stop":
-            for pid in self._agents:  # One that somebody has stopped (SIGSTOP) shall hear it too.
+            for pid in self._agents:  # One that was stopped (SIGSTOP) must get it too.
                 processes.kill(pid, signal.SIGCONT)
         if event.kind == "ready":
             self._say_ready()

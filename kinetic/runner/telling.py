@@ -119,7 +119,7 @@ def described(error: BaseException, start: Start) -> Message:
     """The exception as text and, where possible, as a pickle file."""
     from kinetic.packaging import payload
 
-    mending.silence_signals()  # What there is to tell shall be told whole.
+    mending.silence_signals()  # No signal may interrupt the report.
     _explain(error)
     told: Message = {
         "type_name": _qualified_name(type(error)),

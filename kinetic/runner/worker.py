@@ -102,7 +102,7 @@ def _tell_own_failure(channel: Channel, error: BaseException) -> None:
     with contextlib.suppress(Exception):
         told = "".join(traceback.format_exception(error))
         channel.send(
-            {"event": Exit.SETUP_FAILED, "detail": f"kinetic's own code failed; this is no fault of the function:\n{told}"}
+            {"event": Exit.SETUP_FAILED, "detail": f"kinetic's own code failed; this is not the function's fault:\n{told}"}
         )
 
 
@@ -354,7 +354,7 @@ def _see_data(start: Start) -> None:
 
 
 def _source_map(start: Start) -> tuple[str, str] | None:
-    """Where code that travelled by value shall say that it comes from: the tree on this host, for a debugger and for tracebacks.
+    """The file names that code which travelled by value should carry: the tree on this host, for a debugger and for tracebacks.
 
     Where the caller's own files are at hand their names stay, so that all hosts of a simulated slice run the same code.
     """

@@ -1,6 +1,6 @@
 """Opening what should be a regular file, in a folder in which anything may lie.
 
-In: paths. Out: content; an error at once for a FIFO, a socket, a device or a folder, which could keep a reader waiting for ever.
+In: paths. Out: content; an error at once for a FIFO, a socket, a device or a folder, which could keep a reader waiting forever.
 Called by the local store, and by everything that reads files of a job without it.
 """
 

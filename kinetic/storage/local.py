@@ -130,12 +130,10 @@ class LocalStore:
         parts = key.split("/")
         if "\0" in key or any(part in ("", ".", "..") for part in parts):
             raise UsageError(
-                f"{key!r} is no key of a store: write names with one '/' between them, without '.', '..' or a leading '/'."
+                f"{key!r} is not a key of a store: write names with one '/' between them, without '.', '..' or a leading '/'."
             )
         if parts[0] == _TEMPORARY:
-            raise UsageError(
-                f"{key!r} is no key of a store: {_TEMPORARY!r} is where unfinished writes rest. Choose another name."
-            )
+            raise UsageError(f"{key!r} is not a key of a store: {_TEMPORARY!r} is for unfinished writes. Choose another name.")
         return f"{self._text}/{key}"
 
     def _make(self, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Finding jobs: the references that rest in a store.
+"""Finding jobs: the references in a store.
 
 In: a store, the beginning of an id. Out: `JobRef`s. Called by handle.
 """
@@ -67,7 +67,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
 
 def _checked(text: str) -> str:
     if not isinstance(text, str) or not _ID.fullmatch(text.strip().lower()):
-        raise UsageError(f"{text!r} is no job id. Ids look like job-1a2b3c4d, and their beginning is enough.")
+        raise UsageError(f"{text!r} is not a job id. Ids look like job-1a2b3c4d, and their beginning is enough.")
     return text.strip().lower()
 
 
@@ -124,7 +124,7 @@ def _read(store: Store, key: str) -> JobRef:
         ref = JobRef.from_json(record.parse(store.get(key)))
     except NotFound:
         if key in _misplaced(store):
-            raise _damaged(key, "it is no file") from None
+            raise _damaged(key, "it is not a file") from None
         raise
     except CorruptRecord as error:
         raise _damaged(key, str(error)) from error

@@ -92,7 +92,7 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(tmp_path, capfd):
     threads = [thread for thread in threading.enumerate() if thread.name == "kinetic-await"]
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert re.search(rf"{job.job_id} goes on; reattach with kinetic.attach", capfd.readouterr().err)
+    assert re.search(rf"{job.job_id} keeps running; reattach with kinetic.attach", capfd.readouterr().err)
 
 
 def test_jobs_of_calls_and_of_batches_as_they_end(tmp_path):

@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
         time.sleep(0.2)  # Python has told of the first one, and waits for its threads.
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PATIENCE_S)
-    assert told == f"\nkinetic: nothing more of {group_id} is submitted; what runs goes on.\n"
+    assert told == f"\nkinetic: nothing more of {group_id} is submitted; running jobs keep running.\n"
     assert process.returncode == -signal.SIGINT
     gate.touch()
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)

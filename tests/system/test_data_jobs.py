@@ -231,7 +231,7 @@ def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
     with pytest.raises(errors.SetupFailed, match=r"A folder cannot be mounted at .*: there is a file"):
         call()
     call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file" / "below"): kinetic.Data(folder)})(os.getpid)
-    with pytest.raises(errors.SetupFailed, match="is no folder"):
+    with pytest.raises(errors.SetupFailed, match="is not a folder"):
         call()
 
 

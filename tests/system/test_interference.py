@@ -116,7 +116,7 @@ def test_a_stopped_worker_is_a_hung_host_and_is_said_to_be_stopped(home):
     with pytest.raises(errors.HostHung, match="host 1") as caught:
         handle.result()
     assert caught.value.hosts == (1,)
-    assert "stopped: somebody sent it SIGSTOP" in str(caught.value)
+    assert "stopped: it received SIGSTOP" in str(caught.value)
 
 
 def impatient(home):

@@ -416,7 +416,7 @@ def test_garbage_beside_the_records_is_passed_over(store):
 
 @pytest.mark.parametrize("group_id", ["", "job-12345678", "grp-../../x", 3, None])
 def test_what_is_no_id_of_a_batch(group_id):
-    with pytest.raises(errors.UsageError, match="no id of a batch"):
+    with pytest.raises(errors.UsageError, match="not a batch id"):
         handles.attach_batch(group_id)
 
 

@@ -58,7 +58,7 @@ def test_versions(machine: Machine, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("available", "level", "words"),
     [
-        (None, "ok", "cannot be told"),
+        (None, "ok", "unknown"),
         (0, "problem", "too little"),
         (GIB // 2, "warn", "up to 3 hosts only"),
         (300 << 20, "warn", "up to 1 host only"),
@@ -75,7 +75,7 @@ def test_memory_says_which_slices_fit(available: int | None, level: str, words: 
 @pytest.mark.parametrize(
     ("cpus", "words"),
     [
-        (None, "cannot be told"),
+        (None, "unknown"),
         (1, "1 processor: good for slices of up to about 8 hosts, for example tpu-v6e-16 (4 hosts)"),
         (2, "up to about 16 hosts, for example tpu-v6e-16 (4 hosts)"),
         (16, "up to about 128 hosts, for example tpu-v6e-256 (64 hosts)"),

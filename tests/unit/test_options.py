@@ -71,7 +71,7 @@ class Trainer:
         ({"env": {"A": "x\0"}}, "NUL"),
         ({"env": {"A": "\ud800"}}, "half a character"),
         ({"timeout": 10**400}, "timeout must be more than 0"),
-        ({"output_dir": "\ud800"}, "output_dir is no path"),
+        ({"output_dir": "\ud800"}, "output_dir is not a path"),
         ({"env": {1: "x"}}, "strings"),
         ({"secrets": "HF_TOKEN"}, "secrets must be a list"),
         ({"secrets": ["A-B"]}, "'A-B' cannot be the name"),

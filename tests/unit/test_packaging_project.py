@@ -106,7 +106,7 @@ def test_a_given_root_must_exist_and_contain_the_entry(place):
     with pytest.raises(UsageError, match="outside it"):
         find(place / "a/x.py", place, package_root=str(place / "b"))
     for wrong in ("nowhere", "file"):
-        with pytest.raises(UsageError, match="no folder"):
+        with pytest.raises(UsageError, match="not a folder"):
             find(place / "a/x.py", place, package_root=str(place / wrong))
     (place / "ab").mkdir()
     with pytest.raises(UsageError, match="outside it"):

@@ -38,4 +38,4 @@ def test_a_worker_that_ends_outside_the_function_prints_nothing_and_tells_its_ow
     assert done.returncode == code
     assert done.stderr == ""
     assert done.stdout.strip().endswith(told)
-    assert ("no fault of the function" in done.stdout) == bool(told)
+    assert ("not the function's fault" in done.stdout) == bool(told)

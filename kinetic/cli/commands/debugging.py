@@ -44,6 +44,6 @@ def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> 
     except KeyboardInterrupt:  # Also while it still waits for the debugger.
         if forward is not None:
             forward.terminate()
-        output.notice(f"\n{handle.job_id} runs on. To attach again: kinetic jobs debug {handle.job_id}")
+        output.notice(f"\n{handle.job_id} keeps running. To attach again: kinetic jobs debug {handle.job_id}")
         return exit_codes.INTERRUPTED
     return exit_codes.OK

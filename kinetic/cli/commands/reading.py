@@ -97,7 +97,10 @@ def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 @click.command("wait", help=_WAIT_HELP)
 @click.option(
-    "--timeout", metavar="DURATION", type=DURATION, help="Stop waiting after this time, with exit code 124; the job runs on."
+    "--timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Give up waiting after this time with exit code 124. The job keeps running.",
 )
 @json_option
 @job_argument("jobs")
@@ -118,7 +121,10 @@ def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) ->
 
 @click.command("result", help=_RESULT_HELP)
 @click.option(
-    "--timeout", metavar="DURATION", type=DURATION, help="Stop waiting after this time, with exit code 124; the job runs on."
+    "--timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Give up waiting after this time with exit code 124. The job keeps running.",
 )
 @click.option("--cleanup/--no-cleanup", default=None, help="Free what the job holds on its backend. Its records stay either way.")
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)

@@ -104,7 +104,7 @@ class _RunCommand(click.Command):
 @click.option("--timeout", metavar="DURATION", type=DURATION, help="Stop the job when the program runs longer: 90s, 30m, 2h.")
 @click.option("--start-timeout", metavar="DURATION", type=DURATION, help="Give up when not all hosts have joined by then.")
 @click.option("--hang-timeout", metavar="DURATION", type=DURATION, help="Stop the job when a host's Python stands still so long.")
-@click.option("--retries", metavar="N", type=click.IntRange(min=0), default=0, help="Start a failed job anew, at most N times.")
+@click.option("--retries", metavar="N", type=click.IntRange(min=0), default=0, help="Restart a failed job, at most N times.")
 @click.option("--name", metavar="NAME", help="What `kinetic jobs list` shows; else the program's name.")
 @click.option(
     "--output-dir",
@@ -180,7 +180,7 @@ def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: boo
         outcome = handle.outcome() or handle.wait()
     except KeyboardInterrupt:
         output.notice(
-            f"\n{handle.job_id} runs on. To see it again: kinetic jobs logs -f {handle.job_id}\n"
+            f"\n{handle.job_id} keeps running. To see it again: kinetic jobs logs -f {handle.job_id}\n"
             f"To stop it: kinetic jobs cancel {handle.job_id}"
         )
         return exit_codes.INTERRUPTED

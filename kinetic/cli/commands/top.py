@@ -1,6 +1,6 @@
 """`kinetic jobs top`: what the hosts of running jobs are doing, now and as it changes.
 
-In: ids, an interval. Out: a table that is drawn anew until q or Ctrl-C, or one table, or one JSON document. Called by the jobs
+In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, or one table, or one JSON document. Called by the jobs
 group.
 """
 
@@ -28,7 +28,7 @@ _PATIENCE_S = 1.0
 _FRAME_LINES = 5
 _HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how long they have stood still.
 
-On a terminal the table is drawn anew until you press q. CPU is the share of one processor since the last look; the first time,
+On a terminal the table is redrawn until you press q. CPU is the share of one processor since the last look; the first time,
 since the function started. STILL is for how long a host has neither computed nor printed.
 
 \b
