@@ -16,6 +16,7 @@ cloudpickle pickles by reference only what it finds under its own name. Here als
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,8 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
         {
+            functools.cached_property: lambda found: (unpickler.cached_property, (found.func, found.attrname)),  # has a lock
+            type(functools.cache(len)): lambda found: (unpickler.lru_cached, (found.__wrapped__, found.cache_parameters())),
             weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
             weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
         }
@@ -89,7 +92,11 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(obj)
         if not callable(obj):
             self._plain.add(kind)
-        return obj.__qualname__ if _is_global(obj) else NotImplemented
+        if _is_global(obj):
+            return obj.__qualname__
+        if _wrapped(obj) is not None and _is_made_of_arguments(kind):
+            return unpickler.bare, (kind,), vars(obj)
+        return NotImplemented
 
     def _defined(self, obj: Any, found: Definition) -> Any:
         needs_unfinished = any(id(self._script.namespace[name]) in self._seen for name in found.needed)
@@ -206,6 +213,12 @@ def _is_global(obj: Any) -> bool:
     for name in qualname.split("."):
         found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
     return found is obj
+
+
+def _is_made_of_arguments(kind: type) -> bool:
+    """Whether pickle would make an object without the arguments that its `__new__` needs, as of `jax.custom_vjp`."""
+    ways = ("__reduce_ex__", "__reduce__", "__getstate__")
+    return isinstance(kind.__new__, FunctionType) and all(getattr(kind, way) is getattr(object, way, None) for way in ways)
 
 
 def _wrapped(obj: Any) -> Any:

@@ -10,12 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, BinaryIO
+
+
+def _without_hooks(make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any) -> type:
+    """Make an empty class without running what the script does at its definition: that was done, and its effects were sent."""
+    if getattr(metaclass, "__module__", None) == "__main__":
+        foreign = next(each for each in metaclass.__mro__ if each.__module__ != "__main__")
+        kind, metaclass = metaclass, lambda name, bases, fields: foreign.__new__(kind, name, bases, fields)
+    base: Any = bases[0] if bases and bases[0].__module__ == "__main__" else None
+    if base is None:
+        return make(metaclass, name, bases, *rest)
+    hook = vars(base).get("__init_subclass__")
+    base.__init_subclass__ = classmethod(lambda cls: None)
+    try:
+        return make(metaclass, name, bases, *rest)
+    finally:
+        if hook is None:
+            del base.__init_subclass__
+        else:
+            base.__init_subclass__ = hook
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,23 @@ def import_if_possible(modules: Sequence[str]) -> None:
             _imported(name)
 
 
+def cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    """Return a `functools.cached_property` that knows its name."""
+    made: functools.cached_property[Any] = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Return a function with an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def bare(kind: type) -> Any:
+    """Return an object without attributes, which are set next."""
+    return object.__new__(kind)
+
+
 def unwrapped(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under so many decorators."""
     found: Any = _imported(module)
@@ -125,6 +162,8 @@ class CallUnpickler(pickle.Unpickler):
             return lambda namespace, what, statement, *rest: found(
                 namespace, what, dataclasses.replace(statement, file=self._moved(statement.file)), *rest
             )
+        if name == "_make_skeleton_class" and module.startswith("cloudpickle"):
+            return lambda *parts: _without_hooks(found, *parts)
         if self._moves and name == "_builtin_type" and module.startswith("cloudpickle"):
             return lambda kind: self._code if kind == "CodeType" else found(kind)
         return found

@@ -1,0 +1,248 @@
+"""How the parts of a script are pickled, and what they are in the `__main__` of a host."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kinetic.packaging.pickler import CallPickler, Circular
+from kinetic.packaging.script import Script, Source
+from kinetic.packaging.unpickler import CallUnpickler
+
+REGISTERED: list[Any] = []
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A library that registers classes in every way there is; hosts import the same one."""
+    source = """
+SEEN = []
+
+def register(thing):
+    SEEN.append(thing.__name__)
+    return thing
+
+def register_with(*things, **options):
+    SEEN.extend(thing.__name__ for thing in things)
+    return register
+
+class Base:
+    def __init_subclass__(cls, **options):
+        SEEN.append((cls.__name__, sorted(k for k in vars(cls) if not k.startswith('_')), options))
+
+class Meta(type):
+    def __new__(meta, name, bases, fields):
+        SEEN.append((name, sorted(k for k in fields if not k.startswith('_'))))
+        return super().__new__(meta, name, bases, fields)
+
+class Needy:
+    def __new__(cls, function):
+        return super().__new__(cls)
+    def __init__(self, function):
+        self.__wrapped__ = self.function = function
+    def __call__(self, *args):
+        return self.function(*args)
+"""
+    made = types.ModuleType("picklertest_library")
+    exec(compile(source, "picklertest_library.py", "exec", dont_inherit=True), vars(made))
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+class Host:
+    """The `__main__` of a host after it has unpickled, and what was unpickled."""
+
+    def __init__(self, data: bytes) -> None:
+        self.main: dict[str, Any] = {"__name__": "__main__"}
+        unpickler = CallUnpickler(io.BytesIO(data), self.main)
+        self.value = unpickler.load()
+        self.again = unpickler.load()
+
+
+def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Host:
+    """Run a script here, send what these names stand for, and forget what the library has seen."""
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(text, "script.py", "exec", dont_inherit=True), space)
+    script, rebuilt, data = Script(space, [Source("script.py", text)]), frozenset[int](), b""
+    while not data:
+        file = io.BytesIO()
+        pickler = CallPickler(file, script, rebuilt)
+        try:
+            pickler.dump([space[name] for name in names])
+            pickler.dump_registrations((), script.registered())
+            data = file.getvalue()
+        except Circular as circular:
+            rebuilt |= {id(circular.made)}
+    if library is not None:
+        library.SEEN.clear()
+    return Host(data)
+
+
+IMPORT = "from picklertest_library import *\nimport picklertest_library as lib\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "seen"),
+    [
+        ("@register\nclass A:\n    x = 1\n", ["A"]),
+        ("@lib.register\nclass A:\n    x = 1\n", ["A"]),
+        ("@lib.register_with()\nclass A:\n    x = 1\n", ["A"]),
+        ("class A(Base, key=2):\n    x: int\n    y = 1\n", [("A", ["y"], {"key": 2})]),
+        ("class A(metaclass=Meta):\n    y = 1\n    def f(self): return A\n", [("A", ["f", "y"])]),
+        ("if True:\n    @register\n    class A:\n        x = 1\n", ["A"]),
+        ("class A:\n    x = 1\nlib.register_with(A, key=1)\n", ["A"]),
+        ("class A:\n    pass\n", []),
+        ("import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass A:\n    x: int = 1\n", []),
+    ],
+)
+def test_what_a_library_registers_is_registered_again(statement: str, seen: list[Any], library: Any) -> None:
+    host = sent(IMPORT + statement, "A", library=library)
+    assert seen == library.SEEN
+    assert host.value[0].__name__ == "A"
+
+
+def test_what_the_call_does_not_use_is_registered_too(library: Any) -> None:
+    sent(
+        IMPORT + "@register\nclass A: pass\n@register\ndef f(): pass\n@register_with()\ndef g(): pass\nx = 1\n",
+        "x",
+        library=library,
+    )
+    assert sorted(library.SEEN) == ["A", "f", "g"]
+
+
+def test_definitions_have_the_globals_that_they_need_now_and_later(library: Any) -> None:
+    text = f"""{IMPORT}
+WIDTH, LATER = 3, [4]
+def helper(): return A().y + LATER[0]
+class Root(Base):
+    z = 5
+@register
+class A(Root, extra=WIDTH):
+    y: int = WIDTH
+    sums = [WIDTH + i for i in range(2)]
+    def f(self): return helper() + self.z
+"""
+    host = sent(text, "A", library=library)
+    made = host.value[0]
+    assert (made().f(), made.sums, made.__mro__[1].__name__) == (12, [3, 4], "Root")
+    assert host.main["A"] is made
+    assert [each if isinstance(each, str) else each[0] for each in library.SEEN] == ["Root", "A", "A"]
+    assert made.f.__code__.co_filename == "script.py"
+    assert made.f.__code__.co_firstlineno == text.splitlines().index("    def f(self): return helper() + self.z") + 1
+
+
+def test_what_registers_in_the_script_itself_is_sent_with_what_it_knows() -> None:
+    text = """
+KNOWN = {}
+def register(cls):
+    KNOWN[cls.__name__] = cls
+    return cls
+@register
+class A:
+    pass
+class Plugin:
+    kinds = []
+    def __init_subclass__(cls, kind): Plugin.kinds.append(cls)
+class First(Plugin, kind=1):
+    pass
+class Meta(type):
+    made = []
+    def __new__(meta, name, bases, fields, tag):
+        meta.made.append(name)
+        return super().__new__(meta, name, bases, fields)
+class Tagged(metaclass=Meta, tag=2):
+    pass
+"""
+    known, plugin, first, meta, tagged = sent(text, "KNOWN", "Plugin", "First", "Meta", "Tagged").value
+    assert list(known) == ["A"]
+    assert plugin.kinds == [first]
+    assert (meta.made, type(tagged)) == (["Tagged"], meta)
+    with pytest.raises(TypeError, match="kind"):
+        type("Second", (plugin,), {})
+
+
+def test_a_definition_that_needs_itself_is_rebuilt_from_its_parts(library: Any) -> None:
+    text = f"""{IMPORT}
+def mine(cls):
+    mine.last = cls
+    return A if 'A' in globals() else cls
+@register
+@mine
+class A:
+    def f(self): return mine.last is A
+"""
+    host = sent(text, "mine", "A", library=library)
+    assert host.value[1]().f()
+
+
+def test_a_source_that_has_changed_since_is_not_executed(library: Any) -> None:
+    text = f"{IMPORT}@register\nclass A(Base):\n    def f(self): return 1\n"
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(text, "script.py", "exec", dont_inherit=True), space)
+    moved = Script(space, [Source("script.py", f"# another line\n{text}")])
+    assert moved.definition(space["A"]) is None
+    assert Script(space, [Source("script.py", text)]).definition(space["A"]) is not None
+    assert Script(space, [Source("script.py", "not ( python")]).definition(space["A"]) is None
+    del space["register"]
+    assert Script(space, [Source("script.py", text)]).definition(space["A"]) is None, "a name is gone"
+
+
+def test_an_exit_handler_is_not_registered_again(library: Any) -> None:
+    text = "import atexit\n@atexit.register\ndef last(): pass\nx = 1\n"
+    assert sent(text, "x").again == [None]
+
+
+def test_functions_of_a_script_share_the_main_of_the_host() -> None:
+    text = """
+COUNT = 0
+def add():
+    global COUNT
+    COUNT += 1
+def read(): return COUNT
+"""
+    host = sent(text, "add", "read")
+    add, read = host.value
+    add()
+    assert (read(), host.main["COUNT"]) == (1, 1)
+    assert add.__globals__ is host.main
+
+
+def calls(host: Host, *args: Any) -> Any:
+    return host.value[0](*args)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("import functools\n@functools.cache\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)\n", 55),
+        ("import functools\n@functools.lru_cache(maxsize=3)\ndef f(n): return f.cache_parameters()['maxsize']\n", 3),
+        ("import functools\nclass A:\n    @functools.cached_property\n    def p(self): return 5\ndef f(n): return A().p\n", 5),
+        ("from functools import *\n@singledispatch\ndef g(x): return 0\n@g.register\ndef _(x: int): return 7\ng(1)\nf = g\n", 7),
+        ("import weakref\nclass A: pass\na = A()\nW = weakref.WeakKeyDictionary({a: 3})\ndef f(n): return W[a]\n", 3),
+        ("import weakref\nclass A: pass\na = A()\nW = weakref.WeakValueDictionary({3: a})\ndef f(n): return W[3] is a\n", True),
+        ("from picklertest_library import Needy\n@Needy\ndef g(n): return n * 2\ndef f(n): return g(n)\n", 20),
+    ],
+)
+def test_what_plain_cloudpickle_cannot(text: str, value: object, library: Any) -> None:
+    assert calls(sent(text, "f"), 10) == value
+
+
+def test_an_object_that_only_looks_like_a_decorator_runs_no_code() -> None:
+    class Nosy:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"asked for {name}")
+
+        def __call__(self) -> None: ...
+
+        def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            return int, ()
+
+    file = io.BytesIO()
+    CallPickler(file, Script({})).dump([Nosy()])
+    file.seek(0)
+    assert CallUnpickler(file).load() == [0]
