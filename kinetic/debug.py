@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kinetic.backends.base import Backend, Tunnels
+from kinetic.coordinator import peers
 from kinetic.errors import KineticError, NotFound, UsageError, UsageTypeError
 from kinetic.job import paths
 from kinetic.job.debugger import Debugger, launch_configuration
@@ -106,6 +107,10 @@ class PortForward:
     def _accept(self) -> None:
         near, _ = self._listener.accept()
         near.settimeout(None)
+        if not peers.is_own(near):
+            _log.warning("somebody else of this machine tried to attach to the job's debugger, and was refused")
+            near.close()
+            return
         try:
             far = self._connect()
         except (OSError, KineticError) as error:

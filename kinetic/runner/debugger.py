@@ -12,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinetic.coordinator import peers
 from kinetic.errors import KineticError, SetupFailed
 from kinetic.job import paths
 from kinetic.job.debugger import Debugger, DebuggerState
@@ -45,7 +48,7 @@ ENVIRON = {"KINETIC_DEBUG": "1", "PYTHONBREAKPOINT": "debugpy.breakpoint", "PYDE
 # -- in workers ------------------------------------------------------------------------------------------------------------
 
 
-def serve(channel: Channel, port: int, window_s: float) -> None:
+def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
     """Listen, and return when a debugger is ready or the window has passed. `port` 0 takes a free one.
 
     Raises:
@@ -57,7 +60,8 @@ def serve(channel: Channel, port: int, window_s: float) -> None:
         raise SetupFailed("debug=True needs debugpy on the hosts: pip install 'kinetic-sdk[debug]'.") from error
     try:
         # Children of the function are left alone: with its own hooks debugpy would hold each of them back as well.
-        debugpy.configure(subProcess=False)
+        # Its adapter lets in whoever connects, and who attaches can run code: it is started through a door of ours.
+        debugpy.configure(subProcess=False, python=str(_guarded_python(Path(folder))))
         _, port = debugpy.listen(("127.0.0.1", port))
     except Exception as error:
         raise SetupFailed(f"The debugger could not listen on port {port} of the leader: {error}") from error
@@ -67,6 +71,15 @@ def serve(channel: Channel, port: int, window_s: float) -> None:
         told = f"kinetic: no debugger attached within {window_s:g} s; the function starts without one. It can still be attached."
         print(told, file=sys.stderr, flush=True)  # noqa: T201 - for whoever follows the job's output
     channel.send({"event": ATTACHED, "attached": attached})
+
+
+def _guarded_python(folder: Path) -> Path:
+    """A program that runs the adapter so that it takes connections of this user only."""
+    door = folder / "debug-adapter"
+    command = shlex.join([sys.executable, "-P", str(Path(peers.__file__).resolve())])
+    door.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    door.chmod(0o700)
+    return door
 
 
 def _wait(debugpy: Any, window_s: float) -> bool:

@@ -371,7 +371,7 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
 
     try:
         if start.world["process"] == 0:
-            debugger.serve(channel, **start.debugger)
+            debugger.serve(channel, **start.debugger, folder=start.scratch)
         else:
             debugger.hold(channel)
     except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped meanwhile.

@@ -381,7 +381,7 @@ def test_the_record_of_an_attempt_before_releases_nobody(store):
 def test_a_host_without_debugpy_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "debugpy", None)
     with pytest.raises(SetupFailed, match=r"kinetic-sdk\[debug\]"):
-        debugger.serve(Wire(), 0, 1.0)
+        debugger.serve(Wire(), 0, 1.0, "/nowhere")
 
 
 def test_a_held_worker_waits_for_the_word():

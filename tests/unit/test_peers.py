@@ -1,0 +1,62 @@
+"""Who is at the other end of a loopback connection: only the same user is let in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from kinetic.coordinator import peers
+
+NOBODY = 65534
+
+
+def connect_as(uid, address):
+    """Connect as another user; return the process, which ends when it is hung up on: with code 0 when it got nothing."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setuid(uid)
+            with socket.create_connection(address) as connection:
+                os._exit(int(connection.recv(1) != b""))
+        finally:
+            os._exit(2)
+    return pid
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def test_ones_own_connection(listener):
+    with socket.create_connection(listener.getsockname()) as near:
+        far, _ = peers.accept_own_only(listener)
+        with far:
+            assert peers.uid_of(far) == os.geteuid()
+            assert peers.uid_of(near) == os.geteuid()
+            assert peers.is_own(far)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_somebody_else_is_hung_up_on(listener):
+    stranger = connect_as(NOBODY, listener.getsockname())
+    accepted = []
+    waiting = threading.Thread(target=lambda: accepted.append(peers.accept_own_only(listener)[0]))
+    waiting.start()
+    _, status = os.waitpid(stranger, 0)
+    assert (status, accepted) == (0, [])
+    with socket.create_connection(listener.getsockname()):
+        waiting.join()
+        accepted[0].close()
+
+
+def test_who_has_hung_up_is_nobody(listener):
+    """The kernel would say root, also of a stranger."""
+    socket.create_connection(listener.getsockname()).close()
+    far, _ = listener.accept()
+    with far:
+        assert not peers.is_own(far)
