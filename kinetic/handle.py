@@ -194,7 +194,11 @@ class JobHandle(Generic[R_co]):
             lines = self._store.get(paths.events(self.job_id)).splitlines()
         except NotFound:
             return []
-        return [event for event in map(_event, lines) if event is not None]
+        found = list[dict[str, Any]]()
+        for line in lines:
+            with contextlib.suppress(CorruptRecord):
+                found.append(record.parse(line))
+        return found
 
     def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
         """Return the Python stacks of every host's worker: live, or as they were kept when the gang hung.
@@ -437,23 +441,24 @@ class JobHandle(Generic[R_co]):
         timeout: Duration | None = None,
         on_status: OnStatus | None = None,
     ) -> Outcome:
-        show = notebook.progress(self.picture, self._clock)
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
         look = StatusWatch(self.status, on_status, self._clock)
-        for event in following.follow(self._place, self._store, self.ref, request):
-            if isinstance(event, Finished):
-                look(event.outcome)
-                show(event.outcome)
-                return event.outcome
-            if isinstance(event, LogChunk) and printer is not None:
-                printer.write(event)
-            look()
-            show()
-            if self._left:
-                raise WaitTimeout(f"The wait for {self.job_id} was given up. It keeps running; {self._way_back()}")
-            if self._clock() >= deadline and self._stored() is None:
-                raise WaitTimeout(f"{self.job_id} has not ended within {patience:g} s. It keeps running; {self._way_back()}")
+        with notebook.progress(self.picture, self._clock) as show:
+            for event in following.follow(self._place, self._store, self.ref, request):
+                if isinstance(event, Finished):
+                    look(event.outcome)
+                    show(event.outcome)
+                    return event.outcome
+                if isinstance(event, LogChunk) and printer is not None:
+                    show.before(event.data)
+                    printer.write(event)
+                look()
+                show()
+                if self._left:
+                    raise WaitTimeout(f"The wait for {self.job_id} was given up. It keeps running; {self._way_back()}")
+                if self._clock() >= deadline and self._stored() is None:
+                    raise WaitTimeout(f"{self.job_id} has not ended within {patience:g} s. It keeps running; {self._way_back()}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
@@ -485,10 +490,3 @@ class JobHandle(Generic[R_co]):
 
     def _tell_it_goes_on(self) -> None:
         following.notice(f"\n{self._parting_words()}", once=False)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        return record.parse(line)
-    except CorruptRecord:
-        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -50,10 +51,22 @@ class Show(Protocol):
         """Show what there is to see."""
         ...
 
+    def before(self, output: bytes) -> None:
+        """Output is about to be written: what is displayed later must not come into the middle of a line."""
+        ...
+
+    def __enter__(self) -> Show:
+        """Begin to wait."""
+        ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Say so where the waiting ends before what it waited for."""
+        ...
+
 
 def progress(look: Callable[[Outcome | None], Picture], clock: Callable[[], float]) -> Show:
     """Return what to call while waiting: in a notebook's cell it draws what `look` sees, elsewhere it does nothing."""
-    return repainted(lambda outcome: _drawn(look(outcome)), clock) or _nothing
+    return repainted(lambda outcome: _drawn(look(outcome)), clock) or _Nothing()
 
 
 def repainted(draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]) -> Progress | None:
@@ -69,8 +82,20 @@ def _drawn(picture: Picture) -> dict[str, str]:
     return {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}
 
 
-def _nothing(outcome: Outcome | None = None) -> None:
-    pass
+class _Nothing:
+    """Outside a notebook there is nothing to draw."""
+
+    def __call__(self, outcome: Outcome | None = None) -> None:
+        pass
+
+    def before(self, output: bytes) -> None:
+        pass
+
+    def __enter__(self) -> Show:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class Progress:
@@ -94,6 +119,28 @@ class Progress:
         now, over = self._clock(), over or outcome is not None
         if (not over and now < self._due) or (over and not self._last):
             return
+        self._show_now(outcome)
+
+    def before(self, output: bytes) -> None:
+        """Have a place before a line that is only begun: a display would cut it in two, as it does with a progress bar."""
+        if not self._last and not output.endswith(b"\n"):
+            self._show_now(None)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._last and kind is not None and issubclass(kind, KeyboardInterrupt | TimeoutError):
+            self._leave("The waiting was interrupted" if kind is KeyboardInterrupt else "The waiting has ended")
+
+    def _leave(self, why: str) -> None:
+        """Say that the drawing does not change any more."""
+        drawn, words = self._draw(None), f"{why}; what runs goes on. This picture does not change any more."
+        note = f'<div style="font-family:system-ui,sans-serif;font-size:12px;opacity:.75">{escape(words)}</div>'
+        self._show({"text/html": drawn["text/html"] + note, "text/plain": f"{drawn['text/plain']} · {words}"})
+
+    def _show_now(self, outcome: Outcome | None) -> None:
+        now = self._clock()
         self._due = now + (QUICK_S if now - self._begun < _CALM_AFTER_S else CALM_S)
         drawn = self._draw(outcome)
         if drawn != self._last:

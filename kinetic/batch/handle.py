@@ -258,7 +258,8 @@ class BatchHandle(Generic[R_co]):
         deadline = self._clock() + patience
         crew, told = self._crew, 0
         drawing = notebook.repainted(self._drawn, self._clock) if progress else None
-        with tally.Tally(self.group_id, crew.ledger, tally.stream_for(progress), self._clock) as shown:
+        shows = tally.Tally(self.group_id, crew.ledger, tally.stream_for(progress), self._clock)
+        with drawing or contextlib.nullcontext(), shows as shown:
             while True:
                 seen = crew.events
                 while told < len(crew.ledger.finished):

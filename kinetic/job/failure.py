@@ -84,10 +84,10 @@ def exception_of(evidence: Evidence) -> BaseException:
 
 def _class_of(outcome: Outcome) -> type[JobFailed]:
     first = outcome.first
-    if outcome.supervisor_lost and (first is None or first.exit in (Exit.AGENT_LOST, Exit.STOPPED)):
-        return errors.SupervisorLost
     if outcome.verdict is Verdict.CANCELLED:
         return errors.JobCancelled
+    if outcome.supervisor_lost and (first is None or first.exit in (Exit.AGENT_LOST, Exit.STOPPED)):
+        return errors.SupervisorLost
     if first is None:
         return errors.ResultUnavailable
     return _CLASSES.get(first.exit, JobFailed)

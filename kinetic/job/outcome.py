@@ -151,7 +151,7 @@ class Verdict(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """The verdict over a whole gang.
 
@@ -176,6 +176,12 @@ class Outcome:
     supervisor_lost: bool = False
     ended_at: float = 0.0
     attempt: int = 1
+
+    def __repr__(self) -> str:
+        hosts = f"{len(self.reports)} {'host' if len(self.reports) == 1 else 'hosts'}"
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        reason = f": {self.reason.splitlines()[0]:.200}" if self.reason else ""
+        return f"<Outcome {self.verdict}, {hosts}{attempt}{reason}>"
 
     @property
     def ok(self) -> bool:
@@ -265,9 +271,11 @@ def judge(
     first = next((r for r in full if guilty and r.host == guilty[0]), None)
     cancelled = first is not None and first.exit is Exit.CANCELLED
     why = reason or (f"host {first.host}: {first.detail or first.exit}" if first else "the leader left no result")
+    if cancelled:
+        why = reason or (first.detail if first else "") or "the job was cancelled"
     return Outcome(
         Verdict.CANCELLED if cancelled else Verdict.FAILED,
-        blamed=guilty,
+        blamed=() if cancelled else guilty,
         reason=why,
         reports=full,
         ended_at=now,

@@ -326,3 +326,22 @@ print(slow.run_async().job_id)
 def test_the_example_has_no_output_and_names_no_machine():
     notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook["cells"])
+
+
+def test_a_progress_bar_is_not_cut_in_two_by_the_display(kernel):
+    kernel.run("import kinetic")
+    shown = kernel.run("""
+@kinetic.run(accelerator="cpu")
+def bar():
+    import sys, time
+    for done in range(12):
+        print(f"\\r{done}/12", end="", file=sys.stderr, flush=True)
+        time.sleep(0.15)
+    print(file=sys.stderr)
+
+bar()
+""")
+    assert not shown.error, shown.error
+    kinds = [kind for kind, content in shown.messages if kind in ("stream", "display_data") and "12" in str(content)]
+    assert kinds.count("display_data") == 1
+    assert kinds[0] == "display_data", "the display has its place above the line"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from kinetic import drawing, notebook
+from kinetic.errors import WaitTimeout
 from kinetic.job.outcome import Outcome, Verdict
 
 
@@ -72,3 +75,31 @@ def test_outside_a_kernel_nothing_happens(monkeypatch):
 
 def test_files_that_are_no_cells_have_no_title():
     assert notebook.cell_title(__file__) == ""
+
+
+def test_a_line_that_is_only_begun_is_not_cut_in_two():
+    cell = Cell()
+    cell.progress.before(b"whole\n")
+    assert cell.shown == []
+    cell.progress.before(b"\r 10%|#")
+    assert len(cell.shown) == 1, "the drawing has its place above the line"
+    cell.progress.before(b"\r 20%|##")
+    assert len(cell.shown) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(KeyboardInterrupt(), "The waiting was interrupted; what runs goes on"), (WaitTimeout("late"), "The waiting has ended")],
+)
+def test_a_drawing_that_nobody_updates_says_so(error, words):
+    cell = Cell()
+    cell.wait(1)
+    with pytest.raises(type(error)), cell.progress:
+        raise error
+    assert words in cell.shown[-1]["text/html"]
+    assert words in cell.shown[-1]["text/plain"]
+    assert "running" in cell.shown[-1]["text/plain"]
+    quick = Cell()
+    with pytest.raises(type(error)), quick.progress:
+        raise error
+    assert quick.shown == []

@@ -12,7 +12,7 @@ from kinetic.backends.base import Phase
 from kinetic.cli.desk import Desk
 from kinetic.handle import JobHandle
 from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport
+from kinetic.job.outcome import Exit, HostReport, Verdict, judge
 from kinetic.storage.local import LocalStore
 
 
@@ -83,3 +83,12 @@ def test_a_job_that_nobody_ever_started_is_not_found_also_when_the_clock_was_set
     monkeypatch.setattr("kinetic.handle.time.time", lambda: job.created_at + later_s)
     assert ask_python(store, backend, job) == "NOT_FOUND"
     assert desk(store, backend, job.created_at + later_s).state(job) == "NOT_FOUND"
+
+
+def test_nobody_is_to_blame_for_a_cancel():
+    outcome = judge(2, [HostReport(0, Exit.CANCELLED, detail="the job was cancelled"), HostReport(1, Exit.STOPPED)], now=1.0)
+    assert (outcome.verdict, outcome.blamed, outcome.reason) == (Verdict.CANCELLED, (), "the job was cancelled")
+    assert repr(outcome) == "<Outcome cancelled, 2 hosts: the job was cancelled>"
+    failed = judge(1, [HostReport(0, Exit.SIGNAL, detail="killed\nat once")], now=1.0, attempt=2)
+    assert repr(failed) == "<Outcome failed, 1 host, attempt 2: host 0: killed>"
+    assert repr(judge(1, [HostReport(0, Exit.RETURNED, result_digest="x")], now=1.0)) == "<Outcome succeeded, 1 host>"
