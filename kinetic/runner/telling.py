@@ -124,7 +124,7 @@ def described(error: BaseException, start: Start) -> Message:
     told: Message = {
         "type_name": _qualified_name(type(error)),
         "message": _short(text(error)),
-        "traceback": _short(_as_seen_by_caller(traceback_of(error), start)),
+        "traceback": _short(_as_seen_by_caller(_traceback_with_lines(error, start), start)),
         "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
     }
     places = (start.tree, start.client_root) if start.client_root else None
@@ -142,6 +142,19 @@ def _explain(error: BaseException) -> None:
             f"{called}(...) runs it right there, on this host; to run it elsewhere, submit it from the script that submitted "
             "this job."
         )
+
+
+def _traceback_with_lines(error: BaseException, start: Start) -> str:
+    """The formatted traceback; where the function has removed its source tree, with lines of the caller's, if it is here."""
+    if start.client_root and not Path(start.tree).is_dir():
+        import linecache
+
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.startswith(f"{start.tree}/"):
+                lines = linecache.getlines(file.replace(start.tree, start.client_root, 1))
+                linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+    return traceback_of(error)
 
 
 def traceback_of(error: BaseException) -> str:
