@@ -137,9 +137,7 @@ class LocalStore:
         return f"{self._text}/{key}"
 
     def _make(self, folder: str) -> None:
-        if self._existing and not os.path.isdir(self._text):
-            raise StoreError(f"The store {self._text} was removed.")
-        _make_private(folder, self._text)
+        _make_private(folder, self._text, makes_root=not self._existing)
 
     def _make_temporary(self) -> None:
         self._make(f"{self._text}/{_TEMPORARY}")
@@ -237,8 +235,10 @@ def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
     return True
 
 
-def _make_private(folder: str, root: str) -> None:
+def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
     """Create the folder and those above it up to the root, for their owner alone."""
+    if folder == root and not makes_root and not os.path.isdir(root):
+        raise StoreError(f"The store {root} was removed.")
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -248,7 +248,7 @@ def _make_private(folder: str, root: str) -> None:
         if folder == root:
             os.makedirs(os.path.dirname(root), exist_ok=True)
         else:
-            _make_private(os.path.dirname(folder), root)
+            _make_private(os.path.dirname(folder), root, makes_root=makes_root)
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
 
