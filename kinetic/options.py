@@ -67,6 +67,7 @@ def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
     topology = _topology(None if before is None else before.topology, given)
     fields = {_FIELDS.get(name, name): check(given[name]) for name, check in _CHECKS.items() if name in given}
     options = Options(topology, **fields) if before is None else replace(before, topology=topology, **fields)
+    spec.check_slices(topology, options.slices)
     both = [name for name in options.secrets if name in options.env]
     if both:
         raise UsageError(f"{both[0]} is in env= and in secrets=: name it in one of them.")
@@ -108,7 +109,7 @@ def _named(check: Callable[[str, object], Any], name: str) -> Callable[[object],
 _FIELDS = {name: f"{name}_s" for name in ("timeout", "start_timeout", "hang_timeout")}
 """Where an option and its field have different names."""
 _CHECKS: dict[str, Callable[[object], Any]] = {
-    "slices": spec.slice_count,
+    "slices": lambda value: spec.count("slices", value, least=1),
     "backend": _backend,
     **{
         name: _named(spec.text, name)

@@ -209,7 +209,7 @@ class PlanView:
         stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
         rows = {
             "backend": self.backend + stands_in,
-            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {topology.kind} {topology.shape_text})",
+            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {self._shape()})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
             "files": self._largest(),
@@ -225,6 +225,10 @@ class PlanView:
         shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
         more = [f"{len(self.files) - _LARGEST_SHOWN:,} more"] if len(self.files) > _LARGEST_SHOWN else []
         return ", ".join(shown + more)
+
+    def _shape(self) -> str:
+        one = f"{self.plan.topology.kind} {self.plan.topology.shape_text}"
+        return one if self.plan.slices == 1 else f"{self.plan.slices} slices of {one}"
 
     def _source(self) -> str:
         tree = self.plan.tree

@@ -94,7 +94,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         output_dir: where the function leaves files; `KINETIC_OUTPUT_DIR` in its environment.
         debug: start once a debugger has attached (`JobHandle.debug_attach`), or when `KINETIC_DEBUG_WAIT_TIMEOUT` has passed.
         name: what people see in lists of jobs; the function's name by default.
-        slices: number of slices.
+        slices: number of slices, joined over the network. More than one only of one host each: cpu, gpu, a TPU of one host.
         timeout: from the start of the function until the job is stopped: seconds, "90s", "1h30m" or a `timedelta`.
         start_timeout: from submission until the function must run on every host; also how long hosts may wait in JAX for one
             that has not joined.

@@ -57,9 +57,8 @@ def select(requested: str | None, topology: Topology, settings: Settings, *, sli
         UsageError: the settings name a backend that does not exist.
         PreflightError: the backend is not built into this version.
     """
-    name = (
-        check(requested) or check(settings.backend) or ("pathways" if topology.kind == "tpu" and topology.multi_host else "gke")
-    )
+    several = topology.multi_host or slices > 1
+    name = check(requested) or check(settings.backend) or ("pathways" if topology.kind == "tpu" and several else "gke")
     if name == "local":
         return Selection(name, name)
     if name == "ray":
@@ -119,7 +118,8 @@ def _standing_in(topology: Topology, slices: int) -> str:
     hosts = slices * topology.hosts
     unit = "device" if topology.kind == "cpu" else "chip"
     shape = f"{_counted(hosts, 'host')} x {_counted(topology.chips_per_host, unit)}"
-    return f"kinetic: no cluster configured; simulating {topology.name} ({shape}) here"
+    name = topology.name if slices == 1 else f"{slices} slices of {topology.name}"
+    return f"kinetic: no cluster configured; simulating {name} ({shape}) here"
 
 
 def _counted(number: int, noun: str) -> str:

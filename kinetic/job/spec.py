@@ -31,7 +31,7 @@ class Options:
 
     Attributes:
         topology: shape of each slice.
-        slices: number of slices.
+        slices: number of slices; more than one only of one host each.
         backend: as asked for; None lets the accelerator decide.
         project, zone, cluster, namespace: of a cluster; None for what the settings say.
         container_image, base_image_repo: what hosts of a cluster run.
@@ -118,14 +118,13 @@ def count(name: str, value: object, *, least: int) -> int:
     return value
 
 
-def slice_count(value: object) -> int:
-    """Check the number of slices: one, in this version."""
-    slices = count("slices", value, least=1)
-    if slices > 1:
+def check_slices(topology: Topology, slices: int) -> None:
+    """Check that there can be so many slices of this shape: several only of one host each, in this version."""
+    if slices > 1 and topology.multi_host:
         raise UsageError(
-            f"slices={slices} arrives with elastic training; this version runs one slice. Choose a larger accelerator."
+            f"slices={slices} joins machines of one host each, such as cpu:2 or gpu-h100x8; a slice of {topology.name} has "
+            f"{topology.hosts} hosts, and several of those arrive with elastic training. Choose a larger accelerator."
         )
-    return slices
 
 
 def seconds(name: str, value: object) -> float | None:

@@ -391,3 +391,22 @@ def test_a_fork_that_imports_jax_first_stands_alone():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert fork() == 4
+
+
+def test_slices_of_one_host_each_are_one_world() -> None:
+    @kinetic.run(accelerator="cpu:2", slices=3)
+    def total() -> tuple[float, int, int]:
+        import jax
+        import jax.numpy as jnp
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(jax.devices(), ("x",))
+        ones = jax.make_array_from_callback((6,), NamedSharding(mesh, PartitionSpec("x")), lambda _: jnp.ones(1))
+        return float(jax.jit(jnp.sum)(ones)), jax.process_count(), jax.local_device_count()
+
+    assert total() == (6.0, 3, 2)
+
+
+def test_a_program_on_slices_of_one_host_each(project: Path) -> None:
+    script = write(project, "joins.py", JOINS)
+    assert run(project, "--slices", "2", script, accelerator="cpu:2") == ["[host 0] 0 2 4", "[host 1] 1 2 4"]

@@ -608,12 +608,27 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
     script = tmp_path / "train.py"
     script.touch()
     options = ["--env", "A=1=2", "--env", "B=", "--secret", "HF_TOKEN", "--timeout", "2h", "--start-timeout", "30s"]
-    more = ["--hang-timeout", "5m", "--retries", "2", "--name", "exp 1", "--output-dir", "out", "--backend", "local", "-d"]
+    more = [
+        "--slices",
+        "1",
+        "--hang-timeout",
+        "5m",
+        "--retries",
+        "2",
+        "--name",
+        "exp 1",
+        "--output-dir",
+        "out",
+        "--backend",
+        "local",
+        "-d",
+    ]
     assert run(world, *options, *more, str(script), "--env", "C=3") == 0
     assert capsys.readouterr().out == "job-00000001\n"
     function, given = world.submitted[0]
     assert given == {
         "accelerator": "tpu-v6e-8",
+        "slices": 1,
         "env": {"A": "1=2", "B": ""},
         "secrets": ["HF_TOKEN"],
         "timeout": 7200.0,

@@ -53,7 +53,7 @@ class Trainer:
         ({"slices": -1}, "slices must be 1 or more"),
         ({"slices": True}, "slices must be a whole number"),
         ({"slices": 2.0}, "slices must be a whole number"),
-        ({"slices": 2}, "elastic training"),
+        ({"slices": 2, "accelerator": "tpu-v6e-16"}, "slices=2 joins machines of one host each"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeout": -1}, "timeout must be more than 0"),
         ({"timeout": "5 parsecs"}, "timeout: '5 parsecs' is not a length of time. Write 90,"),
@@ -101,6 +101,14 @@ def test_bad_options_fail_at_decoration(options, words):
 def test_lengths_of_time(given, seconds):
     options = kinetic.run("cpu", timeout=given, start_timeout=given, hang_timeout=given)(add).options
     assert (options.timeout_s, options.start_timeout_s, options.hang_timeout_s) == (seconds,) * 3
+
+
+def test_slices_of_one_host_are_joined():
+    for accelerator, hosts in (("cpu:2", 4), ("gpu-h100x8", 4), ("tpu-v6e-4", 4)):
+        remote = kinetic.run(accelerator)(add).with_options(slices=4)
+        assert remote.options.slices * remote.options.topology.hosts == hosts
+    with pytest.raises(errors.UsageError, match="tpu-v6e-16 has 4 hosts, and several of those arrive with elastic training"):
+        kinetic.run("cpu:2", slices=4)(add).with_options(accelerator="tpu-v6e-16")
 
 
 # -- other options for one call ----------------------------------------------------------------------------------------

@@ -93,6 +93,13 @@ class _RunCommand(click.Command):
     shell_complete=suggested("accelerators"),
     help="The slice, for example tpu-v6e-16; see `kinetic accelerators`.",
 )
+@click.option(
+    "--slices",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Number of slices; more than one only of one host each, such as cpu:2.",
+)
 @click.option("--env", metavar="NAME=VALUE", type=ASSIGNMENT, multiple=True, help="Set a variable for the program. Repeatable.")
 @click.option(
     "--secret",
@@ -164,7 +171,7 @@ def _show(view: PlanView, *, as_json: bool) -> int:
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `kinetic.run` for these options."""
-    given = {name: options[name] for name in ("accelerator", "retries", "backend", "output_dir")}
+    given = {name: options[name] for name in ("accelerator", "slices", "retries", "backend", "output_dir")}
     limits = {name: options[name] for name in ("timeout", "start_timeout", "hang_timeout")}
     variables = {"env": dict(options["env"]), "secrets": list(options["secrets"])}
     joins = "program" if program.kind is Kind.COMMAND else "lazy"
