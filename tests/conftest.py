@@ -8,11 +8,13 @@ at the end. Its path is short, because Unix sockets lie in job folders and a soc
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -57,6 +59,8 @@ def home(playground: Path) -> Iterator[Path]:
     yield folder / "home"
     os.environ.clear()
     os.environ |= before
+    if "kinetic.following" in sys.modules:  # What interrupted tests would say at the end of this process.
+        atexit.unregister(sys.modules["kinetic.following"]._tell_unless_shown)
 
 
 @pytest.fixture
