@@ -90,6 +90,9 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
                 return self._in_module(obj, module)
             return super().reducer_override(obj)
+        if issubclass(kind, ModuleType):
+            by_reference = _should_pickle_by_reference(obj)
+            return (unpickler.imported, (obj.__name__,)) if by_reference else super().reducer_override(obj)
         if not callable(obj):
             self._plain.add(kind)
         if _is_global(obj):

@@ -94,12 +94,12 @@ def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
 
 def module_namespace(name: str) -> dict[str, Any]:
     """Return the globals of a module."""
-    return vars(_imported(name))
+    return vars(imported(name))
 
 
-def _imported(name: str) -> ModuleType:
+def imported(name: str) -> ModuleType:
     """Import as pickle does: a file of the project comes before a module of the standard library with its name."""
-    __import__(name)
+    __import__(name, globals())  # `shadows` looks there who asks.
     return sys.modules[name]
 
 
@@ -107,7 +107,7 @@ def import_if_possible(modules: Sequence[str]) -> None:
     """Import modules that the function may not need: one that cannot be imported here, it will miss by itself."""
     for name in modules:
         with contextlib.suppress(Exception):
-            _imported(name)
+            imported(name)
 
 
 def cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
@@ -129,7 +129,7 @@ def bare(kind: type) -> Any:
 
 def unwrapped(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under so many decorators."""
-    found: Any = _imported(module)
+    found: Any = imported(module)
     for name in qualname.split("."):
         found = getattr(found, name)
     for _ in range(depth):

@@ -145,8 +145,8 @@ def _explain(error: BaseException) -> None:
 
 
 def _traceback_with_lines(error: BaseException, start: Start) -> str:
-    """The formatted traceback; where the function has removed its source tree, with lines of the caller's, if it is here."""
-    if start.client_root and not Path(start.tree).is_dir():
+    """The formatted traceback; where the function cannot read its source tree any more, with lines of the caller's."""
+    if start.client_root and not os.path.isdir(start.tree):  # Path.is_dir raises where nothing may be read.
         import linecache
 
         for module in list(sys.modules.values()):

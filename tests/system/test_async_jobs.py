@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import kinetic
+from kinetic import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200.0
@@ -141,6 +142,15 @@ def submits():
 
 
 def test_a_job_that_submits_another_is_told_what_works():
-    with pytest.raises(AttributeError) as caught:
+    with pytest.raises(errors.UsageError, match=r"A job cannot submit other jobs. In a job, later\(...\) runs the function"):
         submits()
+
+    inner = kinetic.run(accelerator="cpu")(lambda: 1)  # travels by value, as the plain function
+
+    @kinetic.run(accelerator="cpu")
+    def outer():
+        return inner.run_async()
+
+    with pytest.raises(AttributeError) as caught:
+        outer()
     assert "in a job it is the plain function, and a job cannot submit other jobs" in "\n".join(caught.value.__notes__)
