@@ -20,6 +20,7 @@ from kinetic.job import spec
 from kinetic.job.duration import Duration
 from kinetic.job.spec import JobSpec, Joins, Options
 from kinetic.options import Changes, checked
+from kinetic.packaging import origin
 from kinetic.place import Place, place_of
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class RemoteCallable(Generic[P, R_co]):
         if isinstance(func, RemoteCallable):
             raise UsageTypeError(f"{spec.name_of(func)} is decorated with @kinetic.run already: decorate it once.")
         spec.check_function(func)
+        origin.see(func)
         is_function = inspect.isroutine(func)
         functools.update_wrapper(self, func, updated=("__dict__",) if is_function else ())
         if not hasattr(func, "__name__"):

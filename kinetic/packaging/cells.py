@@ -8,6 +8,7 @@ Only definitions travel: what else was typed into a cell, a password for example
 
 from __future__ import annotations
 
+import io
 import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ def definitions(source: str) -> str:
     except (SyntaxError, ValueError, RecursionError):
         return ""
     kept = {number for node in tree.body for number in _lines_of(node)}
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
     return "".join(line if number in kept else "\n" for number, line in enumerate(lines, 1)) if kept else ""
 
 
@@ -60,7 +61,12 @@ def remember(cells: Sequence[Mapping[str, str]]) -> None:
     for cell in cells:
         source = cell["source"]
         # Without a time of change the entry is never compared with a file.
-        linecache.cache[cell["file"]] = (len(source), None, source.splitlines(keepends=True), cell["file"])
+        linecache.cache[cell["file"]] = (len(source), None, _lines(source), cell["file"])
+
+
+def _lines(source: str) -> list[str]:
+    """Return the lines as Python counts them: a form feed ends none."""
+    return io.StringIO(source, newline=None).readlines()
 
 
 def titled(text: str, cells: Sequence[Mapping[str, str]]) -> str:

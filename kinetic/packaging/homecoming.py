@@ -16,6 +16,8 @@ import pickle
 import sys
 from typing import Any
 
+from kinetic.packaging import origin
+
 
 class Homecoming(pickle.Unpickler):
     """An unpickler that leaves known classes alone.
@@ -55,11 +57,13 @@ class Homecoming(pickle.Unpickler):
     def _defined_here(self, module: str | None, name: str, tracker: str | None) -> type | None:
         if tracker in self._inside._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
             return None
-        found = vars(sys.modules[module]).get(name)
-        if not isinstance(found, type) or found.__module__ != module:
-            return None
-        self._known.add(found)
-        return found
+        names = origin.MAIN if module in origin.MAIN else (module,)
+        for space in (vars(sys.modules[module]), *(origin.namespaces() if module in origin.MAIN else ())):
+            found = space.get(name)
+            if isinstance(found, type) and found.__module__ in names:
+                self._known.add(found)
+                return found
+        return None
 
     def _set_state(self, cls: Any, state: Any) -> Any:
         return cls if cls in self._known else self._inside._class_setstate(cls, state)

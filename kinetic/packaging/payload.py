@@ -27,7 +27,6 @@ from kinetic.version import __version__
 if TYPE_CHECKING:
     from kinetic.packaging.modules import Shipped
     from kinetic.packaging.pickler import CallPickler
-    from kinetic.packaging.script import Script
 
 SCHEMA = 1
 _NO_DIGEST = "0" * 64
@@ -103,7 +102,7 @@ def pack(
         PicklingError: a part of the call cannot be pickled; it is named.
     """
     call = (func, tuple(args), dict(kwargs))
-    process = _Process(shipped)
+    process = _Process(func, shipped)
     return process.packed(lambda: _framed("call", lambda file: process.dump(file, call), env_vars), call)
 
 
@@ -114,12 +113,15 @@ class _Process:
         script: the definitions of `__main__`.
     """
 
-    def __init__(self, shipped: Shipped | None) -> None:
-        from kinetic.packaging import modules
+    def __init__(self, func: object, shipped: Shipped | None) -> None:
+        from kinetic.packaging import modules, origin
 
         found = modules.Found() if shipped is None else modules.look(shipped)
-        self.script = _script()
+        self.script = origin.script_of(func)
+        spawned = sys.modules.get("__mp_main__")  # The script, in a process that multiprocessing has spawned.
         self._modules = found.by_value
+        if spawned is not None and spawned.__name__ == "__mp_main__":
+            self._modules += (spawned,)
         self._edited = found.edited
         # A test runner has loaded many modules of a project; a script, those that it means.
         self._registering = found.registering if self.script.uses(found.imported) else ()
@@ -211,26 +213,6 @@ class _Process:
         raise found.as_error(error) from error.with_traceback(_users(error.__traceback__))
 
 
-def _script() -> Script:
-    """Return the definitions of `__main__`: of its file, or of what was typed into a notebook or at a prompt."""
-    from kinetic.packaging.script import Script, Source
-
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    if file is None:
-        import linecache
-
-        typed = [(name, entry) for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None]
-        return Script(vars(main), [Source(name, "".join(entry[2])) for name, entry in typed])
-    import tokenize
-
-    try:
-        with tokenize.open(file) as source:
-            return Script(vars(main), [Source(file, source.read())])
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return Script(vars(main))
-
-
 def _users(traceback: TracebackType | None) -> TracebackType | None:
     """Take off the frames that lead to the code of the object that would not be pickled, if it has any."""
     import cloudpickle
@@ -281,7 +263,7 @@ class CallSeries:
             PicklingError: it cannot be pickled; the part that cannot is named.
         """
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
-        self._process = _Process(shipped)
+        self._process = _Process(func, shipped)
         self.function = self._process.packed(lambda: _framed("function", self._dump_function, {}), (func, (), {}))
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:

@@ -27,10 +27,10 @@ import cloudpickle
 from cloudpickle.cloudpickle import _extract_code_globals, _find_imported_submodules, _should_pickle_by_reference
 
 from kinetic.packaging import unpickler
+from kinetic.packaging.origin import MAIN
 from kinetic.packaging.script import Script
 from kinetic.packaging.unpickler import Definition
 
-_SCRIPT = {"__main__", "__mp_main__"}
 _DEEPEST = 32
 """Decorators on one function."""
 
@@ -109,7 +109,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return (
             unpickler.define,
             self._told(obj.__name__, found),
-            (self._globals, self._values(found.used)),
+            (self._globals, self._values(found.used), self._script.changed(obj)),
             None,
             None,
             unpickler.use,
@@ -185,13 +185,13 @@ class _ModuleNamespace(dict[str, Any]):
 
 def _is_of_script(value: object) -> bool:
     """Whether this is a function of the script, or an object of one of its classes."""
-    return (value if isinstance(value, FunctionType) else type(value)).__module__ == "__main__"
+    return (value if isinstance(value, FunctionType) else type(value)).__module__ in MAIN
 
 
 def _way_to(obj: Any) -> tuple[str, str, int] | None:
     """Return module, name and number of decorators under which the host finds a function or class; None when it does not."""
     module = sys.modules.get(obj.__module__ or "")
-    if module is None or obj.__module__ in _SCRIPT or _is_by_value(obj.__module__):
+    if module is None or obj.__module__ in MAIN or _is_by_value(obj.__module__):
         return None
     found: Any = module
     for name in obj.__qualname__.split("."):
@@ -210,7 +210,7 @@ def _is_global(obj: Any) -> bool:
     if _wrapped(obj) is None:
         return False
     module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(qualname, str) or module in _SCRIPT or _is_by_value(module):
+    if not isinstance(module, str) or not isinstance(qualname, str) or module in MAIN or _is_by_value(module):
         return False
     found: Any = sys.modules.get(module)
     for name in qualname.split("."):
@@ -237,7 +237,7 @@ def _module_of(func: FunctionType) -> ModuleType | None:
     """Return the module whose globals the function has, if the host imports it and the function needs them as they are there."""
     name = str(func.__globals__.get("__name__"))
     module = sys.modules.get(name)
-    if module is None or {name, func.__module__} & _SCRIPT or vars(module) is not func.__globals__ or _is_by_value(name):
+    if module is None or {name, func.__module__} & set(MAIN) or vars(module) is not func.__globals__ or _is_by_value(name):
         return None
     if getattr(module, "__spec__", None) is None:
         return None

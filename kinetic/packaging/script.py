@@ -22,12 +22,14 @@ import dis
 import enum
 import functools
 import os
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kinetic.packaging.origin import MAIN
 from kinetic.packaging.unpickler import Definition
 
 _PLAIN_METACLASSES = (type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol))
@@ -36,6 +38,9 @@ _PLAIN_DECORATORS = (dataclasses.dataclass, functools.total_ordering, typing.fin
 _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+"""Python's lines: `splitlines` also divides at form feeds and the like."""
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _OPTIMIZED = 1
 """The compiler's mark of functions; class bodies lack it."""
 _Block = ast.If | ast.Try | ast.With
@@ -71,30 +76,48 @@ class Script:
 
     def definition(self, made: FunctionType | type) -> Definition | None:
         """Return how to define a class or function of the script again, if its definition does more than make it."""
-        if made.__module__ != "__main__" or self.namespace.get(made.__qualname__, self) is not made:
-            return None
-        found = self._statements.get(made.__qualname__)
-        if found is None or not _is_of(made, *found):
+        found = self._statement(made)
+        if found is None:
             return None
         source, node = found
         does_more = self._does_more(made, node) if isinstance(made, type) else self._registers(node)
         return self._defined(source, node) if does_more else None
 
+    def changed(self, made: FunctionType | type) -> dict[str, Any]:
+        """Return the attributes of a class that may differ from those that its statement gives it when it is executed again."""
+        found = self._statement(made) if isinstance(made, type) else None
+        if found is None:
+            return {}
+        in_body = _assigned(found[1])
+        later = self._set_later(made)
+        return {
+            name: value
+            for name, value in vars(made).items()
+            if not name.startswith("__") and (name in later or (name in in_body and _may_differ(value, in_body[name])))
+        }
+
+    def _statement(self, made: FunctionType | type) -> tuple[Source, _Made] | None:
+        """Return the statement that has made a class or function which the script still has under its name."""
+        if made.__module__ not in MAIN or self.namespace.get(made.__qualname__, self) is not made:
+            return None
+        later = self._set_later(made)
+        found = [each for each in self._statements.get(made.__qualname__, ()) if _is_of(made, *each, later)]
+        if len(found) > 1 and isinstance(made, type):
+            found = [each for each in found if _has_values_of(made, each[1])] or found
+        return found[-1] if found else None
+
     def registered(self) -> list[Any]:
         """Return the classes and functions that the script has registered, whether a call uses them or not."""
         return [
             self.namespace[name]
-            for name, (_, node) in (self._statements.items() if self._registering else ())
-            if isinstance(self.namespace.get(name), type | FunctionType) and self._registers(node)
+            for name, found in (self._statements.items() if self._registering else ())
+            if isinstance(self.namespace.get(name), type | FunctionType) and any(self._registers(node) for _, node in found)
         ]
 
     def registrations(self) -> list[Definition]:
         """Return the statements of their own that register a class of the script."""
         made = [
-            self._defined(source, node)
-            for source in self._registering
-            for node in _parsed(source)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self._is_registration(node.value)
+            self._defined(source, node) for source in self._registering for node in _parsed(source) if self._is_registering(node)
         ]
         return [each for each in made if each is not None]
 
@@ -103,8 +126,21 @@ class Script:
         return [source for source in self._sources if "regist" in source.text.lower()]
 
     @functools.cached_property
-    def _statements(self) -> dict[str, tuple[Source, _Made]]:
-        return {node.name: (source, node) for source in self._sources for node in _parsed(source) if isinstance(node, _Made)}
+    def _statements(self) -> dict[str, list[tuple[Source, _Made]]]:
+        found: dict[str, list[tuple[Source, _Made]]] = {}
+        for source in self._sources:
+            for node in _parsed(source):
+                if isinstance(node, _Made):
+                    found.setdefault(node.name, []).append((source, node))
+        return found
+
+    def _set_later(self, made: FunctionType | type) -> set[str]:
+        """Return the attributes that the script sets on a class, as in `Point.origin = …` and `cls.made += 1`."""
+        return {name for on, name in self._attributes_set if on == "" or self.namespace.get(on) is made}
+
+    @functools.cached_property
+    def _attributes_set(self) -> set[tuple[str, str]]:
+        return {each for source in self._sources for each in _attributes_set(source)}
 
     def _does_more(self, cls: type, node: _Made) -> bool:
         bases = (base for base in cls.__mro__ if base not in _PLAIN_BASES and "__init_subclass__" in vars(base))
@@ -119,10 +155,27 @@ class Script:
         value = self._value(called)
         return "register" in _last_name(called).lower() and _is_foreign(value) and value not in _NEVER_AGAIN
 
-    def _is_registration(self, call: ast.Call) -> bool:
-        named = [each.id for each in (*call.args, *(k.value for k in call.keywords)) if isinstance(each, ast.Name)]
-        return self._is_register(call.func) and any(
-            name in self._statements and isinstance(self.namespace.get(name), type) for name in named
+    def _is_registering(self, node: ast.stmt) -> bool:
+        """Whether a statement registers a class of the script, or some of them in a loop."""
+        if isinstance(node, ast.For):
+            calls = [each.value if isinstance(each, ast.Expr) else None for each in (*node.body, *node.orelse)]
+            named = [each.id for each in ast.walk(node.iter) if isinstance(each, ast.Name)]
+            return any(map(self._is_of_classes, named)) and all(
+                isinstance(call, ast.Call) and self._is_register(call.func) for call in calls
+            )
+        call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
+        if not isinstance(call, ast.Call) or not self._is_register(call.func):
+            return False
+        given = (*call.args, *(each.value for each in call.keywords))
+        return any(isinstance(each, ast.Name) and self._is_class(each.id) for each in given)
+
+    def _is_class(self, name: str) -> bool:
+        return name in self._statements and isinstance(self.namespace.get(name), type)
+
+    def _is_of_classes(self, name: str) -> bool:
+        value = self.namespace.get(name)
+        return self._is_class(name) or (
+            isinstance(value, list | tuple) and any(isinstance(each, type) and each.__module__ in MAIN for each in value)
         )
 
     def _value(self, node: ast.expr) -> Any:
@@ -135,13 +188,13 @@ class Script:
         return getattr(of, node.attr, None) if isinstance(of, ModuleType | type) else None
 
     def _defined(self, source: Source, node: ast.stmt) -> Definition | None:
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-        lines = source.text.splitlines()[first - 1 : node.end_lineno]
-        if node.col_offset:  # It stands in a block.
-            first, lines = first - 1, ["if True:", *lines]
         flags = __future__.annotations.compiler_flag if self.namespace.get("annotations") is __future__.annotations else 0
-        found = Definition("\n".join(lines) + "\n", source.file, first, flags)
-        needed, used = _names(found.code())
+        text, first = _text_of(source, node)
+        found = Definition(text, source.file, first, flags)
+        try:
+            needed, used = _names(found.code())
+        except (SyntaxError, ValueError, RecursionError):
+            return None
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
             return None  # The script has deleted a name since.
@@ -167,9 +220,66 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _flat(inner)
 
 
-def _is_of(made: Any, source: Source, node: _Made) -> bool:
-    """Whether this statement, as the source now stands, is the one that made the object."""
-    functions = [getattr(each, "__func__", each) for each in vars(made).values()] if isinstance(made, type) else [made]
+def _text_of(source: Source, node: ast.stmt) -> tuple[str, int]:
+    """Return a statement on lines of its own, and the number of the first of them."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    lines = _LINE_END.split(source.text)[first - 1 : node.end_lineno]
+    before = lines[node.lineno - first].encode()[: node.col_offset].strip()
+    after = lines[-1].encode()[node.end_col_offset :].strip()
+    if before or (after and not after.startswith(b"#")):  # It shares a line with others.
+        return f"{ast.unparse(node)}\n", first
+    if node.col_offset:  # It stands in a block.
+        first, lines = first - 1, ["if True:", *lines]
+    return "\n".join(lines) + "\n", first
+
+
+@functools.lru_cache(maxsize=64)
+def _attributes_set(source: Source) -> frozenset[tuple[str, str]]:
+    """Return what a source sets attributes on, and their names; "" for the class of a method."""
+    found = set()
+    for statement in _parsed(source):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name):
+                    found.add(("" if node.value.id == "cls" else node.value.id, node.attr))
+                elif ast.unparse(node.value) in ("type(self)", "self.__class__", "__class__"):
+                    found.add(("", node.attr))
+    return frozenset(found)
+
+
+def _assigned(node: _Made) -> dict[str, ast.expr]:
+    """Return what the body of a class assigns."""
+    found: dict[str, ast.expr] = {}
+    for each in node.body:
+        targets = each.targets if isinstance(each, ast.Assign) else [each.target] if isinstance(each, ast.AnnAssign) else []
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+                found[target.id] = each.value
+    return found
+
+
+def _may_differ(value: object, made_by: ast.expr) -> bool:
+    """Whether an expression, evaluated again, may give something else than this plain value."""
+    if type(value) not in (*_SCALARS, list, dict, set, tuple):
+        return False
+    try:
+        return bool(value != ast.literal_eval(made_by))
+    except Exception:  # noqa: BLE001 - no literal, or a comparison of the user's own objects
+        return type(value) in _SCALARS
+
+
+def _has_values_of(made: type, node: _Made) -> bool:
+    """Whether a class has the plain values that its statement names."""
+    for name, expression in _assigned(node).items():
+        if isinstance(expression, ast.Constant) and vars(made).get(name, expression.value) != expression.value:
+            return False
+    return True
+
+
+def _is_of(made: Any, source: Source, node: _Made, set_later: set[str]) -> bool:
+    """Whether this statement, as the source now stands, is the one that made the object, but for attributes set later."""
+    fields = [value for name, value in vars(made).items() if name not in set_later] if isinstance(made, type) else [made]
+    functions = [getattr(each, "__func__", each) for each in fields]
     codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
     own = [code for code in codes if code.co_filename == source.file or os.path.basename(code.co_filename) == source.file]  # noqa: PTH119
     lines = {each.lineno: each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -195,7 +305,7 @@ def _called(node: ast.expr) -> ast.expr:
 
 def _is_foreign(value: object) -> bool:
     """Whether this comes from a module, whose state does not travel; what comes from the script keeps its state."""
-    return value is not None and getattr(value, "__module__", "__main__") != "__main__"
+    return value is not None and getattr(value, "__module__", "__main__") not in MAIN
 
 
 def _last_name(node: ast.expr) -> str:

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
+from kinetic.packaging.origin import MAIN
+
 
 def _without_hooks(make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any) -> type:
     """Make an empty class without running what the script does at its definition: that was done, and its effects were sent."""
-    if getattr(metaclass, "__module__", None) == "__main__":
-        foreign = next(each for each in metaclass.__mro__ if each.__module__ != "__main__")
+    if getattr(metaclass, "__module__", None) in MAIN:
+        foreign = next(each for each in metaclass.__mro__ if each.__module__ not in MAIN)
         kind, metaclass = metaclass, lambda name, bases, fields: foreign.__new__(kind, name, bases, fields)
-    base: Any = bases[0] if bases and bases[0].__module__ == "__main__" else None
+    base: Any = bases[0] if bases and bases[0].__module__ in MAIN else None
     if base is None:
         return make(metaclass, name, bases, *rest)
     hook = vars(base).get("__init_subclass__")
@@ -80,10 +82,15 @@ def define(namespace: dict[str, Any], name: str, found: Definition, needed: Mapp
     return namespace.get(name)
 
 
-def use(made: object, state: tuple[dict[str, Any], Mapping[str, Any]]) -> None:
-    """Give what was defined the globals that it needs when it runs; they may need the definition."""
-    namespace, names = state
+def use(made: Any, state: tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any]]) -> None:
+    """Give what was defined the globals that it needs when it runs, and a class the attributes that it had.
+
+    Both may need the definition itself.
+    """
+    namespace, names, attributes = state
     namespace.update(names)
+    for name, value in attributes.items():
+        type.__setattr__(made, name, value)
 
 
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:

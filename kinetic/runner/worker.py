@@ -328,7 +328,7 @@ def _adopt_main(func: Any, start: Start) -> None:
     while isinstance(func, functools.partial):
         func = func.func
     code = getattr(func, "__code__", None)
-    if code is None or func.__module__ != "__main__":
+    if code is None or func.__module__ not in ("__main__", "__mp_main__"):
         return
     main = sys.modules["__main__"]
     vars(main).update({name: value for name, value in func.__globals__.items() if not name.startswith("__")})
@@ -388,7 +388,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     sys.path_importer_cache.clear()
     shadows.guard(start.sys_path)
     sys.argv = [start.name]
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     if start.cells:
         from kinetic.packaging import cells
 

@@ -57,7 +57,8 @@ class Needy:
 class Host:
     """The `__main__` of a host after it has unpickled, and what was unpickled."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, here: dict[str, Any]) -> None:
+        self.here = here
         self.main: dict[str, Any] = {"__name__": "__main__"}
         unpickler = CallUnpickler(io.BytesIO(data), self.main)
         self.value = unpickler.load()
@@ -80,7 +81,7 @@ def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Hos
             rebuilt |= {id(circular.made)}
     if library is not None:
         library.SEEN.clear()
-    return Host(data)
+    return Host(data, space)
 
 
 IMPORT = "from picklertest_library import *\nimport picklertest_library as lib\n"
@@ -246,3 +247,70 @@ def test_an_object_that_only_looks_like_a_decorator_runs_no_code() -> None:
     CallPickler(file, Script({})).dump([Nosy()])
     file.seek(0)
     assert CallUnpickler(file).load() == [0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Point: pass\nx = [1]; register(Point)",
+        "class Point: pass\nif True: register(Point)",
+        "class Point: pass\nPoint = register(Point)",
+        "class Point: pass\nclass Other: pass\nfor each in (Point,): register(each)",
+        "class Point: pass\nALL = [Point]\nfor each in ALL:\n    register(each)",
+        "@register\nclass Point:\n    '''\x0c \x0b \x1c \u2028'''\n    pass",
+        "if True:\n    x = 1\n    \x0c\n    @register\n    class Point: pass\n",
+    ],
+)
+def test_registrations_are_found_however_they_are_written(text: str, library: types.ModuleType) -> None:
+    host = sent(f"from picklertest_library import register\n{text}\n", "Point", library=library)
+    assert library.SEEN == ["Point"]
+    assert host.value[0].__name__ == "Point"
+
+
+def test_a_class_that_is_defined_again_has_the_attributes_that_it_had(library: types.ModuleType) -> None:
+    text = """
+from picklertest_library import register
+import random
+N = 1
+@register
+class Point:
+    made = 0
+    all = {}
+    none = {}
+    n = N
+    drawn = random.random()
+    def __init__(self):
+        type(self).made += 1
+    def kept(self):
+        return 1
+    def changed(self):
+        return 2
+N = 2
+Point.origin = Point()
+Point.all["origin"] = Point.origin
+Point.changed = lambda self: 3
+"""
+    host = sent(text, "Point", "N", library=library)
+    point, n = host.value
+    assert library.SEEN == ["Point"]
+    assert (point.made, point.n, n, point.none) == (1, 1, 2, {})
+    assert type(point.origin) is point
+    assert point.all == {"origin": point.origin}
+    assert (point.origin.kept(), point.origin.changed()) == (1, 3)
+    assert point.drawn == host.here["Point"].drawn
+
+
+def test_of_two_definitions_the_one_that_was_executed_counts(library: types.ModuleType) -> None:
+    text = """
+from picklertest_library import register
+if True:
+    @register
+    class Point:
+        version = 1
+else:
+    @register
+    class Point:
+        version = 2
+"""
+    assert sent(text, "Point", library=library).value[0].version == 1
+    assert library.SEEN == ["Point"]
