@@ -31,6 +31,7 @@ from typing import Any
 
 from kinetic import shadows
 from kinetic.packaging import manifest
+from kinetic.packaging.origin import MAIN
 from kinetic.packaging.walk import Stamp, stamp_at
 
 _LOCK = threading.Lock()
@@ -102,6 +103,7 @@ def look(shipped: Shipped) -> Found:
                 imported.append((name, file))
         elif not elsewhere(name.partition(".")[0]):
             by_value.append(module)
+    by_value += _made_here()
     registering = tuple(name for name, file in imported if _registers(file, stamp_at(file)))
     return Found(tuple(by_value), tuple(edited), tuple(name for name, _ in imported), registering)
 
@@ -129,7 +131,7 @@ def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
     """Yield the loaded modules that come from a file that nobody installed, with the file; never kinetic itself."""
     installed = _installed()
     for name, module in list(sys.modules.items()):
-        if name in ("__main__", "__mp_main__") or name.partition(".")[0] == "kinetic":
+        if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
         if not isinstance(module, ModuleType) or type(module) is util._LazyModule:  # type: ignore[attr-defined]
             continue  # Asking a lazy module would load it.
@@ -138,6 +140,16 @@ def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
             continue
         if not file.startswith(installed) and not any(part in file for part in _INSTALLED):
             yield module, file
+
+
+def _made_here() -> list[ModuleType]:
+    """Return the modules that the program has made and not imported; one in a package, its package makes."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if type(module) is ModuleType and "." not in name and name not in MAIN
+        if module.__name__ == name and vars(module).get("__spec__") is None and "__file__" not in vars(module)
+    ]
 
 
 @functools.cache

@@ -185,6 +185,8 @@ class Script:
         if not isinstance(node, ast.Attribute):
             return None
         of = self._value(node.value)
+        if isinstance(of, FunctionType):  # `register` of a single-dispatch function.
+            return vars(of).get(node.attr) if _is_foreign(of) else None
         return getattr(of, node.attr, None) if isinstance(of, ModuleType | type) else None
 
     def _defined(self, source: Source, node: ast.stmt) -> Definition | None:

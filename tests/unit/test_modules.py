@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -159,3 +159,9 @@ def test_an_edit_before_the_first_look_is_seen_by_the_byte_code(
 def test_modules_that_speak_of_registering_are_named(look: Callable[..., Shown]) -> None:
     files = {"modtest_m.py": "# nothing", "modtest_n.py": "# Register me"}
     assert look(files, ["modtest_m", "modtest_n"]).registering == {"modtest_n"}
+
+
+def test_a_module_that_the_program_has_made_is_sent(look: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("modtest_made", "json.modtest_made"):  # The package of the second makes it, on a host too.
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert look({"modtest_a.py": ""}, ["modtest_a"]).by_value == {"modtest_made"}

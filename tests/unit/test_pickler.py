@@ -314,3 +314,26 @@ else:
 """
     assert sent(text, "Point", library=library).value[0].version == 1
     assert library.SEEN == ["Point"]
+
+
+def test_a_registration_at_a_function_of_a_module_is_done_again(library: types.ModuleType) -> None:
+    text = """
+import picklertest_library as lib
+class Point: pass
+@lib.show.register
+def _(x: Point): return "point"
+"""
+    exec("import functools\n@functools.singledispatch\ndef show(x): return 'other'", vars(library))
+    host = sent(text, "Point", library=library)
+    assert library.show(host.value[0]()) == "point"
+    assert library.show(1) == "other"
+
+
+def test_a_module_of_a_class_of_its_own_travels_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise AssertionError(name)
+
+    made = Lazy("picklertest_lazy")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    assert sent("import picklertest_lazy as lazy", "lazy").value == [made]
