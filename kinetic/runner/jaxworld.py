@@ -21,6 +21,8 @@ from kinetic.runner.startup.kinetic_awaiting import Awaiting
 
 STARTUP = str(Path(__file__).parent / "startup")
 """Goes first on the PYTHONPATH of whatever a function starts."""
+_THREADS_PER_DEVICE = 4
+"""Two are enough for a loop in one thread; launches in other threads and callbacks may occupy more."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _CONSEQUENCE_WORDS = (
     "gloo",
@@ -52,6 +54,7 @@ def environ(world: World, base: Mapping[str, str], asked: Mapping[str, str], *, 
     env["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"  # It would swallow the SIGTERM that the function should see.
     if world.simulated:
         env["JAX_NUM_CPU_DEVICES"] = str(world.devices)
+        env["NPROC"] = str(_threads(world.devices, _cores()))
     if world.processes > 1:
         env |= {
             "JAX_COORDINATOR_ADDRESS": world.coordinator,
@@ -63,6 +66,19 @@ def environ(world: World, base: Mapping[str, str], asked: Mapping[str, str], *, 
             env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
             env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return env | _for_torch(world) | dict(asked) | {"KINETIC_WORLD": json.dumps(world.to_json() | {"automatic": automatic})}
+
+
+def _threads(devices: int, cores: int) -> int:
+    """How many threads XLA's CPU client gets; it reads NPROC, and takes one for each core or device without it.
+
+    A launch on all devices occupies a thread for each while 32 others are in flight, and a collective another one. With one
+    thread for each device, a loop that never waits for a result soon stands still forever: its launches occupy all threads.
+    """
+    return max(cores, _THREADS_PER_DEVICE * devices)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _for_torch(world: World) -> dict[str, str]:

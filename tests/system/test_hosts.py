@@ -253,3 +253,23 @@ def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
     assert whoami.with_options(accelerator="cpu", all_hosts=False).run_async().results() == [(0, b"")]
     batch = whoami.run_async_map([{}, {}], max_concurrent=1)
     assert [[host for host, _ in job.results()] for job in batch.as_completed()] == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("accelerator", ["tpu-v6e-4", "tpu-v6e-8"])
+def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
+    @kinetic.run(accelerator=accelerator, hang_timeout=60)
+    def descend():
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # XLA counts them when its backend starts.
+        import jax
+        import jax.numpy as jnp
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        mesh = jax.make_mesh((jax.device_count(),), ("data",))
+        ones = jax.jit(lambda: jnp.ones((16, 3)), out_shardings=NamedSharding(mesh, PartitionSpec("data")))()
+        weights = jax.device_put(jnp.zeros(3), NamedSharding(mesh, PartitionSpec()))
+        step = jax.jit(lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w - 1) ** 2))(w))
+        for _ in range(300):
+            weights = step(weights, ones)
+        return round(float(weights.sum()), 3)
+
+    assert descend() == 1.0

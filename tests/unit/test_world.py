@@ -45,6 +45,14 @@ def test_the_environment_holds_what_each_framework_reads_and_the_caller_wins():
     assert json.loads(env["KINETIC_WORLD"]) == WORLD.to_json() | {"automatic": True}
 
 
+def test_simulated_devices_have_threads_to_spare_unless_the_caller_says_otherwise():
+    assert int(jaxworld.environ(WORLD, {"NPROC": "1"}, {}, automatic=True)["NPROC"]) >= 4 * WORLD.devices
+    assert jaxworld.environ(WORLD, {}, {"NPROC": "1"}, automatic=True)["NPROC"] == "1"
+    assert (jaxworld._threads(4, cores=2), jaxworld._threads(4, cores=96)) == (16, 96)
+    real = World("127.0.0.1:4001", 2, 1, 0, "tpu", False)
+    assert "NPROC" not in jaxworld.environ(real, {}, {}, automatic=True)
+
+
 def test_what_programs_inherit_is_completed_once():
     env = {"PYTHONPATH": "/mine"}
     for _ in range(2):
