@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from kinetic.errors import PreflightError, UsageError, UsageTypeError
@@ -426,7 +427,8 @@ class RemoteCallable(Generic[P, R_co]):
 
     def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = "") -> None:
         try:
-            signature = inspect.signature(self._func)
+            # A decorator below this one may take other arguments than what it wraps; what `jax.jit` makes never does.
+            signature = inspect.signature(self._func, follow_wrapped=not isinstance(self._func, FunctionType))
         except (ValueError, TypeError):  # Some builtins have none; the host will tell.
             return
         try:

@@ -197,7 +197,9 @@ def leftover_threads() -> list[str]:
 
 
 def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it is a pool's, and waits for work: its innermost Python frame is then the pool's own loop."""
+    """Whether it is a pool's that has nothing to do: of processes (joblib's too), or of threads, whose innermost frame tells."""
+    if type(thread).__name__ == "_ExecutorManagerThread":
+        return not getattr(thread, "pending_work_items", True)
     loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
     frame = sys._current_frames().get(thread.ident or 0)
     return loop is not None and frame is not None and frame.f_code is loop.__code__

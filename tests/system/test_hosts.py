@@ -109,6 +109,23 @@ def test_idle_threads_of_a_pool_are_not_left_behind_but_busy_ones_are():
     assert handle.outcome().reports[0].leftover_threads == ("busy_0",)
 
 
+def test_an_idle_pool_of_processes_is_not_left_behind_but_a_busy_one_is():
+    @kinetic.run(accelerator="cpu")
+    def leave_a_pool(work):
+        from concurrent.futures import ProcessPoolExecutor
+
+        global pool
+        pool = ProcessPoolExecutor(1)
+        pool.submit(print, "done").result()
+        if work:
+            pool.submit(time.sleep, 1000)
+
+    for work in (False, True):
+        handle = leave_a_pool.run_async(work)
+        handle.result()
+        assert bool(handle.outcome().reports[0].leftover_threads) is work
+
+
 def test_hosts_draw_different_random_numbers():
     @kinetic.run(accelerator="tpu-v6e-8")
     def draw():

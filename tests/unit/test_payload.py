@@ -120,6 +120,18 @@ def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
         payload.pack_value(x for x in [1])
 
 
+def test_flags_of_absl_are_to_be_passed_as_values():
+    from absl import flags
+
+    own = flags.FlagValues()
+    steps = flags.DEFINE_integer("steps", 3, "how many", flag_values=own)
+    for used in (own, steps):
+        with pytest.raises(
+            PicklingError, match=r"^Argument 1 \(Flag\w+\) cannot be pickled.* Pass the values of the flags instead\. "
+        ):
+            payload.pack(print, (used,), {}, env_vars={})
+
+
 @given(data=st.data())
 def test_any_damaged_byte_is_seen(data):
     whole = bytearray(payload.pack_value({"a": [1, 2, 3]}))

@@ -94,6 +94,24 @@ def test_forgotten_parentheses():
 # -- what it makes -----------------------------------------------------------------------------------------------------
 
 
+def test_a_decorator_below_may_give_the_function_arguments_of_its_own(backend):
+    def with_seed(function):
+        @functools.wraps(function)
+        def seeded(steps):
+            return function(7, steps)
+
+        return seeded
+
+    @kinetic.run("cpu")
+    @with_seed
+    def train(seed, steps):
+        return seed, steps
+
+    assert train(3) == (7, 3)
+    with pytest.raises(errors.UsageTypeError, match=r"^train\(steps\): too many positional arguments. Nothing was submitted.$"):
+        train(7, 3)
+
+
 def test_it_looks_like_the_function():
     @kinetic.run("tpu-v6e-16")
     def train(steps: int) -> int:
