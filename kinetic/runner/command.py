@@ -166,7 +166,7 @@ def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType
     at = trace
     while at is not None and at.tb_frame.f_code.co_filename in ours:
         at = at.tb_next
-    return at if at is not None else trace
+    return at
 
 
 def _tell(words: str, code: int) -> int:

@@ -70,6 +70,13 @@ def test_the_traceback_of_a_script_begins_in_it(tmp_path: Path) -> None:
     assert files[-2:] == ["s.py", "s.py"]
 
 
+def test_a_script_that_cannot_be_compiled_has_no_traceback_of_what_compiled_it(tmp_path: Path) -> None:
+    write(tmp_path / "s.py", "x = = 1\n")
+    with pytest.raises(SyntaxError) as caught:
+        command.run("script", "s.py", ())
+    assert not {"runpy.py", "<frozen runpy>"} & {Path(str(entry.path)).name for entry in caught.traceback}
+
+
 def test_a_script_that_exits_keeps_its_code(tmp_path: Path) -> None:
     write(tmp_path / "s.py", "import sys; sys.exit(5)")
     with pytest.raises(SystemExit) as caught:
