@@ -117,6 +117,7 @@ class Callbacks:
         self._job = job
         self._lock = threading.Lock()
         self._waiting: list[Tell] = []
+        self._watching = False
 
     def add(self, call: Tell) -> None:
         """Call it when the job has ended: now, if it has."""
@@ -125,8 +126,8 @@ class Callbacks:
             return
         with self._lock:
             self._waiting.append(call)
-            first = len(self._waiting) == 1
-        if first:
+            is_watched, self._watching = self._watching, True
+        if not is_watched:
             watch().add(self._job, self._begin)
 
     def _begin(self) -> None:
@@ -137,11 +138,13 @@ class Callbacks:
         while True:
             with self._lock:
                 if not self._waiting:
+                    self._watching = False
                     return
-                call = self._waiting[0]
-            _called(call, self._job)
-            with self._lock:
-                self._waiting.pop(0)
+                call = self._waiting.pop(0)
+            try:
+                _called(call, self._job)
+            except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are called all the same
+                _log.warning("a callback of %s raised %r", self._job.job_id, error)
 
 
 def _called(call: Tell, job: Job) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 import threading
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(source, job,
         assert over.wait(PATIENCE_S)
     assert "ZeroDivisionError" in caplog.text
     assert job.result() == (0, 1)
+
+
+def test_a_callback_that_exits_stops_no_other_one(source, job, caplog):
+    over = threading.Event()
+    with caplog.at_level(logging.CRITICAL, logger="kinetic.futures"):
+        job.add_done_callback(lambda _: sys.exit(3))
+        job.add_done_callback(lambda _: over.set())
+        source.release(0)
+        assert over.wait(PATIENCE_S)
 
 
 def test_a_callback_may_add_another_one(source, job):
