@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import Any
 
 from kinetic.errors import PicklingError, with_article
@@ -146,7 +146,11 @@ def uses(thing: Any) -> Iterator[tuple[str, object]]:
         yield from ((f"keyword {name!r} of the partial", value) for name, value in thing.keywords.items())
         yield "the function of the partial", thing.func
     elif isinstance(thing, type):
-        yield from ((f"attribute {name!r} of class {thing.__name__}", _bare(value)) for name, value in vars(thing).items())
+        yield from (
+            (f"attribute {name!r} of class {thing.__name__}", _bare(value))
+            for name, value in vars(thing).items()
+            if not isinstance(value, GetSetDescriptorType)
+        )
         yield from ((f"class {base.__name__}, base of {thing.__name__}", base) for base in thing.__bases__)
     elif isinstance(thing, ModuleType):
         yield from ((f"global {name!r} of module {thing.__name__}", value) for name, value in list(vars(thing).items()))

@@ -198,6 +198,14 @@ def test_loops_and_broken_links_are_named(root, place):
 # Warnings
 
 
+def test_secrets_and_tokens_in_files_of_settings_are_named(root):
+    secret = ["secrets.yaml", "secrets.toml", "token.json", "token.txt", "client_secret_1.json", ".pgpass"]
+    write(root, dict.fromkeys([*secret, "secrets.py", "tokens.txt"], "x"))
+    (warning,) = build(root).warnings
+    assert all(name in warning for name in secret)
+    assert not any(name in warning for name in ("secrets.py", "tokens.txt"))
+
+
 def test_secrets_are_named(root):
     secret = [
         ".env",

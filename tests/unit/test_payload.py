@@ -473,3 +473,9 @@ def test_an_exception_with_code_of_another_python_arrives_as_text() -> None:
         payload.unpack_exception(of_python_2(payload.pack_exception(error)))
     rebuilt = payload.unpack_exception(of_python_2(payload.pack_exception(KeyError("a"))))
     assert type(rebuilt) is KeyError
+
+
+def test_the_attribute_that_cannot_be_pickled_is_named_for_a_class_that_is_registered() -> None:
+    space = in_main("class Point: pass\nPoint.lock = __import__('threading').Lock()\ndef make(): return Point()\n")
+    with pytest.raises(PicklingError, match=r"[Aa]ttribute 'lock' of class Point"):
+        pack(space["make"])
