@@ -215,6 +215,8 @@ class _Seat:
                 return
             apart = wrong.startswith("coordinator_address") or cluster_detection_method not in (None, "deactivate")
             if apart or (cluster_detection_method and None in given.values()):
+                if coordinator_address:  # Or the service would listen where our own coordinator does: a variable says so.
+                    rest.setdefault("coordinator_bind_address", f"[::]:{coordinator_address.rpartition(':')[2]}")
                 original(**given, local_device_ids=local_device_ids, cluster_detection_method=cluster_detection_method, **rest)
                 return
             if wrong:

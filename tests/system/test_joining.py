@@ -131,8 +131,9 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
     assert "num_processes=3" in told[0]
 
 
-def test_a_world_of_the_functions_own_is_left_alone():
-    @kinetic.run(accelerator="cpu", joins_jax=False)
+@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
+def test_a_world_of_the_functions_own_is_left_alone(accelerator):
+    @kinetic.run(accelerator=accelerator, joins_jax=False, timeout=60)
     def own():
         import socket
         import subprocess
