@@ -120,6 +120,7 @@ class _Process:
         self.script = origin.script_of(func)
         spawned = sys.modules.get("__mp_main__")  # The script, in a process that multiprocessing has spawned.
         self._modules = found.by_value
+        self._rebuilt: frozenset[int] = frozenset()  # What was found to need itself, in any attempt.
         if spawned is not None and spawned.__name__ == "__mp_main__":
             self._modules += (spawned,)
         self._edited = found.edited
@@ -179,10 +180,9 @@ class _Process:
         """Pickle, and then what the script has registered; return the pickler, which knows what it has written."""
         from kinetic.packaging.pickler import CallPickler, Circular
 
-        rebuilt: frozenset[int] = frozenset()
         start = file.tell()
         while True:
-            pickler = CallPickler(file, self.script, rebuilt)
+            pickler = CallPickler(file, self.script, self._rebuilt)
             try:
                 pickler.dump(call)
                 if registrations:
@@ -190,7 +190,7 @@ class _Process:
                         self._registering, [each for each in self.script.registered() if not self.attempt(each)]
                     )
             except Circular as circular:
-                rebuilt |= {id(circular.made)}
+                self._rebuilt |= {id(circular.made)}
                 file.seek(start)
                 file.truncate()
             else:

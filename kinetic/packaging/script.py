@@ -66,6 +66,7 @@ class Script:
     def __init__(self, namespace: dict[str, Any], sources: Sequence[Source] = ()) -> None:
         self.namespace = namespace
         self._sources = sources
+        self._known: dict[int, tuple[object, Definition | None]] = {}
 
     def uses(self, modules: Sequence[str]) -> bool:
         """Whether the script itself has imported one of these modules, or something from them."""
@@ -76,6 +77,11 @@ class Script:
 
     def definition(self, made: FunctionType | type) -> Definition | None:
         """Return how to define a class or function of the script again, if its definition does more than make it."""
+        if id(made) not in self._known:
+            self._known[id(made)] = made, self._definition(made)
+        return self._known[id(made)][1]
+
+    def _definition(self, made: FunctionType | type) -> Definition | None:
         found = self._statement(made)
         if found is None:
             return None

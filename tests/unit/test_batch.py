@@ -36,8 +36,9 @@ def begin(source, total, rules=None, **more):
     rules = rules or Rules()
     batch = new_batch(source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more)
     crew = Crew(Ledger(total, rules), Manifest.begin(source.store, batch), source, endings=Endings(first_look_s=0.0))
+    handle = BatchHandle(crew)  # Before the first job: what ended earlier is not told.
     crew.start(here=False)
-    return BatchHandle(crew)
+    return handle
 
 
 @contextlib.contextmanager
