@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kinetic.backends.local import LocalBackend
-from kinetic.backends.simulation import available_memory_bytes
+from kinetic.backends.simulation import available_memory_bytes, usable_cpus
 from kinetic.doctor.checks import Folder, Machine, Preloader
 from kinetic.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic.errors import CorruptRecord, KineticError, NotFound
@@ -43,16 +43,7 @@ _PATIENCE_S = 10.0
 def machine() -> Machine:
     """Look at what is installed and what there is room for."""
     known = {name: _version(name) for name in _PACKAGES}
-    return Machine(sys.platform, tuple(sys.version_info[:3]), known, available_memory_bytes(), _namespaces(), cpus())
-
-
-def cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Return how many processors this process may use: those of its affinity, as far as a container's quota leaves them."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with contextlib.suppress(OSError, ValueError):
-        used_us, period_us = map(int, quota.read_text().split())  # "max" when there is no quota
-        return max(1, min(count or 1, round(used_us / period_us)))
-    return count
+    return Machine(sys.platform, tuple(sys.version_info[:3]), known, available_memory_bytes(), _namespaces(), usable_cpus())
 
 
 def _version(name: str) -> str | None:

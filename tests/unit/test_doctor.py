@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.backends import launcher
+from kinetic.backends import launcher, simulation
 from kinetic.cli.main import call
 from kinetic.config import settings
 from kinetic.doctor import checks, examination, facts, leftovers
@@ -91,8 +91,8 @@ def test_processors_say_which_slices_are_sensible(cpus: int | None, words: str) 
 def test_a_quota_leaves_fewer_processors(tmp_path: Path, quota: str, most: int | None) -> None:
     (tmp_path / "cpu.max").write_text(quota)
     own = len(os.sched_getaffinity(0))
-    assert facts.cpus(tmp_path / "cpu.max") == (own if most is None else min(own, most))
-    assert facts.cpus(tmp_path / "absent") == own
+    assert simulation.usable_cpus(tmp_path / "cpu.max") == (own if most is None else min(own, most))
+    assert simulation.usable_cpus(tmp_path / "absent") == own
 
 
 def test_namespaces() -> None:
