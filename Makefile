@@ -86,7 +86,7 @@ $(PROTOC)/.stamp: | $(VENV)/.stamp-venv
 	@touch $@
 
 proto: $(PROTOC)/.stamp
-	$(PROTOC)/bin/python -W ignore -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kinetic/coordinator/coordinator.proto
+	$(PROTOC)/bin/python -W ignore -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kinetic/_rpc/coordinator.proto
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,9 +1,11 @@
-"""Many inputs that do nothing: a batch of jobs, beside submitit's local executor and joblib's pool of worker processes.
+"""Many inputs that do nothing: a batch of jobs, beside submitit's local executor and joblib's pool
+of worker processes.
 
 In: how many inputs (1,000 by default). Out: rows of text. Called by hand and by run.py.
 
-joblib runs all inputs in two processes, one after the other. A job here has processes of its own, its own log, records that
-outlive the caller, and a death that harms nobody else; submitit's jobs have that as well, so that is the comparison that counts.
+joblib runs all inputs in two processes, one after the other. A job here has processes of its own,
+its own log, records that outlive the caller, and a death that harms nobody else; submitit's jobs
+have that as well, so that is the comparison that counts.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def nothing(x):
 
 
 def ours(inputs: int, at_a_time: int = AT_A_TIME) -> None:
-    batch = kinetic.run(accelerator="cpu")(nothing).run_async_map(range(inputs), max_concurrent=at_a_time)
+    batch = kinetic.run(accelerator="cpu")(nothing).run_async_map(
+        range(inputs), max_concurrent=at_a_time
+    )
     assert batch.results(progress=False) == list(range(inputs)), "a child was lost"
 
 
@@ -53,7 +57,9 @@ def with_submitit(inputs: int) -> None:
 def with_joblib(inputs: int) -> None:
     import joblib
 
-    assert joblib.Parallel(n_jobs=2)(joblib.delayed(nothing)(x) for x in range(inputs)) == list(range(inputs))
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(nothing)(x) for x in range(inputs)) == list(
+        range(inputs)
+    )
 
 
 def each(act: Callable[[int], None], inputs: int) -> float:
@@ -73,10 +79,15 @@ def main() -> None:
         again_s = each(with_submitit, few)
         joblib_s = each(with_joblib, inputs)
         floor_s = min(submitit_s, again_s)
-        measure.heading(f"{inputs} no-op inputs on cpu, per input (floor: submitit's LocalExecutor)")
+        measure.heading(
+            f"{inputs} no-op inputs on cpu, per input (floor: submitit's LocalExecutor)"
+        )
         measure.row(f"a batch, {AT_A_TIME} jobs at a time", many_s, floor_s, "<= 1x")
         measure.row("joblib, 2 workers, no job of its own", joblib_s, floor_s)
-        print(f"  {'inputs per second':42}{1 / many_s:9.1f}   {1 / floor_s:9.1f} (submitit) {1 / joblib_s:9.1f} (joblib)")
+        print(
+            f"  {'inputs per second':42}{1 / many_s:9.1f}   {1 / floor_s:9.1f} (submitit) "
+            f"{1 / joblib_s:9.1f} (joblib)"
+        )
 
 
 if __name__ == "__main__":

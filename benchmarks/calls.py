@@ -1,4 +1,5 @@
-"""One call, from call to value, beside a bare subprocess, submitit, and a hand-written launcher of the same collective."""
+"""One call, from call to value, beside a bare subprocess, submitit, and a hand-written launcher of
+the same collective."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 n = jax.device_count()
 mesh = jax.make_mesh((n,), ("d",))
-x = jax.make_array_from_callback((n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i])
-f = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
+x = jax.make_array_from_callback(
+    (n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i]
+)
+f = jax.jit(
+    jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+)
 assert float(np.asarray(f(x).addressable_data(0))[0]) == n * (n - 1) / 2
 """
 LAUNCHED = (
@@ -30,7 +35,9 @@ import os, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), cluster_detection_method="deactivate")
+jax.distributed.initialize(
+    sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), cluster_detection_method="deactivate"
+)
 """
     + FIRST_PSUM
     + "print('at', time.time(), flush=True)\n"
@@ -42,7 +49,11 @@ def by_hand(hosts: int) -> float:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    env = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    env = dict(os.environ) | {
+        "JAX_PLATFORMS": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     begun = time.time()
     launched = [
         subprocess.Popen(
@@ -96,12 +107,15 @@ WARM_NOOP = NOOP.format(calls=RUNS + 2, skipped=2)
 
 
 def measured(source: str, *arguments: str) -> float:
-    """What a fresh caller, in a folder of its own, measured: seconds from the call to the value, or to the first collective."""
+    """What a fresh caller, in a folder of its own, measured: seconds from the call to the value, or
+    to the first collective."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:
             file.write(source)
-        done = subprocess.run([sys.executable, script, *arguments], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, script, *arguments], check=True, capture_output=True, text=True
+        )
     return float(done.stdout.split()[-1])
 
 
@@ -125,7 +139,10 @@ def main() -> None:
         cold_s = median_of(lambda: measured(COLD_NOOP), RUNS)
         warm_s = measured(WARM_NOOP)
         floor_again, submitit_s = measure.medians(bare, with_submitit, runs=RUNS)
-        measure.heading("no-op call on cpu (floor: a subprocess that imports cloudpickle; submitit's LocalExecutor)")
+        measure.heading(
+            "no-op call on cpu (floor: a subprocess that imports cloudpickle; submitit's "
+            "LocalExecutor)"
+        )
         measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
         measure.row("warm, the preloader is there", warm_s, floor_again, "<= 2x")
         measure.row("cold, beside submitit", cold_s, submitit_s, "<= 0.3x")
@@ -134,14 +151,20 @@ def main() -> None:
         hand_s = median_of(lambda: by_hand(4), 3)
         cold_s = median_of(lambda: measured(COLD_PSUM, "tpu-v6e-16"), 3)
         warm_s = measured(WARM_PSUM, "tpu-v6e-16")
-        measure.heading("4 hosts x 4 devices: call to the first collective (floor: a hand-written launcher)")
+        measure.heading(
+            "4 hosts x 4 devices: call to the first collective (floor: a hand-written launcher)"
+        )
         measure.row("cold, a fresh caller", cold_s, hand_s, "<= 1.0x")
         measure.row("warm, the preloader is there", warm_s, hand_s, "<= 0.25x")
 
         measure.heading("more hosts, warm (floor: the hand-written launcher with as many)")
         for accelerator, hosts in (("tpu-v6e-64", 16), ("tpu-v6e-256", 64)):
             figure = measured(ONCE_WARM_PSUM, accelerator)
-            measure.row(f"{hosts} hosts x 4 devices, {figure / warm_s:.1f}x of 4 hosts", figure, by_hand(hosts))
+            measure.row(
+                f"{hosts} hosts x 4 devices, {figure / warm_s:.1f}x of 4 hosts",
+                figure,
+                by_hand(hosts),
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""From the death of a host to the error at the caller, beside a bare parent that waits for its child."""
+"""From the death of a host to the error at the caller, beside a bare parent that waits for its
+child."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ def die(host: int) -> None:
 
 def by_waiting() -> float:
     child = subprocess.Popen(
-        [sys.executable, "-c", "import os, time; print(repr(time.time()), flush=True); os.kill(os.getpid(), 9)"],
+        [
+            sys.executable,
+            "-c",
+            "import os, time; print(repr(time.time()), flush=True); os.kill(os.getpid(), 9)",
+        ],
         stdout=subprocess.PIPE,
     )
     child.wait()
@@ -44,7 +49,9 @@ def ours(accelerator: str, host: int) -> float:
 def main() -> None:
     with measure.home():
         floor_s = statistics.median(by_waiting() for _ in range(7))
-        measure.heading("from a host's death to the caller's error (floor: a parent that waits for its child)")
+        measure.heading(
+            "from a host's death to the caller's error (floor: a parent that waits for its child)"
+        )
         for accelerator, host in (("cpu", 0), ("tpu-v6e-8", 1), ("tpu-v6e-16", 3)):
             figure = statistics.median(ours(accelerator, host) for _ in range(3))
             measure.row(f"{accelerator}, host {host} killed", figure, floor_s, "<= 3 s")

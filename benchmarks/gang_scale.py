@@ -1,10 +1,13 @@
-"""How a coordinator scales: 64 and 1,024 agents over real gRPC, next to a bare gRPC server with the same traffic.
+"""How a coordinator scales: 64 and 1,024 agents over real gRPC, next to a bare gRPC server with the
+same traffic.
 
-In: nothing (`--hosts 64 1024 --runs 3 --steady-s 5`). Out: a table. Run by hand: `python benchmarks/gang_scale.py`.
+In: nothing (`--hosts 64 1024 --runs 3 --steady-s 5`). Out: a table. Run by hand:
+`python benchmarks/gang_scale.py`.
 
-The coordinator has a process to itself; the agents share two client processes, several connections each. The floor is a server
-without messages, token or state: it answers as many unary calls and pushes as many bytes down as many streams. All of them share
-this machine's cores, so that times say what a laptop sees; CPU seconds are the server's own.
+The coordinator has a process to itself; the agents share two client processes, several connections
+each. The floor is a server without messages, token or state: it answers as many unary calls and
+pushes as many bytes down as many streams. All of them share this machine's cores, so that times say
+what a laptop sees; CPU seconds are the server's own.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import grpc
 from grpc import aio
 
-from kinetic.coordinator import wire
-from kinetic.coordinator.gang import Beat, Gang, GangSpec
-from kinetic.coordinator.service import Coordinator
-from kinetic.job.outcome import Exit, HostReport
+from kinetic._core.gang.machine import Beat, Gang, GangSpec
+from kinetic._core.outcome import Exit, HostReport
+from kinetic._rpc import codec
+from kinetic._rpc.server import Coordinator
 
 TOKEN = "benchmark"
 CLIENTS = 2
@@ -39,21 +42,29 @@ RAW = (bytes, bytes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--hosts", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steady-s", type=float, default=5.0)
-    parser.add_argument("--role", nargs=3, metavar=("ROLE", "ADDRESS", "DETAILS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--role", nargs=3, metavar=("ROLE", "ADDRESS", "DETAILS"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.role:
         role, address, details = options.role
-        asyncio.run({"kinetic": serve, "bare": serve_bare, "agents": be_agents}[role](address, json.loads(details)))
+        asyncio.run(
+            {"kinetic": serve, "bare": serve_bare, "agents": be_agents}[role](
+                address, json.loads(details)
+            )
+        )
         return
     results = {}
     for hosts in options.hosts:
         for kind in ("kinetic", "bare"):
             runs = [measure(kind, hosts, options.steady_s) for _ in range(options.runs)]
-            results[hosts, kind] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            results[hosts, kind] = {
+                key: statistics.median(run[key] for run in runs) for key in runs[0]
+            }
     show(results, options)
 
 
@@ -65,7 +76,9 @@ class Process:
 
     def __init__(self, role: str, address: str, details: object) -> None:
         command = [sys.executable, __file__, "--role", role, address, json.dumps(details)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.hear()
 
     def say(self, *words: object) -> None:
@@ -93,7 +106,10 @@ def measure(kind: str, hosts: int, steady_s: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/s"
         server = Process(kind, address, hosts)
-        clients = [Process("agents", address, [kind, list(range(hosts))[i::CLIENTS]]) for i in range(CLIENTS)]
+        clients = [
+            Process("agents", address, [kind, list(range(hosts))[i::CLIENTS]])
+            for i in range(CLIENTS)
+        ]
         together(clients, "connect")
         start = server.ask("usage")
         join_s = together(clients, "join")
@@ -135,18 +151,24 @@ async def serve(address: str, hosts: int) -> None:
 
 
 class Bare:
-    """The same traffic without meaning: every round of `hosts` calls pushes one message down every stream."""
+    """The same traffic without meaning: every round of `hosts` calls pushes one message down every
+    stream."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
         self._calls = 0
         self._round = asyncio.Event()
-        self._push = b"x" * len(wire.view_to_wire(Gang(GangSpec(hosts=1), 0.0).view(0))) + b"127.0.0.1:12345" * hosts
+        self._push = (
+            b"x" * len(codec.view_to_wire(Gang(GangSpec(hosts=1), 0.0).view(0)))
+            + b"127.0.0.1:12345" * hosts
+        )
 
     def service(self, details: object) -> object:
-        if details.method == wire.WATCH.path:
+        if details.method == codec.WATCH.path:
             return grpc.unary_stream_rpc_method_handler(self._watch, *RAW)
-        return grpc.unary_unary_rpc_method_handler(self._beat if details.method == wire.HEARTBEAT.path else self._call, *RAW)
+        return grpc.unary_unary_rpc_method_handler(
+            self._beat if details.method == codec.HEARTBEAT.path else self._call, *RAW
+        )
 
     async def _beat(self, request: bytes, context: object) -> bytes:
         return b"ok"
@@ -166,7 +188,7 @@ class Bare:
 
 
 async def serve_bare(address: str, hosts: int) -> None:
-    server = aio.server(options=wire.SERVER_OPTIONS)
+    server = aio.server(options=codec.SERVER_OPTIONS)
     server.add_generic_rpc_handlers((Bare(hosts),))
     server.add_insecure_port(address)
     await server.start()
@@ -179,7 +201,10 @@ async def answer_usage() -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         used = resource.getrusage(resource.RUSAGE_SELF)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        facts = {"cpu_s": used.ru_utime + used.ru_stime, "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+        facts = {
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        }
         print(json.dumps(facts), flush=True)
 
 
@@ -190,31 +215,44 @@ class Agents:
     """Some of the gang's agents, sharing a few connections."""
 
     def __init__(self, address: str, kind: str, hosts: list[int]) -> None:
-        options = (*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        self._channels = [aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
+        options = (*codec.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        self._channels = [
+            aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)
+        ]
         self._hosts = hosts
         self._bare = kind == "bare"
         self._streams: list[object] = []
 
-    def _call(self, host: int, method: wire.Method, request: object) -> object:
+    def _call(self, host: int, method: codec.Method, request: object) -> object:
         channel = self._channels[host % CONNECTIONS]
         make = channel.unary_stream if method.streams else channel.unary_unary
         writes, reads = RAW if self._bare else (method.write_request, method.read_reply)
-        return make(method.path, writes, reads)(b"x" * 40 if self._bare else request, metadata=METADATA)
+        return make(method.path, writes, reads)(
+            b"x" * 40 if self._bare else request, metadata=METADATA
+        )
 
     async def connect(self) -> None:
-        self._streams = [self._call(host, wire.WATCH, wire.pb.WatchRequest(host=host)) for host in self._hosts]
+        self._streams = [
+            self._call(host, codec.WATCH, codec.pb.WatchRequest(host=host)) for host in self._hosts
+        ]
         await self._hear(lambda view: True)
 
     async def join(self) -> None:
         calls = [
-            self._call(h, wire.JOIN, wire.pb.JoinRequest(host=h, incarnation=f"agent-{h}", address="127.0.0.1:12345"))
+            self._call(
+                h,
+                codec.JOIN,
+                codec.pb.JoinRequest(host=h, incarnation=f"agent-{h}", address="127.0.0.1:12345"),
+            )
             for h in self._hosts
         ]
         await asyncio.gather(self._hear(lambda view: view.ready), *calls)
 
     async def report(self) -> None:
-        calls = [self._call(h, wire.REPORT, wire.report_to_wire(HostReport(h, Exit.RETURNED))) for h in self._hosts]
+        calls = [
+            self._call(h, codec.REPORT, codec.report_to_wire(HostReport(h, Exit.RETURNED)))
+            for h in self._hosts
+        ]
         await asyncio.gather(self._hear(lambda view: view.all_done), *calls)
 
     async def beat(self, seconds: float) -> None:
@@ -225,7 +263,9 @@ class Agents:
         for _ in range(round(seconds)):
             beat = Beat(host, "running", 0.1, 123456789, 12.5, 4096, "epoch 3: loss 0.123")
             start = time.perf_counter()
-            await self._call(host, wire.HEARTBEAT, None if self._bare else wire.beat_to_wire(beat))
+            await self._call(
+                host, codec.HEARTBEAT, None if self._bare else codec.beat_to_wire(beat)
+            )
             await asyncio.sleep(1.0 - (time.perf_counter() - start))
 
     async def _hear(self, wanted) -> None:
@@ -265,7 +305,10 @@ def show(results: dict, options: argparse.Namespace) -> None:
     if first != last:
         print(f"\nGrowth from {first} to {last} hosts ({last / first:g} times as many):")
         for key in keys:
-            ours, floor = (results[last, k][key] / max(results[first, k][key], 1e-9) for k in ("kinetic", "bare"))
+            ours, floor = (
+                results[last, k][key] / max(results[first, k][key], 1e-9)
+                for k in ("kinetic", "bare")
+            )
             print(f"{key:30}{'':7}{ours:>10.1f}x{floor:>10.1f}x")
 
 

@@ -11,7 +11,7 @@ import time
 import measure
 
 import kinetic
-from kinetic.backends.base import LogRequest
+from kinetic._backends.base import LogRequest
 
 TOTAL_BYTES = 1 << 30
 LINES = 100
@@ -26,9 +26,15 @@ def flood(total: int) -> int:
 
 
 def by_pipe(total: int) -> float:
-    source = f"import os\nblock = (b'x' * 99 + b'\\n') * 10_000\nfor _ in range({total} // len(block)): os.write(1, block)"
+    source = (
+        "import os\nblock = (b'x' * 99 + b'\\n') * 10_000\n"
+        f"for _ in range({total} // len(block)): os.write(1, block)"
+    )
     begun = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as child, open(os.devnull, "wb") as sink:
+    with (
+        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as child,
+        open(os.devnull, "wb") as sink,
+    ):
         while data := os.read(child.stdout.fileno(), 1 << 20):
             sink.write(data)
     return time.perf_counter() - begun
@@ -65,10 +71,15 @@ def main() -> None:
         floor_s = statistics.median(by_pipe(TOTAL_BYTES) for _ in range(3))
         taken_s, got = by_following(TOTAL_BYTES)
         measure.heading("following 1 GiB of output (floor: a bare pipe)")
-        measure.row(f"{got / taken_s / 1e6:.0f} MB/s, nothing lost", taken_s, floor_s, ">= 100 MB/s")
+        measure.row(
+            f"{got / taken_s / 1e6:.0f} MB/s, nothing lost", taken_s, floor_s, ">= 100 MB/s"
+        )
         seen = sorted(latencies())
-        print(f"\nfrom print to follower, {len(seen)} lines: median {seen[len(seen) // 2] * 1e3:.1f} ms, "
-              f"99th percentile {seen[int(len(seen) * 0.99)] * 1e3:.1f} ms (goal <= 200 ms)")  # fmt: skip
+        print(
+            f"\nfrom print to follower, {len(seen)} lines: "
+            f"median {seen[len(seen) // 2] * 1e3:.1f} ms, "
+            f"99th percentile {seen[int(len(seen) * 0.99)] * 1e3:.1f} ms (goal <= 200 ms)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Timing with a floor: every figure stands beside what the same machine needed for the bare minimum in the same run.
+"""Timing with a floor: every figure stands beside what the same machine needed for the bare minimum
+in the same run.
 
-In: callables or commands. Out: rows of text (figure, floor, ratio, goal). Called by the other files of this folder.
+In: callables or commands. Out: rows of text (figure, floor, ratio, goal). Called by the other files
+of this folder.
 """
 
 from __future__ import annotations
@@ -23,8 +25,20 @@ _QUIET = {"KINETIC_BACKEND": "local"}
 
 def environment(home: str) -> dict[str, str]:
     """The environment of a measured process: a home of its own, compiled modules kept."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("KINETIC_") and k != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"KINETIC_HOME": f"{home}/home", "KINETIC_CACHE_DIR": f"{home}/cache", "PYTHONPATH": str(ROOT)} | _QUIET
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith("KINETIC_") and k != "PYTHONDONTWRITEBYTECODE"
+    }
+    return (
+        kept
+        | {
+            "KINETIC_HOME": f"{home}/home",
+            "KINETIC_CACHE_DIR": f"{home}/cache",
+            "PYTHONPATH": str(ROOT),
+        }
+        | _QUIET
+    )
 
 
 @contextmanager
@@ -49,7 +63,8 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def medians(*acts: Callable[[], object], runs: int = 7, warm_up: int = 1) -> tuple[float, ...]:
-    """Median wall times of several things, measured in turn, so that a slow moment of the machine hits all of them."""
+    """Median wall times of several things, measured in turn, so that a slow moment of the machine
+    hits all of them."""
     for _ in range(warm_up):
         for act in acts:
             act()
@@ -59,7 +74,12 @@ def medians(*acts: Callable[[], object], runs: int = 7, warm_up: int = 1) -> tup
 
 def python(*arguments: str) -> Callable[[], object]:
     """A run of this interpreter, to be timed."""
-    return lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return lambda: subprocess.run(
+        [sys.executable, *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def heading(text: str) -> None:
@@ -69,4 +89,7 @@ def heading(text: str) -> None:
 
 def row(name: str, measured_s: float, floor_s: float, goal: str = "") -> None:
     """Print one figure beside its floor."""
-    print(f"  {name:42}{measured_s * 1e3:9.1f} ms{floor_s * 1e3:9.1f} ms{measured_s / floor_s:8.2f}x   {goal}")
+    print(
+        f"  {name:42}{measured_s * 1e3:9.1f} ms{floor_s * 1e3:9.1f} "
+        f"ms{measured_s / floor_s:8.2f}x   {goal}"
+    )

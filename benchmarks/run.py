@@ -7,14 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-ORDER = ("startup.py", "calls.py", "batch.py", "submit_tree.py", "logs.py", "deaths.py", "gang_scale.py")
+ORDER = (
+    "startup.py",
+    "calls.py",
+    "batch.py",
+    "submit_tree.py",
+    "logs.py",
+    "deaths.py",
+    "gang_scale.py",
+)
 
 
 def main() -> int:
     here = Path(__file__).resolve().parent
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     there = [here / name for name in ORDER if (here / name).exists()]
-    codes = [subprocess.run([sys.executable, path], env=env, check=False).returncode for path in there]
+    codes = [
+        subprocess.run([sys.executable, path], env=env, check=False).returncode for path in there
+    ]
     return max(codes)
 
 

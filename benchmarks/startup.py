@@ -1,4 +1,5 @@
-"""Import and command line: kinetic beside the bare interpreter with the one package that it cannot do without."""
+"""Import and command line: kinetic beside the bare interpreter with the one package that it cannot
+do without."""
 
 from __future__ import annotations
 
@@ -10,8 +11,16 @@ import measure
 def main() -> None:
     compileall.compile_dir(str(measure.ROOT / "kinetic"), quiet=2)
     with measure.home():
-        own, floor = measure.medians(measure.python("-c", "import kinetic"), measure.python("-c", "import cloudpickle"), runs=15)
-        used, _ = measure.medians(measure.python("-c", "import kinetic; kinetic.run"), measure.python("-c", "pass"), runs=15)
+        own, floor = measure.medians(
+            measure.python("-c", "import kinetic"),
+            measure.python("-c", "import cloudpickle"),
+            runs=15,
+        )
+        used, _ = measure.medians(
+            measure.python("-c", "import kinetic; kinetic.run"),
+            measure.python("-c", "pass"),
+            runs=15,
+        )
         cli = "from kinetic.cli.main import main; main()"
         help_, listing, click = measure.medians(
             measure.python("-c", cli, "--help"),

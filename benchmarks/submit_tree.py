@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kinetic.packaging import bundle
-from kinetic.storage.local import LocalStore
+from kinetic._source import bundle
+from kinetic._store.local import LocalStore
 
 ROUNDS = 7
 
@@ -70,7 +70,9 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
         rows += [("first submission: walk, hash", best_ms(build, 1), None)]
         began = time.perf_counter()
         first = send()
-        rows += [("first submission: send", 1000 * (time.perf_counter() - began), on_the_wire(first))]
+        rows += [
+            ("first submission: send", 1000 * (time.perf_counter() - began), on_the_wire(first))
+        ]
         time.sleep(2.1)  # So that the times of the files can be trusted.
         build()
         rows += [("unchanged", best_ms(send), on_the_wire(send()))]
@@ -83,12 +85,24 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             changed_bytes = on_the_wire(sent)
         rows += [("one file changed", min(changed_ms), changed_bytes)]
         made = build()
-        rows += [("unpack on a host", best_ms(lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), 3), None)]
+        rows += [
+            (
+                "unpack on a host",
+                best_ms(lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), 3),
+                None,
+            )
+        ]
         rows += [("tar xf", best_ms(untar, 3), None)]
 
-        print(f"{files:,} files, {files * file_kb / 1000:,.0f} MB\n\n{'':32}{'ms':>10}{'x tar cf':>10}{'bytes sent':>14}")
+        print(
+            f"{files:,} files, {files * file_kb / 1000:,.0f} MB\n\n"
+            f"{'':32}{'ms':>10}{'x tar cf':>10}{'bytes sent':>14}"
+        )
         for name, took_ms, wire in rows:
-            print(f"{name:32}{took_ms:10.1f}{took_ms / tar_ms:10.2f}{'' if wire is None else f'{wire:,}':>14}")
+            print(
+                f"{name:32}{took_ms:10.1f}{took_ms / tar_ms:10.2f}"
+                f"{'' if wire is None else f'{wire:,}':>14}"
+            )
 
 
 if __name__ == "__main__":

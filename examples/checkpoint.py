@@ -2,12 +2,12 @@
 
     python examples/checkpoint.py [FOLDER]
 
-Two hosts train together and save after every step with Orbax: each host writes its part of the arrays below KINETIC_OUTPUT_DIR.
-After step 3 of the first call a host is killed, as when a machine is taken away. The second call is the same call; it finds the
-checkpoint and does only what is left.
+Two hosts train together and save after every step with Orbax: each host writes its part of the
+arrays below KINETIC_OUTPUT_DIR. After step 3 of the first call a host is killed, as when a machine
+is taken away. The second call is the same call; it finds the checkpoint and does only what is left.
 
-`output_dir` is what makes it find the checkpoint: by default every job has a folder of its own. The checkpoints stay in FOLDER;
-without one they go to a temporary folder, which is removed in the end.
+`output_dir` is what makes it find the checkpoint: by default every job has a folder of its own. The
+checkpoints stay in FOLDER; without one they go to a temporary folder, which is removed in the end.
 """
 
 import shutil
@@ -35,13 +35,17 @@ def train(steps, lost_after=None):
 
     # Sixteen weights, spread over the 8 devices of both hosts. Every step adds one to each.
     over_all = NamedSharding(jax.make_mesh((jax.device_count(),), ("chips",)), P("chips"))
-    weights = jax.make_array_from_callback((16,), over_all, lambda part: np.zeros(16, np.float32)[part])
+    weights = jax.make_array_from_callback(
+        (16,), over_all, lambda part: np.zeros(16, np.float32)[part]
+    )
     state = {"weights": weights, "step": 0}
     update = jax.jit(lambda x: x + 1)
     add_up = jax.jit(jax.numpy.sum)
 
     folder = Path(os.environ["KINETIC_OUTPUT_DIR"], "steps")
-    with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=2)) as checkpoints:
+    with ocp.CheckpointManager(
+        folder, options=ocp.CheckpointManagerOptions(max_to_keep=2)
+    ) as checkpoints:
         begun_after = checkpoints.latest_step() or 0
         if begun_after:
             state = checkpoints.restore(begun_after, args=ocp.args.StandardRestore(state))
@@ -49,8 +53,13 @@ def train(steps, lost_after=None):
         while state["step"] < steps:
             state = {"weights": update(state["weights"]), "step": state["step"] + 1}
             checkpoints.save(state["step"], args=ocp.args.StandardSave(state))
-            checkpoints.wait_until_finished()  # so that this example always stops at the same place; else it goes on meanwhile
-            print(f"step {state['step']} of {steps}: the weights sum to {float(add_up(state['weights'])):g}", flush=True)
+            # so that this example always stops at the same place; else it goes on meanwhile
+            checkpoints.wait_until_finished()
+            print(
+                f"step {state['step']} of {steps}: the weights sum to "
+                f"{float(add_up(state['weights'])):g}",
+                flush=True,
+            )
             if state["step"] == lost_after:
                 multihost_utils.sync_global_devices("all have printed the step")
                 if jax.process_index() == 1:

@@ -2,8 +2,8 @@
 
     python examples/data.py
 
-The folder is sent once, by content: calling again with the same data sends nothing. What the function leaves in its output folder
-is there after the call.
+The folder is sent once, by content: calling again with the same data sends nothing. What the
+function leaves in its output folder is there after the call.
 """
 
 import csv
@@ -25,9 +25,13 @@ def add_up(folder, labels):
     totals = {}
     for file in sorted(os.listdir(folder)):
         with open(Path(folder) / file, newline="") as rows:
-            totals[file.removesuffix(".csv")] = sum(int(row["sales"]) for row in csv.DictReader(rows))
+            totals[file.removesuffix(".csv")] = sum(
+                int(row["sales"]) for row in csv.DictReader(rows)
+            )
     report = Path(os.environ["KINETIC_OUTPUT_DIR"]) / "report.txt"
-    report.write_text("".join(f"{labels['title']} {year}: {total}\n" for year, total in totals.items()))
+    report.write_text(
+        "".join(f"{labels['title']} {year}: {total}\n" for year, total in totals.items())
+    )
     return totals
 
 

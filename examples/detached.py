@@ -2,8 +2,8 @@
 
     python examples/detached.py
 
-A job does not need its caller: close the laptop, and it runs on. `kinetic jobs list` shows it, `kinetic.attach` takes it up
-again.
+A job does not need its caller: close the laptop, and it runs on. `kinetic jobs list` shows it,
+`kinetic.attach` takes it up again.
 """
 
 import subprocess
@@ -38,7 +38,9 @@ def main():
         return
     job_id = start_and_leave()
     sys.stdout.flush()
-    subprocess.run([sys.executable, __file__, job_id], check=True)  # a process that knows nothing but the id
+    subprocess.run(
+        [sys.executable, __file__, job_id], check=True
+    )  # a process that knows nothing but the id
 
 
 if __name__ == "__main__":

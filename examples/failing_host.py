@@ -2,8 +2,9 @@
 
     python examples/failing_host.py
 
-Host 2 raises before a collective that the other three hosts wait in. Left alone, they would wait forever. Here the gang is ended
-at once, and the error that arrives is the cause, not its echo on the other hosts.
+Host 2 raises before a collective that the other three hosts wait in. Left alone, they would wait
+forever. Here the gang is ended at once, and the error that arrives is the cause, not its echo on
+the other hosts.
 """
 
 import kinetic

@@ -2,7 +2,8 @@
 
     python examples/hello.py
 
-The function runs in a process of its own; what it prints arrives while it runs; what it returns is the value of the call.
+The function runs in a process of its own; what it prints arrives while it runs; what it returns is
+the value of the call.
 """
 
 import os

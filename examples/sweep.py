@@ -1,4 +1,5 @@
-"""A sweep: one function over many inputs, as many jobs, watched together. Results come in the order of the inputs.
+"""A sweep: one function over many inputs, as many jobs, watched together. Results come in the order
+of the inputs.
 
 Run it: python examples/sweep.py
 """

@@ -2,8 +2,9 @@
 
     python examples/two_hosts_psum.py
 
-`tpu-v6e-8` is a 2x4 slice: 2 hosts with 4 chips each. Every host runs the function; kinetic has already joined them with
-`jax.distributed`, so `jax.devices()` shows all 8 devices and a `psum` adds up over both hosts. The leader's value comes back.
+`tpu-v6e-8` is a 2x4 slice: 2 hosts with 4 chips each. Every host runs the function; kinetic has
+already joined them with `jax.distributed`, so `jax.devices()` shows all 8 devices and a `psum` adds
+up over both hosts. The leader's value comes back.
 """
 
 import kinetic
@@ -17,16 +18,30 @@ def sum_over_the_slice():
     from jax.sharding import PartitionSpec as P
 
     devices = jax.device_count()
-    print(f"host {jax.process_index()} of {jax.process_count()}: {jax.local_device_count()} of {devices} devices", flush=True)
+    print(
+        f"host {jax.process_index()} of {jax.process_count()}: {jax.local_device_count()} of "
+        f"{devices} devices",
+        flush=True,
+    )
 
     # One number per device, 0 to 7. Each host makes only the part that lies on its own devices.
     mesh = jax.make_mesh((devices,), ("chips",))
     numbers = np.arange(devices, dtype=np.float32)
-    spread = jax.make_array_from_callback(numbers.shape, NamedSharding(mesh, P("chips")), lambda part: numbers[part])
+    spread = jax.make_array_from_callback(
+        numbers.shape, NamedSharding(mesh, P("chips")), lambda part: numbers[part]
+    )
 
-    add_up = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "chips"), mesh=mesh, in_specs=P("chips"), out_specs=P()))
+    add_up = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.psum(x, "chips"), mesh=mesh, in_specs=P("chips"), out_specs=P()
+        )
+    )
     total = add_up(spread)
-    return {"hosts": jax.process_count(), "devices": devices, "total": float(total.addressable_data(0)[0])}
+    return {
+        "hosts": jax.process_count(),
+        "devices": devices,
+        "total": float(total.addressable_data(0)[0]),
+    }
 
 
 def main():

@@ -1,9 +1,9 @@
 """Run a decorated Python function on an accelerator slice and get its value back.
 
-In: names that users write. Out: what they stand for, loaded when it is first used. Called by everybody; has no side effects.
+In: names that users write. Out: what they stand for, loaded when it is first used.
 """
 
-from kinetic.shadows import guard
+from kinetic._shadows import guard
 
 guard()  # Before anything else is imported: a file of the project may have the same name.
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from kinetic import errors as errors
     from kinetic import job_status as job_status
     from kinetic import jobs as jobs
-    from kinetic.batch.handle import BatchHandle as BatchHandle
-    from kinetic.batch.handle import attach_batch as attach_batch
+    from kinetic._client.batch.handle import BatchHandle as BatchHandle
+    from kinetic._client.batch.handle import attach_batch as attach_batch
+    from kinetic._client.decorator import RemoteCallable as RemoteCallable
+    from kinetic._client.decorator import run as run
+    from kinetic._client.futures import as_completed as as_completed
+    from kinetic._client.handle import JobHandle as JobHandle
+    from kinetic._datasets.data import Data as Data
     from kinetic.errors import BatchError as BatchError
-    from kinetic.futures import as_completed as as_completed
-    from kinetic.handle import JobHandle as JobHandle
     from kinetic.jobs import attach as attach
     from kinetic.jobs import list_jobs as list_jobs
-    from kinetic.packaging.data import Data as Data
-    from kinetic.remote import RemoteCallable as RemoteCallable
-    from kinetic.remote import run as run
 
 _HOME_OF = {
     "BatchError": "errors",
-    "BatchHandle": "batch.handle",
-    "Data": "packaging.data",
-    "JobHandle": "handle",
-    "RemoteCallable": "remote",
-    "as_completed": "futures",
+    "BatchHandle": "_client.batch.handle",
+    "Data": "_datasets.data",
+    "JobHandle": "_client.handle",
+    "RemoteCallable": "_client.decorator",
+    "as_completed": "_client.futures",
     "attach": "jobs",
-    "attach_batch": "batch.handle",
+    "attach_batch": "_client.batch.handle",
     "list_jobs": "jobs",
-    "run": "remote",
+    "run": "_client.decorator",
 }
 _ROOMS = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
 _GONE = {

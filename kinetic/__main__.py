@@ -1,6 +1,6 @@
 """`python -m kinetic`: the command line of this very interpreter, whatever is on PATH.
 
-In: the arguments. Out: what the command says. Called by Python.
+In: the arguments. Out: what the command says.
 """
 
 from __future__ import annotations

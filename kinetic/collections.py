@@ -1,6 +1,6 @@
 """One function over many inputs, under the name by which scripts import it.
 
-In: a function that submits jobs, inputs. Out: `BatchHandle`, and what belongs to it. Called by users.
+In: a function that submits jobs, inputs. Out: `BatchHandle`, and what belongs to it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from kinetic.batch import launch
-from kinetic.batch.handle import BatchHandle, attach_batch
-from kinetic.batch.inputs import calls
-from kinetic.batch.sources import Called
-from kinetic.config import settings as configuration
+from kinetic._client.batch import launch
+from kinetic._client.batch.handle import BatchHandle, attach_batch
+from kinetic._client.batch.inputs import calls
+from kinetic._client.batch.submitters import Called
+from kinetic._client.decorator import RemoteCallable
+from kinetic._config import settings as configuration
+from kinetic._core import spec
+from kinetic._store.open import open_store
 from kinetic.errors import BatchError, UsageTypeError
-from kinetic.job import spec
-from kinetic.remote import RemoteCallable
-from kinetic.storage.open import open_store
 
 if TYPE_CHECKING:
-    from kinetic.batch.launch import AtOnce, BatchOptions, Tags
-    from kinetic.handle import JobHandle
+    from kinetic._client.batch.launch import AtOnce, BatchOptions, Tags
+    from kinetic._client.handle import JobHandle
 
 R = TypeVar("R")
 
@@ -29,16 +29,22 @@ __all__ = ["BatchError", "BatchHandle", "attach_batch", "map"]
 
 @overload
 def map(
-    submit_fn: RemoteCallable[..., Coroutine[Any, Any, R]], inputs: Iterable[Any], **options: Unpack[BatchOptions]
+    submit_fn: RemoteCallable[..., Coroutine[Any, Any, R]],
+    inputs: Iterable[Any],
+    **options: Unpack[BatchOptions],
 ) -> BatchHandle[R]: ...
 
 
 @overload
-def map(submit_fn: RemoteCallable[..., R], inputs: Iterable[Any], **options: Unpack[BatchOptions]) -> BatchHandle[R]: ...
+def map(
+    submit_fn: RemoteCallable[..., R], inputs: Iterable[Any], **options: Unpack[BatchOptions]
+) -> BatchHandle[R]: ...
 
 
 @overload
-def map(submit_fn: Callable[..., JobHandle[R]], inputs: Iterable[Any], **options: Unpack[BatchOptions]) -> BatchHandle[R]: ...
+def map(
+    submit_fn: Callable[..., JobHandle[R]], inputs: Iterable[Any], **options: Unpack[BatchOptions]
+) -> BatchHandle[R]: ...
 
 
 def map(
@@ -58,8 +64,8 @@ def map(
     """Submit a job for each input; see `RemoteCallable.run_async_map` for the options.
 
     Args:
-        submit_fn: a decorated function or its `run_async`, which are packaged once for all inputs; or any function that submits a
-            job and returns its handle.
+        submit_fn: a decorated function or its `run_async`, which are packaged once for all inputs;
+            or any function that submits a job and returns its handle.
         inputs: one entry for each job.
 
     Raises:
@@ -80,14 +86,21 @@ def map(
             cluster=cluster,
         )
     if not callable(submit_fn):
-        raise UsageTypeError(f"map takes a function that submits jobs; {submit_fn!r} cannot be called.")
+        raise UsageTypeError(
+            f"map takes a function that submits jobs; {submit_fn!r} cannot be called."
+        )
     how = launch.rules(
-        max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast, cancel_running_on_fail=cancel_running_on_fail
+        max_concurrent=max_concurrent,
+        retries=retries,
+        fail_fast=fail_fast,
+        cancel_running_on_fail=cancel_running_on_fail,
     )
     made = calls(inputs, input_mode)
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
     title = spec.text("name", name) or spec.name_of(submit_fn)
-    return launch.launch(Called(made, submit_fn, store), store, len(made), how, name=title, notes=launch.tags(tags))
+    return launch.launch(
+        Called(made, submit_fn, store), store, len(made), how, name=title, notes=launch.tags(tags)
+    )
 
 
 def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
@@ -95,4 +108,8 @@ def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn
     owner = getattr(submit_fn, "__self__", None)
-    return owner if isinstance(owner, RemoteCallable) and getattr(submit_fn, "__name__", "") == "run_async" else None
+    return (
+        owner
+        if isinstance(owner, RemoteCallable) and getattr(submit_fn, "__name__", "") == "run_async"
+        else None
+    )

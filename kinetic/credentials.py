@@ -1,6 +1,6 @@
 """Credentials of a cloud, under the name by which scripts import it or switch it off.
 
-In: nothing. Out: nothing. Called by users; no backend of this version needs credentials, so there is nothing to check.
+In: nothing. Out: nothing.
 """
 
 from __future__ import annotations
@@ -12,5 +12,7 @@ def ensure_credentials(project: str, zone: str, cluster: str) -> None:
     """Return at once: jobs run on this machine, as whoever calls."""
 
 
-def invalidate_credential_cache(project: str | None = None, zone: str | None = None, cluster: str | None = None) -> None:
+def invalidate_credential_cache(
+    project: str | None = None, zone: str | None = None, cluster: str | None = None
+) -> None:
     """Return at once: nothing is remembered."""

@@ -1,6 +1,6 @@
 """Every exception that kinetic raises of its own, drawn as a tree.
 
-In: what went wrong, as text and as attributes. Out: exceptions. Called from every room; imports nothing of the project.
+In: what went wrong, as text and as attributes. Out: exceptions.
 
     KineticError
     ├── UsageError (ValueError)             what the caller wrote cannot work; nothing was created
@@ -10,26 +10,36 @@ In: what went wrong, as text and as attributes. Out: exceptions. Called from eve
     │   └── SourceChanged                   ... because declared data is not what it was
     ├── PreflightError                      the backend cannot take the job now; nothing was created
     │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
-    ├── SubmitError                         creating the job failed; what was created is removed or findable
+    ├── SubmitError                         creating the job failed;
+    │                                       what was created is removed or findable
     ├── StoreError                          the store could not be read or written
     │   ├── StoreFull                       ... no space is left
     │   └── CorruptRecord                   ... a stored file is not what was written
     ├── NotFound (LookupError)              no such job or object
     ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job keeps running
-    ├── BatchError                          some inputs of a batch have no result; the results of the others are in it
-    ├── CoordinatorLost                     an agent could not reach its coordinator in time (host side)
+    ├── BatchError                          some inputs of a batch have no result;
+    │                                       the results of the others are in it
+    ├── CoordinatorLost                     an agent could not reach its coordinator in time
+    │                                       (host side)
     └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
-        ├── UserCodeFailed                  the function raised something that cannot be rebuilt here, or exited
-        ├── HostLost                        a host died: killed, out of memory, segfault, os._exit, agent lost
-        ├── HostHung                        a host stood still longer than hang_timeout, or kept others waiting in JAX
-        ├── GangTimeout (TimeoutError)      not every host got as far as the function within start_timeout
+        ├── UserCodeFailed                  the function raised something that cannot be rebuilt
+        │                                   here, or exited
+        ├── HostLost                        a host died: killed, out of memory, segfault, os._exit,
+        │                                   agent lost
+        ├── HostHung                        a host stood still longer than hang_timeout,
+        │                                   or kept others waiting in JAX
+        ├── GangTimeout (TimeoutError)      not every host got as far as the function within
+        │                                   start_timeout
         ├── JobTimeout (TimeoutError)       the job ran longer than timeout
         ├── JobCancelled                    someone cancelled the job
-        ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed, version mismatch
-        ├── ResultUnavailable               the function returned, but its value cannot be brought here
+        ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed,
+        │                                   version mismatch
+        ├── ResultUnavailable               the function returned,
+        │                                   but its value cannot be brought here
         └── SupervisorLost                  the process that watched the job was killed
 
-A function's own exception is raised as itself, never wrapped, when its class can be rebuilt on the caller's side.
+A function's own exception is raised as itself, never wrapped, when its class can be rebuilt on the
+caller's side.
 """
 
 from __future__ import annotations
@@ -68,7 +78,8 @@ class PicklingError(UsageError):
     """A part of the call cannot be pickled.
 
     Attributes:
-        component: the part, for example "argument 2", "keyword 'model'" or "the function's closure variable 'lock'".
+        component: the part, for example "argument 2", "keyword 'model'" or "the function's closure
+            variable 'lock'".
     """
 
     def __init__(self, message: str, *, component: str = "") -> None:
@@ -77,7 +88,8 @@ class PicklingError(UsageError):
 
 
 class SourceChanged(UsageError):
-    """Declared data has changed since it was first used, and the store does not have what it was. Nothing was created."""
+    """Declared data has changed since it was first used, and the store does not have what it was.
+    Nothing was created."""
 
 
 class PreflightError(KineticError):
@@ -150,14 +162,21 @@ class BatchError(KineticError):
         message: str = "",
     ) -> None:
         missing = len(failures) + len(submission_failures or ())
-        super().__init__(message or f"{group_id}: {missing} {'input has' if missing == 1 else 'inputs have'} no result.")
+        super().__init__(
+            message
+            or f"{group_id}: {missing} {'input has' if missing == 1 else 'inputs have'} no result."
+        )
         self.group_id = group_id
         self.failures = list(failures)
         self.partial_results = list(partial_results)
         self.submission_failures = dict(submission_failures or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.group_id, self.failures, self.partial_results, self.submission_failures), {"args": self.args}
+        return (
+            type(self),
+            (self.group_id, self.failures, self.partial_results, self.submission_failures),
+            {"args": self.args},
+        )
 
 
 class CoordinatorLost(KineticError):
@@ -173,7 +192,14 @@ class JobFailed(KineticError, RuntimeError):
         remote_traceback: text of the remote traceback, or "".
     """
 
-    def __init__(self, message: str, *, job_id: str = "", hosts: Sequence[int] = (), remote_traceback: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        job_id: str = "",
+        hosts: Sequence[int] = (),
+        remote_traceback: str = "",
+    ) -> None:
         super().__init__(message)
         self.job_id = job_id
         self.hosts = tuple(hosts)
@@ -210,7 +236,8 @@ class JobCancelled(JobFailed):
 
 
 class SetupFailed(JobFailed):
-    """A host could not prepare the function: damaged bundle, failed unpickling, version mismatch."""
+    """A host could not prepare the function: damaged bundle, failed unpickling, version
+    mismatch."""
 
 
 class ResultUnavailable(JobFailed):

@@ -1,18 +1,19 @@
-"""Jobs seen from outside: found again, listed. The name by which scripts import what belongs to jobs.
+"""Jobs seen from outside: found again, listed. The name by which scripts import what belongs to
+jobs.
 
-In: ids, and where to look. Out: `JobHandle`s. Called by users.
+In: ids, and where to look. Out: `JobHandle`s.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kinetic.config import settings as configuration
-from kinetic.handle import JobHandle
+from kinetic._client.handle import JobHandle
+from kinetic._config import settings as configuration
+from kinetic._store import index
+from kinetic._store.base import Store
+from kinetic._store.open import open_store
 from kinetic.job_status import JobStatus
-from kinetic.storage import refs
-from kinetic.storage.base import Store
-from kinetic.storage.open import open_store
 
 __all__ = ["JobHandle", "JobStatus", "attach", "list_jobs"]
 
@@ -25,15 +26,19 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
         UsageError: several ids begin so.
     """
     store = _configured_store(project=project, cluster=cluster)
-    return JobHandle(refs.find(store, job_id), store=store)
+    return JobHandle(index.find(store, job_id), store=store)
 
 
 def list_jobs(
-    project: str | None = None, zone: str | None = None, cluster: str | None = None, namespace: str | None = None
+    project: str | None = None,
+    zone: str | None = None,
+    cluster: str | None = None,
+    namespace: str | None = None,
 ) -> list[JobHandle[Any]]:
-    """Return all jobs, newest first, also those that have ended. A damaged reference is passed over with a warning."""
+    """Return all jobs, newest first, also those that have ended. A damaged reference is passed over
+    with a warning."""
     store = _configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
-    return [JobHandle(ref, store=store) for ref in refs.refs(store)]
+    return [JobHandle(ref, store=store) for ref in index.refs(store)]
 
 
 def _configured_store(**flags: str | None) -> Store:

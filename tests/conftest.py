@@ -2,8 +2,9 @@
 
 In: pytest's requests. Out: fixtures. Called by pytest.
 
-No test touches the developer's own jobs, cache or settings: `KINETIC_HOME` and its relatives point into one folder that goes away
-at the end. Its path is short, because Unix sockets lie in job folders and a socket's path has at most 107 bytes.
+No test touches the developer's own jobs, cache or settings: `KINETIC_HOME` and its relatives point
+into one folder that goes away at the end. Its path is short, because Unix sockets lie in job
+folders and a socket's path has at most 107 bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import hypothesis
 import pytest
 
 # A busy machine makes an example slow, not wrong.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("patient")
 
 SETTLE_S = 3.0
@@ -36,7 +39,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def playground() -> Iterator[Path]:
-    """The folder below which everything lies that the tests of this run make. Its path marks every process that they start."""
+    """The folder below which everything lies that the tests of this run make. Its path marks every
+    process that they start."""
     folder = Path(tempfile.mkdtemp(prefix="kn-"))
     (folder / "tmp").mkdir()
     yield folder
@@ -45,7 +49,8 @@ def playground() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def home(playground: Path) -> Iterator[Path]:
-    """A home without jobs, made when something writes to it; no setting of the developer's environment remains."""
+    """A home without jobs, made when something writes to it; no setting of the developer's
+    environment remains."""
     before = dict(os.environ)
     folder = playground / str(next(_numbers))
     for name in [n for n in os.environ if n.startswith("KINETIC_") or n == "GOOGLE_CLOUD_PROJECT"]:
@@ -54,23 +59,29 @@ def home(playground: Path) -> Iterator[Path]:
         "KINETIC_HOME": str(folder / "home"),
         "KINETIC_CACHE_DIR": str(folder / "cache"),
         "XDG_CONFIG_HOME": str(folder / "config"),
-        "TMPDIR": str(playground / "tmp"),  # reaches every process that is started, also those that get no KINETIC_ variable
+        "TMPDIR": str(
+            playground / "tmp"
+        ),  # reaches every process that is started, also those that get no KINETIC_ variable
     }
     yield folder / "home"
     os.environ.clear()
     os.environ |= before
-    if "kinetic.following" in sys.modules:  # What interrupted tests would say at the end of this process.
-        atexit.unregister(sys.modules["kinetic.following"]._tell_unless_shown)
+    if (
+        "kinetic._client.following" in sys.modules
+    ):  # What interrupted tests would say at the end of this process.
+        atexit.unregister(sys.modules["kinetic._client.following"]._tell_unless_shown)
 
 
 @pytest.fixture
 def nothing_left(request: pytest.FixtureRequest, playground: Path) -> Callable[[], None]:
     """A check that no process of the test's own still runs, which ends those that do.
 
-    They may run for `SETTLE_S` more, which is what users are promised after any death. What takes longer for a reason (a function
-    that is cancelled and resists has its grace period) says so: `@pytest.mark.settles_within(seconds)`. How long it took is
-    reported as the property `settled_s`. Waiting ends at once when nothing is left; and only time in which this process itself
-    ran counts, so that a machine that is slow or held up makes the limit longer, not the test fail.
+    They may run for `SETTLE_S` more, which is what users are promised after any death. What takes
+    longer for a reason (a function that is cancelled and resists has its grace period) says so:
+    `@pytest.mark.settles_within(seconds)`. How long it took is reported as the property
+    `settled_s`. Waiting ends at once when nothing is left; and only time in which this process
+    itself ran counts, so that a machine that is slow or held up makes the limit longer, not the
+    test fail.
     """
     mark = request.node.get_closest_marker("settles_within")
 
@@ -81,13 +92,18 @@ def nothing_left(request: pytest.FixtureRequest, playground: Path) -> Callable[[
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if left:
-            pytest.fail("still running after the test:\n" + "\n".join(f"  {pid}: {line}" for pid, line in sorted(left.items())))
+            pytest.fail(
+                "still running after the test:\n"
+                + "\n".join(f"  {pid}: {line}" for pid, line in sorted(left.items()))
+            )
 
     return check
 
 
 @pytest.fixture(autouse=True)
-def no_leftovers(request: pytest.FixtureRequest, home: Path, nothing_left: Callable[[], None]) -> Iterator[None]:
+def no_leftovers(
+    request: pytest.FixtureRequest, home: Path, nothing_left: Callable[[], None]
+) -> Iterator[None]:
     """Fail a system test after which a process of its own still runs."""
     yield
     if "system" in request.path.parts:
@@ -95,7 +111,8 @@ def no_leftovers(request: pytest.FixtureRequest, home: Path, nothing_left: Calla
 
 
 def _settled(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
-    """What still runs once it had the time to end, and how long that took. Waits by the clock: it watches real processes."""
+    """What still runs once it had the time to end, and how long that took. Waits by the clock: it
+    watches real processes."""
     begun, counted_s = time.monotonic(), 0.0
     while (left := marked_processes(playground)) and counted_s < limit_s:
         looked_at = time.monotonic()
@@ -105,7 +122,8 @@ def _settled(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
 
 
 def marked_processes(playground: Path) -> dict[int, str]:
-    """Processes that carry the playground's path in their environment or command line, without this one and its own preloader."""
+    """Processes that carry the playground's path in their environment or command line, without this
+    one and its own preloader."""
     mark = os.fsencode(playground)
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
@@ -113,14 +131,21 @@ def marked_processes(playground: Path) -> dict[int, str]:
             continue
         try:
             command = (entry / "cmdline").read_bytes()
-            if (mark in command or mark in (entry / "environ").read_bytes()) and not _own_preloader(entry, command):
-                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+            if (mark in command or mark in (entry / "environ").read_bytes()) and not _own_preloader(
+                entry, command
+            ):
+                found[int(entry.name)] = (
+                    command.replace(b"\0", b" ").decode(errors="replace").strip()
+                )
         except OSError:  # it ended while we looked, or is somebody else's
             continue
-    return {pid: line for pid, line in found.items() if line}  # a zombie has no command line: it has ended
+    return {
+        pid: line for pid, line in found.items() if line
+    }  # a zombie has no command line: it has ended
 
 
 def _own_preloader(entry: Path, command: bytes) -> bool:
-    """Whether this is the preloader of the test process, which lives as long as its caller and serves all of its jobs."""
+    """Whether this is the preloader of the test process, which lives as long as its caller and
+    serves all of its jobs."""
     parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-    return int(parent) == os.getpid() and b"kinetic.runner.preload" in command
+    return int(parent) == os.getpid() and b"kinetic._host.local.zygote" in command

@@ -1,6 +1,7 @@
 """Refuse a site that would fetch something from another host when it is read.
 
-In: the built pages and style sheets. Out: an error that names what they would fetch. Called by mkdocs when a build is done.
+In: the built pages and style sheets. Out: an error that names what they would fetch. Called by
+mkdocs when a build is done.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 FETCHING = {
-    "audio": "src", "embed": "src", "iframe": "src", "img": "src", "input": "src", "link": "href", "object": "data",
-    "script": "src", "source": "src", "track": "src", "use": "href", "video": "src",
+    "audio": "src", "embed": "src", "iframe": "src", "img": "src", "input": "src", "link": "href",
+    "object": "data", "script": "src", "source": "src", "track": "src", "use": "href",
+    "video": "src",
 }  # fmt: skip
-"""Elements that make a browser fetch something, and the attribute that says from where. A link that people click does not."""
+"""Elements that make a browser fetch something, and the attribute that says from where. A link that
+people click does not."""
 NOT_FETCHED = {"alternate", "author", "canonical", "license", "next", "prev"}
 IN_CSS = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:https?:)?//[^"')\s]+)""", re.IGNORECASE)
 
@@ -24,9 +27,15 @@ def on_post_build(config: Any, **_: Any) -> None:
     from mkdocs.exceptions import PluginError
 
     site = Path(config["site_dir"])
-    found = [f"{path.relative_to(site)}: {url}" for path in sorted(site.rglob("*")) for url in fetched(path)]
+    found = [
+        f"{path.relative_to(site)}: {url}"
+        for path in sorted(site.rglob("*"))
+        for url in fetched(path)
+    ]
     if found:
-        raise PluginError("the site must not fetch anything from other hosts:\n  " + "\n  ".join(found))
+        raise PluginError(
+            "the site must not fetch anything from other hosts:\n  " + "\n  ".join(found)
+        )
 
 
 def fetched(path: Path) -> list[str]:

@@ -1,16 +1,24 @@
 """What the command line answers to the shell.
 
-In: an exception, or how a job ended. Out: an exit code. Called by `main` and by commands; `kinetic --help` prints the table.
+In: an exception, or how a job ended. Out: an exit code.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinetic.errors import JobFailed, NotFound, PreflightError, StoreError, SubmitError, UsageError, WaitTimeout
+from kinetic.errors import (
+    JobFailed,
+    NotFound,
+    PreflightError,
+    StoreError,
+    SubmitError,
+    UsageError,
+    WaitTimeout,
+)
 
 if TYPE_CHECKING:
-    from kinetic.job.outcome import HostReport, Outcome
+    from kinetic._core.outcome import HostReport, Outcome
 
 OK = 0
 FAILED = 1
@@ -32,7 +40,8 @@ TABLE: tuple[tuple[int, str], ...] = (
     (INTERRUPTED, "Interrupted by Ctrl-C; a running job keeps running."),
 )
 
-# JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, and they are failures of the job.
+# JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, and they are failures of
+# the job.
 _BY_TYPE: tuple[tuple[type[BaseException], int], ...] = (
     (JobFailed, FAILED),
     (WaitTimeout, TIMED_OUT),
@@ -56,13 +65,14 @@ def of_outcome(outcome: Outcome) -> int:
 
 
 def of_program(outcome: Outcome) -> int:
-    """Return the exit code of the program that `kinetic run` ran: its own on the host that failed first, where it has one."""
+    """Return the exit code of the program that `kinetic run` ran: its own on the host that failed
+    first, where it has one."""
     first = outcome.first
     return FAILED if first is None else _own_code(first)
 
 
 def _own_code(report: HostReport) -> int:
-    from kinetic.job.outcome import Exit
+    from kinetic._core.outcome import Exit
 
     if report.exit in (Exit.SYS_EXIT, Exit.OS_EXIT) and report.exit_code:
         return report.exit_code & 0xFF or FAILED

@@ -1,6 +1,7 @@
-"""Groups of commands whose modules are imported only when the command is used, and what a shell offers only when it asks.
+"""Groups of commands whose modules are imported only when the command is used, and what a shell
+offers only when it asks.
 
-In: names of commands with the place of their code and one line of help. Out: click groups. Called by `main` and by commands.
+In: names of commands with the place of their code and one line of help. Out: click groups.
 """
 
 from __future__ import annotations
@@ -74,7 +75,11 @@ class LazyGroup(click.Group):
         """Offer the commands without importing them."""
         from click.shell_completion import CompletionItem
 
-        begun = [CompletionItem(name, help=entry.help) for name, entry in self.lazy.items() if name.startswith(incomplete)]
+        begun = [
+            CompletionItem(name, help=entry.help)
+            for name, entry in self.lazy.items()
+            if name.startswith(incomplete)
+        ]
         return begun + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -82,20 +87,29 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in self.lazy.items()])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or name the nearest one."""
         name = args[0] if args else "-"
-        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+        if (
+            self.get_command(ctx, name) is None
+            and not name.startswith("-")
+            and not ctx.resilient_parsing
+        ):
             if name in self.absent:
                 raise PreflightError(self.absent[name])
             if name in self.elsewhere:
-                raise click.UsageError(f"No such command {name!r}. Did you mean `{self.elsewhere[name]}`?")
+                raise click.UsageError(
+                    f"No such command {name!r}. Did you mean `{self.elsewhere[name]}`?"
+                )
             raise click.UsageError(_unknown(name, (*self.lazy, *self.aliases)), ctx)
         return super().resolve_command(ctx, args)
 
 
 def suggested(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Return what an option or an argument offers to a shell: a function of `suggestions`, imported when the shell asks."""
+    """Return what an option or an argument offers to a shell: a function of `suggestions`, imported
+    when the shell asks."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from kinetic.cli import suggestions
@@ -110,4 +124,6 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1)
-    return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}.")
+    return f"No such command {name!r}." + (
+        f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
+    )

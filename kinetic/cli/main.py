@@ -1,9 +1,9 @@
 """The entry of the command line.
 
-In: the words after `kinetic`. Out: an exit code (see `exit_codes`). Called by the shell.
+In: the words after `kinetic`. Out: an exit code (see `exit_codes`).
 
-Whatever goes wrong in a command ends here: as `error: …` on stderr and a code. Only click and light modules of ours are loaded
-before the command is known.
+Whatever goes wrong in a command ends here: as `error: …` on stderr and a code. Only click and light
+modules of ours are loaded before the command is known.
 """
 
 from __future__ import annotations
@@ -19,33 +19,61 @@ from kinetic.cli.lazy import Lazy, LazyGroup, suggested
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
-    from kinetic.cli.desk import Desk
+    from kinetic.cli.context import Desk
 
 _COMMANDS = {
-    "run": Lazy("kinetic.cli.commands.run:run", "Run a script, a module or a command on an accelerator slice."),
-    "jobs": Lazy("kinetic.cli.commands.jobs:jobs", "List jobs, read their logs and results, stop and remove them."),
-    "logs": Lazy("kinetic.cli.commands.reading:logs", "Print what the hosts of a job printed; short for `jobs logs`."),
-    "accelerators": Lazy("kinetic.cli.commands.accelerators:accelerators", "List the accelerators that can be asked for."),
-    "profile": Lazy("kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."),
-    "config": Lazy("kinetic.cli.commands.config:config", "Show every setting and where its value comes from."),
-    "doctor": Lazy("kinetic.cli.commands.doctor:doctor", "Check this machine, and tidy up what jobs left behind."),
-    "completion": Lazy("kinetic.cli.commands.completion:completion", "Print what makes a shell complete `kinetic` commands."),
+    "run": Lazy(
+        "kinetic.cli.commands.run:run",
+        "Run a script, a module or a command on an accelerator slice.",
+    ),
+    "jobs": Lazy(
+        "kinetic.cli.commands.jobs:jobs",
+        "List jobs, read their logs and results, stop and remove them.",
+    ),
+    "logs": Lazy(
+        "kinetic.cli.commands.output:logs",
+        "Print what the hosts of a job printed; short for `jobs logs`.",
+    ),
+    "accelerators": Lazy(
+        "kinetic.cli.commands.accelerators:accelerators",
+        "List the accelerators that can be asked for.",
+    ),
+    "profile": Lazy(
+        "kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."
+    ),
+    "config": Lazy(
+        "kinetic.cli.commands.config:config", "Show every setting and where its value comes from."
+    ),
+    "doctor": Lazy(
+        "kinetic.cli.commands.doctor:doctor",
+        "Check this machine, and tidy up what jobs left behind.",
+    ),
+    "completion": Lazy(
+        "kinetic.cli.commands.completion:completion",
+        "Print what makes a shell complete `kinetic` commands.",
+    ),
 }
 
 _NO_CLUSTERS = "This version has no cluster backends yet: it simulates slices on this machine"
-_NO_SETTING_UP = f"{_NO_CLUSTERS}, and there is nothing to set up. `kinetic doctor` checks the machine."
+_NO_SETTING_UP = (
+    f"{_NO_CLUSTERS}, and there is nothing to set up. `kinetic doctor` checks the machine."
+)
 _ABSENT = {
     "init": _NO_SETTING_UP,
     "up": _NO_SETTING_UP,
     "down": f"{_NO_CLUSTERS}, and nothing but jobs' records to remove: see `kinetic jobs prune`.",
-    "status": f"{_NO_CLUSTERS}. `kinetic doctor` checks the machine; `kinetic jobs list` shows what runs on it.",
-    "pool": f"{_NO_CLUSTERS}, for any accelerator of `kinetic accelerators`; no pools of machines are needed.",
+    "status": f"{_NO_CLUSTERS}. `kinetic doctor` checks the machine; `kinetic jobs list` shows "
+    "what runs on it.",
+    "pool": f"{_NO_CLUSTERS}, for any accelerator of `kinetic accelerators`; no pools of machines "
+    "are needed.",
     "build-image": f"{_NO_CLUSTERS}, in the environment of the caller; no images are built.",
 }
 """Commands of keras-kinetic about clusters."""
 
 _OF_JOBS = ("list", "top", "result", "wait", "stacks", "debug", "cancel", "cleanup", "prune")
-_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys(("ls", "ps"), "kinetic jobs list")
+_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys(
+    ("ls", "ps"), "kinetic jobs list"
+)
 
 _EPILOG = (
     "\b\nExit codes:\n"
@@ -77,14 +105,17 @@ Examples:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
-    "--profile", metavar="NAME", shell_complete=suggested("profiles"), help="Use this profile instead of the current one."
+    "--profile",
+    metavar="NAME",
+    shell_complete=suggested("profiles"),
+    help="Use this profile instead of the current one.",
 )
 @click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
 @click.pass_context
 def root(ctx: click.Context, /, *, profile: str | None) -> None:
     """All commands."""
     if profile is not None:
-        from kinetic.config import settings
+        from kinetic._config import settings
 
         settings.choose_profile(profile)
         ctx.call_on_close(lambda: settings.choose_profile(None))
@@ -97,7 +128,8 @@ def main() -> NoReturn:
 
 
 def call(argv: Sequence[str], desk: Desk | None = None) -> int:
-    """Run one command line and return its exit code; `desk` replaces the configured store and backends."""
+    """Run one command line and return its exit code; `desk` replaces the configured store and
+    backends."""
     try:
         with root.make_context("kinetic", list(argv), obj=desk) as ctx:
             code = root.invoke(ctx)
@@ -128,7 +160,9 @@ def _misused(ending: BaseException) -> int:
     if isinstance(ending, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         output.notice(words)
     else:
-        output.error(words, f"`{ctx.command_path} --help` shows how to use it." if ctx is not None else "")
+        output.error(
+            words, f"`{ctx.command_path} --help` shows how to use it." if ctx is not None else ""
+        )
     return exit_codes.USAGE
 
 
@@ -143,18 +177,26 @@ def _failed(problem: BaseException) -> int:
 
 
 def _told(problem: BaseException) -> tuple[str, str]:
-    """What to print: our own errors say what to do; any other one is a fault of ours and says how to see it."""
+    """What to print: our own errors say what to do; any other one is a fault of ours and says how
+    to see it."""
     from kinetic.errors import KineticError
 
     suggestions = getattr(problem, "suggestions", ())
-    hint = f"Did you mean {' or '.join(suggestions)}?" if suggestions and suggestions[0] not in str(problem) else ""
+    hint = (
+        f"Did you mean {' or '.join(suggestions)}?"
+        if suggestions and suggestions[0] not in str(problem)
+        else ""
+    )
     if isinstance(problem, KineticError):
         return str(problem), hint
-    return f"{type(problem).__name__}: {problem}", "Set KINETIC_LOG_LEVEL=DEBUG to see where this came from."
+    return (
+        f"{type(problem).__name__}: {problem}",
+        "Set KINETIC_LOG_LEVEL=DEBUG to see where this came from.",
+    )
 
 
 def _debugging() -> bool:
-    from kinetic.config import settings
+    from kinetic._config import settings
     from kinetic.errors import UsageError
 
     try:

@@ -1,8 +1,10 @@
 """Options of `kinetic run` that stand behind the program, where they belong to the program. Pure.
 
-In: the words before the program, the program, the options that there are. Out: what to tell the user. Called by the run command.
+In: the words before the program, the program, the options that there are. Out: what to tell the
+user.
 
-Nothing is moved silently: a program may have an `-a` of its own. Only when ours is missing is the corrected line suggested.
+Nothing is moved silently: a program may have an `-a` of its own. Only when ours is missing is the
+corrected line suggested.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Known(NamedTuple):
 
 
 def ours(args: Sequence[str], known: Known) -> tuple[list[str], list[str]]:
-    """Split the arguments of a program: words that read like options of `kinetic run`, with their values, and the rest."""
+    """Split the arguments of a program: words that read like options of `kinetic run`, with their
+    values, and the rest."""
     moved: list[str] = []
     rest: list[str] = []
     at = 0
@@ -37,32 +40,45 @@ def ours(args: Sequence[str], known: Known) -> tuple[list[str], list[str]]:
             moved += args[at : at + 2]
             at += 2
             continue
-        (moved if word in known.flags or (name in known.values and name != word) else rest).append(word)
+        (moved if word in known.flags or (name in known.values and name != word) else rest).append(
+            word
+        )
         at += 1
     return moved, rest
 
 
 def missing_accelerator(words: Sequence[str], program: Program | None, known: Known) -> str:
-    """Say that -a is missing, with the line to write: the user's own, corrected where the option stands behind the program."""
+    """Say that -a is missing, with the line to write: the user's own, corrected where the option
+    stands behind the program."""
     moved, rest = ours(program.args, known) if program else ([], [])
     if program is not None and _names_a_slice(moved):
         line = _line([*words, *moved], program, rest)
-        return f"Options come before the program; what follows {program.target} belongs to it. Write:\n  {line}"
+        return (
+            f"Options come before the program; what follows {program.target} belongs to it. "
+            f"Write:\n  {line}"
+        )
     shown = program or _EXAMPLE
     line = _line(["-a", "cpu", *words], shown, shown.args)
-    return f"Missing option -a / --accelerator: name the slice to run on, before the program. For example:\n  {line}"
+    return (
+        "Missing option -a / --accelerator: name the slice to run on, before the program. For "
+        f"example:\n  {line}"
+    )
 
 
 def went_to_the_program(program: Program, known: Known) -> str:
-    """Return a hint for a program that refused its arguments; "" where none of them reads like an option of ours."""
+    """Return a hint for a program that refused its arguments; "" where none of them reads like an
+    option of ours."""
     moved, _ = ours(program.args, known)
     if not moved:
         return ""
-    return f"{shlex.join(moved)} went to {program.name}: options of `kinetic run` come before the program."
+    return (
+        f"{shlex.join(moved)} went to {program.name}: options of `kinetic run` come before the "
+        "program."
+    )
 
 
 def _names_a_slice(words: Sequence[str]) -> bool:
-    from kinetic.accelerators.resolve import resolve
+    from kinetic._core.accelerators.resolve import resolve
 
     named = [after for word, after in itertools.pairwise(words) if word in ("-a", "--accelerator")]
     named += [word.partition("=")[2] for word in words if word.startswith("--accelerator=")]

@@ -1,6 +1,6 @@
 """Values that options take, and options that several commands share.
 
-In: words of the command line. Out: numbers with units, names with values. Called by commands.
+In: words of the command line. Out: numbers with units, names with values.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kinetic._core.duration import parse_duration_s
 from kinetic.cli.lazy import suggested
-from kinetic.job.duration import parse_duration_s
 
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
@@ -27,14 +27,21 @@ class Duration(_FloatType):
 
     name = "DURATION"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Return seconds."""
         if isinstance(value, int | float):
             return float(value)
         try:
             return parse_duration_s(value)
         except ValueError:
-            self.fail(f"{value!r} is not a length of time. Write a number and a unit: 30s, 5m, 2h, 1h30m, 7d.", param, ctx)
+            self.fail(
+                f"{value!r} is not a length of time. Write a number and a unit: 30s, 5m, 2h, "
+                "1h30m, 7d.",
+                param,
+                ctx,
+            )
 
 
 class Assignment(_PairType):
@@ -42,14 +49,19 @@ class Assignment(_PairType):
 
     name = "NAME=VALUE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
         """Return the name and the value."""
         if isinstance(value, tuple):
             return value
         name, equals, content = str(value).partition("=")
         if not equals or not name:
             self.fail(
-                f"{value!r} is not NAME=VALUE. To pass a value of your own environment unseen, use --secret {name}.", param, ctx
+                f"{value!r} is not NAME=VALUE. To pass a value of your own environment unseen, use "
+                f"--secret {name}.",
+                param,
+                ctx,
             )
         return name, content
 
@@ -65,14 +77,21 @@ _LAST = "kinetic.last"
 
 def job_argument(offer: str) -> Callable[[F], F]:
     """Take one ID, "-" or --last; a shell offers the `offer` of `suggestions`."""
-    return _with_last("job_id", "ID", offer, lambda given, last: given or (NEWEST if last else None))
+    return _with_last(
+        "job_id", "ID", offer, lambda given, last: given or (NEWEST if last else None)
+    )
 
 
 def jobs_argument(offer: str, *, required: bool) -> Callable[[F], F]:
     """Take several IDs, "-" or --last."""
     metavar = "ID..." if required else "[ID]..."
     return _with_last(
-        "job_ids", metavar, offer, lambda given, last: (*given, *([NEWEST] if last else [])) or None, many=True, required=required
+        "job_ids",
+        metavar,
+        offer,
+        lambda given, last: (*given, *([NEWEST] if last else [])) or None,
+        many=True,
+        required=required,
     )
 
 
@@ -94,7 +113,9 @@ def _with_last(
             raise click.UsageError("Give either an ID or --last.", ctx)
         found = choose(value, last)
         if found is None and required and value != "" and not ctx.resilient_parsing:
-            raise click.UsageError("Missing argument ID: name a job, or use --last for the newest one.", ctx)
+            raise click.UsageError(
+                "Missing argument ID: name a job, or use --last for the newest one.", ctx
+            )
         return found if found is not None else value
 
     option = click.option(
@@ -106,18 +127,26 @@ def _with_last(
         help="The newest job; `-` in place of ID is the same.",
     )
     argument = click.argument(
-        name, metavar=metavar, nargs=-1 if many else 1, required=False, callback=chosen, shell_complete=suggested(offer)
+        name,
+        metavar=metavar,
+        nargs=-1 if many else 1,
+        required=False,
+        callback=chosen,
+        shell_complete=suggested(offer),
     )
     return lambda command: option(argument(command))
 
 
 def json_option(command: F) -> F:
     """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")(command)
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
+    )(command)
 
 
 def accepted(*names: str, is_flag: bool = False) -> Callable[[F], F]:
-    """Take an option of keras-kinetic that has nothing to change here, so that commands written for it go on working."""
+    """Take an option of keras-kinetic that has nothing to change here, so that commands written for
+    it go on working."""
     return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
 
 

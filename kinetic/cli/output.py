@@ -1,8 +1,9 @@
 """The only place that prints: text for people, one JSON document for programs, bytes of logs.
 
-In: values, chunks, errors. Out: stdout and stderr. Called by `main` and by every command.
+In: values, chunks, errors. Out: stdout and stderr.
 
-rich is loaded only to lay out a table on a terminal; a pipe gets plain aligned text, whole and without colour.
+rich is loaded only to lay out a table on a terminal; a pipe gets plain aligned text, whole and
+without colour.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinetic.cli import text
+from kinetic._client.board import text
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from kinetic.cli.prefix import Prefixer
-    from kinetic.job.logformat import LogChunk
+    from kinetic._client.board.line_prefix import Prefixer
+    from kinetic._core.log_format import LogChunk
 
-_STATE_STYLES = {"RUNNING": "cyan", "PENDING": "yellow", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta"}
+_STATE_STYLES = {
+    "RUNNING": "cyan",
+    "PENDING": "yellow",
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "CANCELLED": "magenta",
+}
 _STATE_STYLES |= {
     "running": "cyan",
     "returned": "green",
@@ -56,7 +63,8 @@ def error(words: str, hint: str = "") -> None:
 
 
 def _fitted(words: str) -> str:
-    """On a terminal, break lines between words, not within `commands`; lines that begin with a blank (traces) stay whole."""
+    """On a terminal, break lines between words, not within `commands`; lines that begin with a
+    blank (traces) stay whole."""
     if not sys.stderr.isatty():
         return words
     import re
@@ -64,9 +72,14 @@ def _fitted(words: str) -> str:
     from textwrap import fill
 
     columns = shutil.get_terminal_size().columns
-    lines = re.sub(r"`[^`\n]+`", lambda command: command[0].replace(" ", _UNBROKEN), words).split("\n")
+    lines = re.sub(r"`[^`\n]+`", lambda command: command[0].replace(" ", _UNBROKEN), words).split(
+        "\n"
+    )
     fitted = "\n".join(
-        line if line[:1].isspace() else fill(line, columns, break_long_words=False, break_on_hyphens=False) for line in lines
+        line
+        if line[:1].isspace()
+        else fill(line, columns, break_long_words=False, break_on_hyphens=False)
+        for line in lines
     )
     return fitted.replace(_UNBROKEN, " ")
 
@@ -90,12 +103,18 @@ def json_document(value: Any, default: Callable[[Any], Any] | None = None) -> No
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), cut: str = "", wrap: str = ""
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    cut: str = "",
+    wrap: str = "",
 ) -> None:
-    """Print rows below a head line: laid out to the width of a terminal, or plain and whole in a pipe.
+    """Print rows below a head line: laid out to the width of a terminal, or plain and whole in a
+    pipe.
 
-    On a narrow terminal only the column `cut` is cut short, and only the column `wrap` takes several lines: what people copy and
-    compare stays whole.
+    On a narrow terminal only the column `cut` is cut short, and only the column `wrap` takes
+    several lines: what people copy and compare stays whole.
     """
     kept = [tuple(map(text.printable, row)) for row in rows]
     if not sys.stdout.isatty():
@@ -103,7 +122,9 @@ def table(
         return
     from rich.console import Console
 
-    Console(highlight=False, markup=False, emoji=False).print(_grid(columns, kept, right, {cut, wrap}, wrap))
+    Console(highlight=False, markup=False, emoji=False).print(
+        _grid(columns, kept, right, {cut, wrap}, wrap)
+    )
 
 
 def width() -> int | None:
@@ -137,7 +158,14 @@ class Screen:
         return self._console.size.width, self._console.size.height
 
     def show(
-        self, head: str, columns: Sequence[str], rows: Iterable[Sequence[str]], foot: str, *, right: Sequence[str], cut: str
+        self,
+        head: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        foot: str,
+        *,
+        right: Sequence[str],
+        cut: str,
     ) -> None:
         """Draw a table between a line above and a line below."""
         from rich.console import Group
@@ -145,7 +173,10 @@ class Screen:
 
         kept = [tuple(map(text.printable, row)) for row in rows]
         above = Text(f"{head}\n", no_wrap=True, overflow="ellipsis")
-        self._live.update(Group(above, _grid(columns, kept, right, {cut}, ""), Text(foot, style="dim")), refresh=True)
+        self._live.update(
+            Group(above, _grid(columns, kept, right, {cut}, ""), Text(foot, style="dim")),
+            refresh=True,
+        )
 
     def wait(self, seconds: float) -> bool:
         """Wait; return whether somebody pressed q meanwhile."""
@@ -187,7 +218,13 @@ class _Keys:
         return False
 
 
-def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], elastic: set[str], wrap: str) -> Table:
+def _grid(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str],
+    elastic: set[str],
+    wrap: str,
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -209,11 +246,17 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 def _cell(words: str, *, wraps: bool) -> Text:
     from rich.text import Text
 
-    return Text(words, _STATE_STYLES.get(words, ""), no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+    return Text(
+        words,
+        _STATE_STYLES.get(words, ""),
+        no_wrap=not wraps,
+        overflow="fold" if wraps else "ellipsis",
+    )
 
 
 def failure(problem: BaseException) -> None:
-    """Print what a job raised: as Python would, with the frames of the host, or as ours where it is ours."""
+    """Print what a job raised: as Python would, with the frames of the host, or as ours where it is
+    ours."""
     import traceback
 
     if isinstance(problem, KineticError):
@@ -222,7 +265,8 @@ def failure(problem: BaseException) -> None:
 
 
 def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> bool:
-    """Copy a log to stdout, byte for byte but for the marks of the prefixer; return whether there was anything.
+    """Copy a log to stdout, byte for byte but for the marks of the prefixer; return whether there
+    was anything.
 
     With `flush`, each chunk is seen at once.
     """
@@ -240,8 +284,9 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
-    """Copy the output of a program as it comes, each of its streams to ours, so that it can be piped as if it ran here."""
-    from kinetic.job.logformat import STDERR
+    """Copy the output of a program as it comes, each of its streams to ours, so that it can be
+    piped as if it ran here."""
+    from kinetic._core.log_format import STDERR
 
     streams = Streams()
     for chunk in stdout.joined(chunks):
@@ -258,7 +303,8 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
 
 
 class Streams:
-    """Where bytes of logs go: unmodified to the binary side of stdout and stderr, or as text where there is none."""
+    """Where bytes of logs go: unmodified to the binary side of stdout and stderr, or as text where
+    there is none."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -286,14 +332,17 @@ class Streams:
 
 
 def replace_closed_streams() -> None:
-    """Put /dev/null where this process was started without a standard stream, which Python calls None."""
+    """Put /dev/null where this process was started without a standard stream, which Python calls
+    None."""
     import os
 
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # The lowest that is free: this one. Programs that are started inherit it.
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # The lowest that is free: this one. Programs that are started inherit it.
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
@@ -303,7 +352,8 @@ def silence_stdout() -> None:
     """Send what is still to be written nowhere: the reader of the pipe has gone."""
     import os
 
-    # Closing stdout at exit flushes it; without this the interpreter would complain about the pipe once more.
+    # Closing stdout at exit flushes it; without this the interpreter would complain about the pipe
+    # once more.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,6 +1,7 @@
-"""The program that `kinetic run` runs: read from the command line, checked, and made into a function that hosts can run.
+"""The program that `kinetic run` runs: read from the command line, checked, and made into a
+function that hosts can run.
 
-In: the words after `kinetic run`. Out: the words that are options, and a `Program`. Called by the run command.
+In: the words after `kinetic run`. Out: the words that are options, and a `Program`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 
+from kinetic._source.project import MODULES, WORDS
 from kinetic.errors import UsageError
-from kinetic.packaging.project import MODULES, WORDS
 
 
 class Kind(StrEnum):
@@ -46,10 +47,12 @@ class Program:
 
 
 def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[str], Program | None]:
-    """Split `kinetic run` OPTIONS from the program: at the first word that is not an option, after `-m NAME`, or at `--`.
+    """Split `kinetic run` OPTIONS from the program: at the first word that is not an option, after
+    `-m NAME`, or at `--`.
 
-    Everything after it is the program's, even what looks like one of our options. `value_options` are the names of the options
-    that take a value ("-a", "--accelerator"): the word behind one is not the program.
+    Everything after it is the program's, even what looks like one of our options. `value_options`
+    are the names of the options that take a value ("-a", "--accelerator"): the word behind one is
+    not the program.
     """
     at = 0
     while at < len(words):
@@ -68,7 +71,8 @@ def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[st
 
 
 def _takes_next(word: str, value_options: Collection[str]) -> bool:
-    """Whether the option's value is the next word: "--name x" and "-a x" and "-da x", but not "--name=x" or "-ax"."""
+    """Whether the option's value is the next word: "--name x" and "-a x" and "-da x", but not
+    "--name=x" or "-ax"."""
     if word.startswith("--"):
         return word in value_options
     letters = [f"-{letter}" for letter in word[1:]]
@@ -94,19 +98,27 @@ def check(program: Program | None) -> Program:
 def _check_script(target: str) -> None:
     path = Path(target)
     if path.is_dir():
-        raise UsageError(f"{target} is a folder. Name a file in it, or run it as a module: -m {path.name}.")
+        raise UsageError(
+            f"{target} is a folder. Name a file in it, or run it as a module: -m {path.name}."
+        )
     if not path.is_file():
-        remedy = "" if target.endswith(".py") else f" To run a command, put -- before it: kinetic run … -- {target}"
+        remedy = (
+            ""
+            if target.endswith(".py")
+            else f" To run a command, put -- before it: kinetic run … -- {target}"
+        )
         raise UsageError(f"There is no file {target}.{remedy}")
 
 
 def script_path(program: Program, cwd: Path) -> Path | None:
-    """Return the real path of the script; its folder is where the search for the source tree begins. None for other programs."""
+    """Return the real path of the script; its folder is where the search for the source tree
+    begins. None for other programs."""
     return (cwd / program.target).resolve() if program.kind is Kind.SCRIPT else None
 
 
 def function(program: Program, cwd: Path) -> Callable[[], None]:
-    """Return what hosts call. It holds text only and finds its code there by name, so that it needs nothing of this process."""
+    """Return what hosts call. It holds text only and finds its code there by name, so that it needs
+    nothing of this process."""
     script = script_path(program, cwd)
     kind, args = str(program.kind), program.args
     target = program.target if script is None else os.path.relpath(script, cwd.resolve())
@@ -114,24 +126,31 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
     def run_program() -> None:
         from importlib import import_module
 
-        import_module("kinetic.runner.command").run(kind, target, args)
+        import_module("kinetic._host.worker.command").run(kind, target, args)
 
-    run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")  # left out of tracebacks
+    run_program.__code__ = run_program.__code__.replace(
+        co_filename="<kinetic>"
+    )  # left out of tracebacks
     run_program.__module__ = _stand_in(program, script)
     run_program.__name__ = run_program.__qualname__ = program.name
     return run_program
 
 
 def _stand_in(program: Program, script: Path | None) -> str:
-    """Make a module for the function: the source tree is looked for around its file, or in the caller's folder where it has none.
+    """Make a module for the function: the source tree is looked for around its file, or in the
+    caller's folder where it has none.
 
-    It must not be `__main__`: that is the console script, which lies in the `bin` of some environment.
+    It must not be `__main__`: that is the console script, which lies in the `bin` of some
+    environment.
     """
     name = f"kinetic {program.kind} {script or program.target}"
     module = ModuleType(name)
     if script is not None:
         module.__file__ = str(script)
-    vars(module)[WORDS] = (*((program.target,) if program.kind is Kind.COMMAND else ()), *program.args)
+    vars(module)[WORDS] = (
+        *((program.target,) if program.kind is Kind.COMMAND else ()),
+        *program.args,
+    )
     vars(module)[MODULES] = (program.target,) if program.kind is Kind.MODULE else ()
     sys.modules[name] = module
     return name

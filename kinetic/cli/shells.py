@@ -1,10 +1,11 @@
 """How shells ask what could be written next, and how they are answered.
 
-In: the name of a shell; a command line up to the cursor. Out: the script that a shell loads; lines that this script understands,
-"kind, word, meaning" with tabs between. Called by `kinetic completion`.
+In: the name of a shell; a command line up to the cursor. Out: the script that a shell loads; lines
+that this script understands, "kind, word, meaning" with tabs between.
 
-click has scripts of its own, but with them bash completes nothing behind a colon or an equals sign, zsh replaces the whole of
-`--state=fa`, and fish cuts what words mean at the first comma and forgets their order.
+click has scripts of its own, but with them bash completes nothing behind a colon or an equals sign,
+zsh replaces the whole of `--state=fa`, and fish cuts what words mean at the first comma and forgets
+their order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kinetic.cli import text
+from kinetic._client.board import text
 
 if TYPE_CHECKING:
     import click
@@ -22,7 +23,8 @@ _ASSIGNMENT = re.compile(r"\w+=")
 
 _BASH = r"""_kinetic() {
     local line=${COMP_LINE:0:COMP_POINT} before kind word
-    # bash takes what stands before : or = in a word for a word of its own, and replaces only the rest.
+    # bash takes what stands before : or = in a word for a word of its own, and replaces only the
+    # rest.
     before=${line##*[[:space:]]}
     before=${before%"$2"}
     COMPREPLY=()
@@ -39,9 +41,9 @@ complete -o nosort -F _kinetic kinetic
 
 _ZSH = r"""#compdef kinetic
 _kinetic() {
-    local answer kind word meaning
+    local answer kind word meaning line="${(j: :)words[1,CURRENT-1]} $PREFIX"
     local -a bare described
-    for answer in ${(f)"$(kinetic completion zsh --line="${(j: :)words[1,CURRENT-1]} $PREFIX" 2>/dev/null)"}; do
+    for answer in ${(f)"$(kinetic completion zsh --line="$line" 2>/dev/null)"}; do
         IFS=$'\t' read -r kind word meaning <<< "$answer"
         if [[ $kind == (file|dir) ]]; then
             [[ $PREFIX == -*=* ]] && compset -P '*='
@@ -83,7 +85,8 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def answers(root: click.Command, line: str) -> Iterator[str]:
-    """Return what could be written at the end of the line; nothing where the line is wrong already."""
+    """Return what could be written at the end of the line; nothing where the line is wrong
+    already."""
     from click.exceptions import ClickException
     from click.shell_completion import ShellComplete
 
@@ -94,12 +97,17 @@ def answers(root: click.Command, line: str) -> Iterator[str]:
     except ClickException:
         return
     for item in items:
-        word = item.value if item.type != "plain" or item.value.startswith(option) else f"{option}{item.value}"
+        word = (
+            item.value
+            if item.type != "plain" or item.value.startswith(option)
+            else f"{option}{item.value}"
+        )
         yield f"{item.type}\t{word}\t{text.printable(item.help or '')}"
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """Split the line into the words behind the command's name, and the last one: the one that is being written."""
+    """Split the line into the words behind the command's name, and the last one: the one that is
+    being written."""
     from click.shell_completion import split_arg_string
 
     words = split_arg_string(line)

@@ -1,7 +1,7 @@
 """What a shell offers when a word is completed: ids of jobs, names of accelerators and of profiles.
 
-In: the beginning of a word. Out: words, with what they mean where the shell shows it. Called by click while a shell completes,
-never by a command. Whatever goes wrong here offers nothing: our errors must not be printed into the line that is being written.
+In: the beginning of a word. Out: words, with what they mean where the shell shows it. Whatever goes
+wrong here offers nothing: our errors must not be printed into the line that is being written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _MOST = 50
 _STILL_GOING = ("PENDING", "RUNNING")
 
 
-def _quiet(suggest: Callable[[str], Iterable[CompletionItem]]) -> Callable[[click.Context, click.Parameter, str], Words]:
+def _quiet(
+    suggest: Callable[[str], Iterable[CompletionItem]],
+) -> Callable[[click.Context, click.Parameter, str], Words]:
     @functools.wraps(suggest)
     def quiet(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
         try:
@@ -42,8 +44,8 @@ def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
 
 
 def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionItem]:
-    from kinetic.cli import text
-    from kinetic.cli.desk import configured
+    from kinetic._client.board import text
+    from kinetic.cli.context import configured
 
     desk, begun = configured({}), incomplete.lower()
     shown = 0
@@ -52,7 +54,9 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
         word = ref.job_id if ref.job_id.startswith(begun) else bare
         if word.startswith(begun) and wanted(state := desk.state(ref)):
             age = text.age(desk.now() - ref.created_at)
-            yield CompletionItem(word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}")
+            yield CompletionItem(
+                word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
+            )
             shown += 1
         if shown == _MOST:
             return
@@ -61,24 +65,32 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
 @_quiet
 def accelerators(incomplete: str) -> Iterable[CompletionItem]:
     """Names of accelerators; with what may follow a colon once there is one."""
-    from kinetic.accelerators.catalog import catalog_rows
+    from kinetic._core.accelerators.catalog import catalog_rows
 
     begun = incomplete.lower()
     more = ":spot" if ":" in begun else ""
-    named = [(f"{row.name}{more}", row) for row in catalog_rows() if not (more and row.name.startswith("cpu"))]
-    return [CompletionItem(name, help=_size(row.hosts, row.chips)) for name, row in named if name.startswith(begun)]
+    named = [
+        (f"{row.name}{more}", row)
+        for row in catalog_rows()
+        if not (more and row.name.startswith("cpu"))
+    ]
+    return [
+        CompletionItem(name, help=_size(row.hosts, row.chips))
+        for name, row in named
+        if name.startswith(begun)
+    ]
 
 
 @_quiet
 def backends(incomplete: str) -> Iterable[CompletionItem]:
     """Names of backends."""
-    from kinetic.backends.registry import NAMES
+    from kinetic._backends.registry import NAMES
 
     return [CompletionItem(name) for name in NAMES if name.startswith(incomplete)]
 
 
 def _size(hosts: int, chips: int) -> str:
-    from kinetic.cli.text import count
+    from kinetic._client.board.text import count
 
     return f"{count(hosts, 'host')}, {count(chips, 'chip')}"
 
@@ -86,11 +98,13 @@ def _size(hosts: int, chips: int) -> str:
 @_quiet
 def profiles(incomplete: str) -> Iterable[CompletionItem]:
     """Names of profiles."""
-    from kinetic.config import profiles as kept
-    from kinetic.config import settings
+    from kinetic._config import profiles as kept
+    from kinetic._config import settings
 
     by_name = kept.read(settings.profiles_file()).by_name
-    named = sorted((name, values) for name, values in by_name.items() if name.startswith(incomplete))
+    named = sorted(
+        (name, values) for name, values in by_name.items() if name.startswith(incomplete)
+    )
     return [CompletionItem(name, help=", ".join(dict(values).values())) for name, values in named]
 
 

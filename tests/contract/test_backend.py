@@ -1,6 +1,8 @@
-"""What every backend promises (see kinetic.backends.base.Backend), run over each one that there is.
+"""What every backend promises (see kinetic._backends.base.Backend), run over each one that there
+is.
 
-In: a backend over a fresh store. Out: its promises, kept. Called by pytest. A new backend is added to `BACKENDS`.
+In: a backend over a fresh store. Out: its promises, kept. Called by pytest. A new backend is added
+to `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ import time
 
 import pytest
 
-from kinetic.accelerators.resolve import resolve
-from kinetic.backends.base import LogRequest, Phase, Signals
-from kinetic.backends.local import LocalBackend
-from kinetic.config.settings import worker_environ
+from kinetic._backends.base import LogRequest, Phase, Signals
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._config.settings import worker_environ
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.log_format import STDERR, STDOUT
+from kinetic._core.plan import Blob, Plan
+from kinetic._core.ref import JobRef, new_job_id
+from kinetic._pickling import call
+from kinetic._pickling.modules import Shipped
+from kinetic._store.local import LocalStore
 from kinetic.errors import InsufficientMemory, PreflightError
-from kinetic.job import paths
-from kinetic.job.logformat import STDERR, STDOUT
-from kinetic.job.plan import Blob, Plan
-from kinetic.job.ref import JobRef, new_job_id
-from kinetic.packaging import payload
-from kinetic.packaging.modules import Shipped
-from kinetic.storage.local import LocalStore
 
 
 def local(store, **options):
@@ -46,8 +48,8 @@ def backend(request, store):
 
 
 def planned(store, func, accelerator="cpu", **more):
-    packed = payload.pack(func, (), {}, env_vars={}, shipped=Shipped())
-    store.put(paths.blob(packed.digest), packed.data, if_absent=True)
+    packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
+    store.put(layout.blob(packed.digest), packed.data, if_absent=True)
     return Plan(
         job_id=new_job_id(),
         name=func.__name__,
@@ -76,9 +78,19 @@ def test_a_job_that_is_being_submitted_has_not_failed(store):
 
 def submitted(backend, store, func, **more):
     plan = planned(store, func, **more)
-    ref = JobRef(plan.job_id, backend.name, "gke", plan.topology.name, plan.name, plan.name, 0.0, store.uri, hosts=plan.hosts)
-    store.put(paths.ref(plan.job_id), json.dumps(ref.to_json()).encode())
-    store.put(paths.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+    ref = JobRef(
+        plan.job_id,
+        backend.name,
+        "gke",
+        plan.topology.name,
+        plan.name,
+        plan.name,
+        0.0,
+        store.uri,
+        hosts=plan.hosts,
+    )
+    store.put(layout.ref(plan.job_id), json.dumps(ref.to_json()).encode())
+    store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
     backend.submit(ref, backend.render(plan), {})
     return ref
 
@@ -194,7 +206,9 @@ def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):
 
 
 def test_a_machine_that_does_not_tell_its_memory_is_trusted(store):
-    local(store, available_memory_bytes=lambda: None).preflight(planned(store, speak, "tpu-v6e-256"))
+    local(store, available_memory_bytes=lambda: None).preflight(
+        planned(store, speak, "tpu-v6e-256")
+    )
 
 
 def test_a_machine_without_linux_is_refused(store):
@@ -227,8 +241,14 @@ def test_what_a_function_took_is_expected_of_its_next_run(store, caplog):
     for _ in range(2):
         busy.preflight(planned(store, take_much, "tpu-v6e-16"))
     (warning,) = caplog.messages
-    assert re.fullmatch(r"kinetic: take_much took 0\.\d GiB on a host when it ran last: 4 hosts may need about .* GiB.*", warning)
+    assert re.fullmatch(
+        r"kinetic: take_much took 0\.\d GiB on a host when it ran last: 4 hosts may need about .* "
+        r"GiB.*",
+        warning,
+    )
     caplog.clear()
-    local(store, available_memory_bytes=lambda: 8 << 30).preflight(planned(store, take_much, "tpu-v6e-16"))
+    local(store, available_memory_bytes=lambda: 8 << 30).preflight(
+        planned(store, take_much, "tpu-v6e-16")
+    )
     busy.preflight(planned(store, speak, "tpu-v6e-16"))
     assert caplog.messages == []

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic._store.open import open_store
 from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
-from kinetic.storage.base import Store
-from kinetic.storage.local import LocalStore
-from kinetic.storage.open import open_store
 
 OPENERS = {"local": lambda folder: LocalStore(folder / "store")}
 
@@ -85,7 +85,9 @@ def test_list_matches_whole_parts_and_is_sorted(store):
     for key in ("jobs/b", "jobs/a/z", "jobs/a-b", "jobs/a/c/d", "jobsx/a", "job"):
         store.put(key, b"")
     assert list(store.list("jobs")) == ["jobs/a-b", "jobs/a/c/d", "jobs/a/z", "jobs/b"]
-    assert list(store.list("")) == sorted(["jobs/b", "jobs/a/z", "jobs/a-b", "jobs/a/c/d", "jobsx/a", "job"])
+    assert list(store.list("")) == sorted(
+        ["jobs/b", "jobs/a/z", "jobs/a-b", "jobs/a/c/d", "jobsx/a", "job"]
+    )
     assert list(store.list("nothing/here")) == []
     with pytest.raises(UsageError):
         store.list("../up")
@@ -115,9 +117,9 @@ def test_open_store_opens_it_again(store):
     assert again.uri == store.uri
 
 
-PARTS = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8).filter(
-    lambda p: p not in (".", "..", ".tmp")
-)
+PARTS = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8
+).filter(lambda p: p not in (".", "..", ".tmp"))
 
 
 @given(keys=st.sets(st.lists(PARTS, min_size=1, max_size=3).map("/".join), max_size=8))
@@ -134,7 +136,11 @@ def test_list_is_the_sorted_set_of_keys(tmp_path_factory, keys):
 def _race(uri: str, barrier, number: int, rounds: int, answers) -> None:
     store = open_store(uri)
     barrier.wait(200)
-    won = [i for i in range(rounds) if store.put(f"race/{i}", f"{number}".encode() * 5000, if_absent=True)]
+    won = [
+        i
+        for i in range(rounds)
+        if store.put(f"race/{i}", f"{number}".encode() * 5000, if_absent=True)
+    ]
     answers.put((number, won))
 
 
@@ -142,7 +148,10 @@ def test_exactly_one_of_several_processes_writes_an_absent_key(store):
     writers, rounds = 3, 60
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(writers), context.Queue()
-    processes = [context.Process(target=_race, args=(store.uri, barrier, n, rounds, answers)) for n in range(writers)]
+    processes = [
+        context.Process(target=_race, args=(store.uri, barrier, n, rounds, answers))
+        for n in range(writers)
+    ]
     for process in processes:
         process.start()
     won = dict(answers.get(timeout=200) for _ in processes)
@@ -164,7 +173,10 @@ def test_a_reader_never_sees_a_part(store):
     store.put("same", b"a" * 200_000)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)
-    processes = [context.Process(target=_overwrite, args=(store.uri, barrier, letter)) for letter in (b"a", b"b")]
+    processes = [
+        context.Process(target=_overwrite, args=(store.uri, barrier, letter))
+        for letter in (b"a", b"b")
+    ]
     for process in processes:
         process.start()
     barrier.wait(200)
@@ -222,9 +234,12 @@ def test_a_write_that_fails_half_way_leaves_no_trace(tmp_path):
 def test_no_space_is_store_full(tmp_path, number):
     import errno
 
-    from kinetic.storage.local import _explained
+    from kinetic._store.local import _explained
 
-    with pytest.raises(StoreFull, match="no space is left") as caught, _explained("write 'a'", str(tmp_path)):
+    with (
+        pytest.raises(StoreFull, match="no space is left") as caught,
+        _explained("write 'a'", str(tmp_path)),
+    ):
         raise OSError(getattr(errno, number), "full")
     assert isinstance(caught.value.__cause__, OSError)
 
@@ -289,13 +304,20 @@ def test_the_temporary_folder_is_no_key(tmp_path):
 
 @pytest.mark.parametrize(
     ("uri", "folder"),
-    [("/a/b", "/a/b"), ("file:///a/b%20c", "/a/b c"), ("file://localhost/a", "/a"), ("a", str(Path("a").absolute()))],
+    [
+        ("/a/b", "/a/b"),
+        ("file:///a/b%20c", "/a/b c"),
+        ("file://localhost/a", "/a"),
+        ("a", str(Path("a").absolute())),
+    ],
 )
 def test_open_store_of_a_folder(uri, folder):
     assert open_store(uri).uri == folder
 
 
-@pytest.mark.parametrize("uri", ["", "s3://bucket", "gs://bucket", "file://elsewhere/a", "file://", "a\0b"])
+@pytest.mark.parametrize(
+    "uri", ["", "s3://bucket", "gs://bucket", "file://elsewhere/a", "file://", "a\0b"]
+)
 def test_open_store_refuses(uri):
     with pytest.raises(UsageError):
         open_store(uri)

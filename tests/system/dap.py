@@ -1,4 +1,5 @@
-"""A debugger's side of a conversation with debugpy: the Debug Adapter Protocol over a socket, as an editor speaks it.
+"""A debugger's side of a conversation with debugpy: the Debug Adapter Protocol over a socket, as an
+editor speaks it.
 
 In: a port, requests. Out: responses and events. Used by the tests of debugging.
 """
@@ -30,7 +31,9 @@ class Editor:
 
     def send(self, command: str, **arguments: Any) -> int:
         self._sent += 1
-        body = json.dumps({"seq": self._sent, "type": "request", "command": command, "arguments": arguments}).encode()
+        body = json.dumps(
+            {"seq": self._sent, "type": "request", "command": command, "arguments": arguments}
+        ).encode()
         self._socket.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         return self._sent
 
@@ -45,14 +48,22 @@ class Editor:
     def event(self, name: str) -> dict[str, Any]:
         return self._next(lambda m: m["type"] == "event" and m["event"] == name).get("body") or {}
 
-    def attach(self, configuration: dict[str, Any], breakpoints: dict[str, list[int]]) -> dict[str, list[bool]]:
+    def attach(
+        self, configuration: dict[str, Any], breakpoints: dict[str, list[int]]
+    ) -> dict[str, list[bool]]:
         """The whole opening of a session; returns which breakpoints were taken."""
-        self.ask("initialize", adapterID="test", clientID="test", linesStartAt1=True, pathFormat="path")
+        self.ask(
+            "initialize", adapterID="test", clientID="test", linesStartAt1=True, pathFormat="path"
+        )
         attach = self.send("attach", **configuration)
         self.event("initialized")
         taken = {}
         for file, lines in breakpoints.items():
-            body = self.ask("setBreakpoints", source={"path": file}, breakpoints=[{"line": line} for line in lines])
+            body = self.ask(
+                "setBreakpoints",
+                source={"path": file},
+                breakpoints=[{"line": line} for line in lines],
+            )
             taken[file] = [b["verified"] for b in body["breakpoints"]]
         self.ask("configurationDone")
         self.answer(attach)
@@ -64,7 +75,9 @@ class Editor:
         return thread, self.ask("stackTrace", threadId=thread)["stackFrames"]
 
     def value(self, expression: str, frame: dict[str, Any]) -> str:
-        return self.ask("evaluate", expression=expression, frameId=frame["id"], context="repl")["result"]
+        return self.ask("evaluate", expression=expression, frameId=frame["id"], context="repl")[
+            "result"
+        ]
 
     def _next(self, wanted: Any) -> dict[str, Any]:
         for at, message in enumerate(self._seen):

@@ -42,7 +42,7 @@ def preloaders():
     found = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
-            if b"kinetic.runner.preload" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"kinetic._host.local.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

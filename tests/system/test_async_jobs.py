@@ -39,14 +39,24 @@ async def later(x):
 
 @kinetic.run(accelerator="cpu")
 async def outer(x):
-    return [await later.aio(x), await later.aio(x + 1)] if hasattr(later, "aio") else [await later(x), await later(x + 1)]
+    return (
+        [await later.aio(x), await later.aio(x + 1)]
+        if hasattr(later, "aio")
+        else [await later(x), await later(x + 1)]
+    )
 
 
 def script(tmp_path, body):
     (tmp_path / "script.py").write_text(textwrap.dedent(body))
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "script.py"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        [sys.executable, "script.py"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
 
 
@@ -93,7 +103,9 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(tmp_path, capfd):
     threads = [thread for thread in threading.enumerate() if thread.name == "kinetic-await"]
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert re.search(rf"{job.job_id} keeps running; reattach with kinetic.attach", capfd.readouterr().err)
+    assert re.search(
+        rf"{job.job_id} keeps running; reattach with kinetic.attach", capfd.readouterr().err
+    )
 
 
 def test_jobs_of_calls_and_of_batches_as_they_end(tmp_path):
@@ -128,7 +140,9 @@ def test_a_callback_does_not_keep_the_process_alive(tmp_path):
     )
     (tmp_path / "stop").touch()
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "kinetic: no cluster configured; simulating cpu (1 host x 1 device) here\n"
+    assert (
+        done.stderr == "kinetic: no cluster configured; simulating cpu (1 host x 1 device) here\n"
+    )
     job = kinetic.attach(done.stdout.strip())
     called, over = [], threading.Event()
     job.add_done_callback(lambda handle: (called.append(handle.result()), over.set()))
@@ -142,7 +156,10 @@ def submits():
 
 
 def test_a_job_that_submits_another_is_told_what_works():
-    with pytest.raises(errors.UsageError, match=r"A job cannot submit other jobs. In a job, later\(...\) runs the function"):
+    with pytest.raises(
+        errors.UsageError,
+        match=r"A job cannot submit other jobs. In a job, later\(...\) runs the function",
+    ):
         submits()
 
     inner = kinetic.run(accelerator="cpu")(lambda: 1)  # travels by value, as the plain function
@@ -153,4 +170,6 @@ def test_a_job_that_submits_another_is_told_what_works():
 
     with pytest.raises(AttributeError) as caught:
         outer()
-    assert "in a job it is the plain function, and a job cannot submit other jobs" in "\n".join(caught.value.__notes__)
+    assert "in a job it is the plain function, and a job cannot submit other jobs" in "\n".join(
+        caught.value.__notes__
+    )

@@ -1,7 +1,8 @@
 """Bad input, in real programs: a clear error here and now, nothing created, nothing lost.
 
-In: programs with a fault, stores that cannot be written, records of another time. Out: what their callers see. What each option
-refuses is a matter of the unit tests; here it is what is left afterwards.
+In: programs with a fault, stores that cannot be written, records of another time. Out: what their
+callers see. What each option refuses is a matter of the unit tests; here it is what is left
+afterwards.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import pytest
 
 import kinetic
 from kinetic import errors
-from kinetic.backends import registry
-from kinetic.backends.local import LocalBackend
+from kinetic._backends import registry
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._config.settings import worker_environ
+from kinetic._core import layout
+from kinetic._pickling import call as payload
 from kinetic.cli.main import call
-from kinetic.config.settings import worker_environ
-from kinetic.job import paths
-from kinetic.packaging import payload
 
 PATIENCE_S = 200.0
 
@@ -44,12 +45,21 @@ def project(home):
 def run(project: Path, program: str, **how) -> subprocess.CompletedProcess[str]:
     (project / "program.py").write_text(textwrap.dedent(program))
     command = [*how.pop("before", ()), sys.executable, "program.py"]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=PATIENCE_S, **how)
+    return subprocess.run(
+        command, cwd=project, capture_output=True, text=True, timeout=PATIENCE_S, **how
+    )
 
 
-def is_told(done: subprocess.CompletedProcess[str], kind: type[errors.KineticError], *words: str) -> None:
-    """The program ended with this error of ours as its last one, and none of ours came before it."""
-    last = [line for line in done.stderr.splitlines() if line.startswith(("kinetic.errors.", "  kinetic.errors."))]
+def is_told(
+    done: subprocess.CompletedProcess[str], kind: type[errors.KineticError], *words: str
+) -> None:
+    """The program ended with this error of ours as its last one, and none of ours came before
+    it."""
+    last = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith(("kinetic.errors.", "  kinetic.errors."))
+    ]
     assert done.returncode == 1, done
     assert last, done.stderr
     assert last[-1].strip().startswith(f"kinetic.errors.{kind.__name__}: "), done.stderr
@@ -57,7 +67,7 @@ def is_told(done: subprocess.CompletedProcess[str], kind: type[errors.KineticErr
         assert word in done.stderr
 
 
-# -- faults of the program -------------------------------------------------------------------------------------------------
+# -- faults of the program -------------------------------------------------------------------------
 
 FAULTS = """
 import functools, sys, threading
@@ -102,28 +112,37 @@ for _ in range(100_000):
     deep = [deep]
 
 ACCELERATORS = (
-    "tpu-v99", "tpu-v6e-3", "tpu-v5litepod-3x5", "tpu-v6e-0", "gpu-l4x3", "gpu-l4x-1", "cpu-0", "tpu-v6e-1e3", "", " ", "cpu\\0",
-    "a" * 100_000, 3, None, b"cpu",
+    "tpu-v99", "tpu-v6e-3", "tpu-v5litepod-3x5", "tpu-v6e-0", "gpu-l4x3", "gpu-l4x-1",
+    "cpu-0", "tpu-v6e-1e3", "", " ", "cpu\\0", "a" * 100_000, 3, None, b"cpu",
 )
 OPTIONS = (
-    {"slices": 0}, {"slices": 2, "accelerator": "tpu-v6e-16"}, {"timeout": -1}, {"timeout": 0}, {"timeout": 10**400},
-    {"start_timeout": -1},
-    {"hang_timeout": -5}, {"retries": -1}, {"backend": "slurm"}, {"backend": ""}, {"backend": 3}, {"env": {"A": "\\ud800"}},
-    {"output_dir": "\\ud800"}, {"secrets": ["NOT_SET_ANYWHERE"]},
+    {"slices": 0}, {"slices": 2, "accelerator": "tpu-v6e-16"}, {"timeout": -1},
+    {"timeout": 0}, {"timeout": 10**400}, {"start_timeout": -1},
+    {"hang_timeout": -5}, {"retries": -1}, {"backend": "slurm"}, {"backend": ""}, {"backend": 3},
+    {"env": {"A": "\\ud800"}}, {"output_dir": "\\ud800"}, {"secrets": ["NOT_SET_ANYWHERE"]},
 )
 THINGS = (
-    classmethod(fine), staticmethod(fine), functools.lru_cache(fine.__wrapped__), generator, functools.partial(generator), 3,
-    None, property(fine), fine,
+    classmethod(fine), staticmethod(fine), functools.lru_cache(fine.__wrapped__), generator,
+    functools.partial(generator), 3, None, property(fine), fine,
 )
-VALUES = (lock, (i for i in range(3)), open("/dev/null", "w"), sys._getframe(), Evil(), Sly(), deep, sys.stdin)
+VALUES = (
+    lock, (i for i in range(3)), open("/dev/null", "w"), sys._getframe(), Evil(), Sly(), deep,
+    sys.stdin,
+)
 FAULTS = [
     *((lambda a=a: kinetic.run(accelerator=a)(fine.__wrapped__)(1)) for a in ACCELERATORS),
-    *((lambda o=o: kinetic.run(**{"accelerator": "cpu", **o})(fine.__wrapped__)(1)) for o in OPTIONS),
+    *(
+        (lambda o=o: kinetic.run(**{"accelerator": "cpu", **o})(fine.__wrapped__)(1))
+        for o in OPTIONS
+    ),
     *((lambda f=f: cpu(f)()) for f in THINGS),
     *((lambda v=v: fine(v)) for v in VALUES),
     uses_global, has_default, make(),
-    fine, lambda: fine(1, 2), lambda: fine(1, c=3), lambda: fine(1, b=lock), lambda: fine(kinetic.Data("/nowhere/at/all")),
-    lambda: kinetic.run("cpu", volumes={"/data": kinetic.Data("/nowhere/at/all")})(fine.__wrapped__)(1),
+    fine, lambda: fine(1, 2), lambda: fine(1, c=3), lambda: fine(1, b=lock),
+    lambda: fine(kinetic.Data("/nowhere/at/all")),
+    lambda: kinetic.run("cpu", volumes={"/data": kinetic.Data("/nowhere/at/all")})(
+        fine.__wrapped__
+    )(1),
     *((lambda i=i: kinetic.attach(i)) for i in ("job-00000000", "../..", None, "")),
     lambda: kinetic.attach_batch("grp-00000000"),
 ]
@@ -184,7 +203,7 @@ def test_unknown_ids_are_answered_with_near_ones(home, capfd):
         assert "Traceback" not in told
 
 
-# -- the home folder -------------------------------------------------------------------------------------------------------
+# -- the home folder -------------------------------------------------------------------------------
 
 SMALL = """
     import kinetic
@@ -211,13 +230,17 @@ ODD = {
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 def test_odd_homes_work(project, name, accelerator):
     home = project.parent / name
-    done = run(project, SMALL.format(accelerator=accelerator), env=os.environ | {"KINETIC_HOME": str(home)})
+    done = run(
+        project, SMALL.format(accelerator=accelerator), env=os.environ | {"KINETIC_HOME": str(home)}
+    )
     assert done.stdout == "returned\n", done.stderr
     assert (home / "jobs").is_dir()
 
 
 def test_a_relative_home_is_refused_with_what_to_write(project):
-    done = run(project, SMALL.format(accelerator="cpu"), env=os.environ | {"KINETIC_HOME": "some/home"})
+    done = run(
+        project, SMALL.format(accelerator="cpu"), env=os.environ | {"KINETIC_HOME": "some/home"}
+    )
     is_told(done, errors.UsageError, "KINETIC_HOME", f"{project}/some/home")
     assert not (project / "some").exists()
 
@@ -225,7 +248,11 @@ def test_a_relative_home_is_refused_with_what_to_write(project):
 def test_a_link_to_a_home_works(project):
     (project.parent / "real").mkdir()
     (project.parent / "link").symlink_to(project.parent / "real")
-    done = run(project, SMALL.format(accelerator="cpu"), env=os.environ | {"KINETIC_HOME": str(project.parent / "link")})
+    done = run(
+        project,
+        SMALL.format(accelerator="cpu"),
+        env=os.environ | {"KINETIC_HOME": str(project.parent / "link")},
+    )
     assert done.stdout == "returned\n", done.stderr
 
 
@@ -252,7 +279,9 @@ def below_a_file(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [a_file, a_dangling_link, a_looping_link, a_closed_folder, below_a_file], ids=lambda m: m.__name__
+    "make",
+    [a_file, a_dangling_link, a_looping_link, a_closed_folder, below_a_file],
+    ids=lambda m: m.__name__,
 )
 def test_a_home_that_cannot_be_is_refused_and_left_alone(project, make):
     place = project.parent / "odd" / "home"
@@ -263,9 +292,21 @@ def test_a_home_that_cannot_be_is_refused_and_left_alone(project, make):
     environ = os.environ | {"KINETIC_HOME": str(place)}
     done = run(project, SMALL.format(accelerator="cpu"), env=environ, preexec_fn=without_override)
     is_told(done, errors.StoreError, str(place), "KINETIC_HOME")
-    for command in (["jobs", "list"], ["jobs", "status", "job-1"], ["doctor"], ["jobs", "prune", "--yes"]):
+    for command in (
+        ["jobs", "list"],
+        ["jobs", "status", "job-1"],
+        ["doctor"],
+        ["jobs", "prune", "--yes"],
+    ):
         line = [sys.executable, "-m", "kinetic", *command]
-        told = subprocess.run(line, env=environ, capture_output=True, text=True, preexec_fn=without_override, timeout=PATIENCE_S)
+        told = subprocess.run(
+            line,
+            env=environ,
+            capture_output=True,
+            text=True,
+            preexec_fn=without_override,
+            timeout=PATIENCE_S,
+        )
         assert told.returncode in (0, 1, 3, 5), told
         assert "Traceback" not in told.stderr
     assert tree(place.parent) == before
@@ -275,27 +316,34 @@ def tree(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(p), p.lstat().st_mode) for p in folder.rglob("*"))
 
 
-# -- a full disk -----------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 ON_A_SMALL_DISK = """
     import os, shutil, subprocess, sys
     import kinetic
     from kinetic import errors
 
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", os.environ["KINETIC_HOME"]], check=True)
+    home = os.environ["KINETIC_HOME"]
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", home], check=True
+    )
 """
 
 
 @pytest.fixture
 def small_disk(home):
-    """How to start a program that may mount a small disk at the home folder, seen by nobody else and gone with its processes."""
+    """How to start a program that may mount a small disk at the home folder, seen by nobody else
+    and gone with its processes."""
     home.mkdir(parents=True)
     apart = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
     probe = shutil.which("unshare") and subprocess.run(
         [*apart, "mount", "-t", "tmpfs", "none", str(home)], capture_output=True, text=True
     )
     if not probe or probe.returncode:
-        pytest.skip(f"this machine lets nobody mount apart: {probe.stderr if probe else 'there is no unshare'}")
+        pytest.skip(
+            "this machine lets nobody mount apart: "
+            f"{probe.stderr if probe else 'there is no unshare'}"
+        )
     return apart
 
 
@@ -352,7 +400,10 @@ def test_a_disk_that_is_full_while_a_function_prints(project, small_disk):
         before=small_disk,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["return after the flood", "raise ZeroDivisionError after the flood"]
+    assert done.stdout.splitlines() == [
+        "return after the flood",
+        "raise ZeroDivisionError after the flood",
+    ]
 
 
 def test_a_disk_that_the_function_has_filled(project, small_disk):
@@ -393,7 +444,7 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
     assert done.stdout.splitlines() == ["value", "mine", "True"]
 
 
-# -- what was tampered with ------------------------------------------------------------------------------------------------
+# -- what was tampered with ------------------------------------------------------------------------
 
 
 class Tampering(LocalBackend):
@@ -404,7 +455,7 @@ class Tampering(LocalBackend):
         self._stored, self._change = store, change
 
     def submit(self, ref, documents, secrets):
-        plan = json.loads(self._stored.get(paths.plan(ref.job_id)))
+        plan = json.loads(self._stored.get(layout.plan(ref.job_id)))
         self._change(self._stored, plan)
         super().submit(ref, documents, secrets)
 
@@ -416,27 +467,31 @@ def flipped(file: Path) -> None:
 
 
 def payload_flipped(store, plan):
-    flipped(store.path(paths.blob(plan["payload"]["digest"])))
+    flipped(store.path(layout.blob(plan["payload"]["digest"])))
 
 
 def payload_lost(store, plan):
-    store.delete(paths.blob(plan["payload"]["digest"]))
+    store.delete(layout.blob(plan["payload"]["digest"]))
 
 
 def payload_of_another_job(store, plan):
-    store.put(paths.blob(plan["payload"]["digest"]), payload.pack(touch, (), {}, env_vars={}).data)
+    store.put(layout.blob(plan["payload"]["digest"]), payload.pack(touch, (), {}, env_vars={}).data)
 
 
 def manifest_flipped(store, plan):
-    flipped(store.path(paths.blob(plan["tree"]["manifest"]["digest"])))
+    flipped(store.path(layout.blob(plan["tree"]["manifest"]["digest"])))
 
 
 def manifest_lost(store, plan):
-    store.delete(paths.blob(plan["tree"]["manifest"]["digest"]))
+    store.delete(layout.blob(plan["tree"]["manifest"]["digest"]))
 
 
 def source_flipped(store, plan):
-    (file,) = [f for f in store.path("blobs").rglob("*") if f.is_file() and f.read_bytes() == b"source = 1\n"]
+    (file,) = [
+        f
+        for f in store.path("blobs").rglob("*")
+        if f.is_file() and f.read_bytes() == b"source = 1\n"
+    ]
     flipped(file)
 
 
@@ -446,7 +501,14 @@ def touch(marker):
 
 @pytest.mark.parametrize(
     "change",
-    [payload_flipped, payload_lost, payload_of_another_job, manifest_flipped, manifest_lost, source_flipped],
+    [
+        payload_flipped,
+        payload_lost,
+        payload_of_another_job,
+        manifest_flipped,
+        manifest_lost,
+        source_flipped,
+    ],
     ids=lambda c: c.__name__,
 )
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
@@ -459,11 +521,14 @@ def test_what_was_tampered_with_is_not_run(home, project, monkeypatch, change, a
     with registry.substituted("local", lambda store: Tampering(store, change)):
         handle = kinetic.run(accelerator=accelerator)(touch).run_async(str(marker))
     with pytest.raises(
-        errors.SetupFailed, match=r"not what was (submitted|sent)|missing|nothing under|cannot be read|is damaged"
+        errors.SetupFailed,
+        match=r"not what was (submitted|sent)|missing|nothing under|cannot be read|is damaged",
     ):
         handle.result(timeout=PATIENCE_S)
     assert not marker.exists()
-    mended = kinetic.run(accelerator="cpu")(touch).run_async(str(marker))  # Submitting again sends what is missing or wrong.
+    mended = kinetic.run(accelerator="cpu")(touch).run_async(
+        str(marker)
+    )  # Submitting again sends what is missing or wrong.
     mended.result(timeout=PATIENCE_S)
     assert marker.exists()
 
@@ -474,7 +539,7 @@ def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, 
     marks = [str(project.parent / name) for name in ("first", "second")]
 
     def function_flipped(store, plan):
-        flipped(store.path(paths.blob(plan["function"]["digest"])))
+        flipped(store.path(layout.blob(plan["function"]["digest"])))
 
     with registry.substituted("local", lambda store: Tampering(store, function_flipped)):
         batch = kinetic.run(accelerator="cpu")(touch).run_async_map(marks, max_concurrent=1)
@@ -493,7 +558,7 @@ def test_another_version_of_python_is_named(home, monkeypatch):
         handle.result(timeout=PATIENCE_S)
 
 
-# -- at the same time ------------------------------------------------------------------------------------------------------
+# -- at the same time ------------------------------------------------------------------------------
 
 
 def test_programs_that_submit_the_same_tree_at_once(project):
@@ -542,11 +607,28 @@ def test_a_job_that_is_read_cancelled_pruned_and_removed_at_once(home):
     job = handle.job_id
     prune = ["prune", "--older-than", "1h", "--yes"]
     commands = [
-        *[["logs", "-f", job], ["logs", "-f", "--all-hosts", "--timestamps", job], ["wait", job], ["result", job]],
-        *[["cancel", job], prune, ["cleanup", job], ["cancel", job], prune, ["cleanup", job], ["status", job], ["list"]],
+        *[
+            ["logs", "-f", job],
+            ["logs", "-f", "--all-hosts", "--timestamps", job],
+            ["wait", job],
+            ["result", job],
+        ],
+        *[
+            ["cancel", job],
+            prune,
+            ["cleanup", job],
+            ["cancel", job],
+            prune,
+            ["cleanup", job],
+            ["status", job],
+            ["list"],
+        ],
     ]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen([sys.executable, "-m", "kinetic", "jobs", *command], **how) for command in commands]
+    running = [
+        subprocess.Popen([sys.executable, "-m", "kinetic", "jobs", *command], **how)
+        for command in commands
+    ]
     for command, each in zip(commands, running, strict=True):
         told = each.communicate(timeout=PATIENCE_S)[1]
         assert each.returncode in (0, 1, 3, 4, 5), (command, each.returncode, told)
@@ -557,7 +639,7 @@ def test_a_job_that_is_read_cancelled_pruned_and_removed_at_once(home):
     assert bystander.result() is None
 
 
-# -- a clock that was moved back ---------------------------------------------------------------------------------------------
+# -- a clock that was moved back -------------------------------------------------------------------
 
 DAY_S = 86400.0
 
@@ -635,5 +717,7 @@ def test_an_output_folder_that_is_a_file_is_refused(home, tmp_path, where):
 def test_data_may_not_hide_the_store(home, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(errors.UsageError, match="would hide"):
-        kinetic.run(accelerator="cpu", volumes={str(home.parent): kinetic.Data(str(tmp_path / "data"))})(int)()
+        kinetic.run(
+            accelerator="cpu", volumes={str(home.parent): kinetic.Data(str(tmp_path / "data"))}
+        )(int)()
     assert not list(home.glob("jobs/*"))

@@ -45,7 +45,15 @@ def script(tmp_path, body, *arguments, **more):
     file.write_text(textwrap.dedent(body))
     command = [sys.executable, str(file), *map(str, arguments)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(
+        command,
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
 
 
 def wait_until(look, what):
@@ -73,8 +81,12 @@ def test_exceptions_of_some_inputs():
     assert caught.value.partial_results == [0, None, 2, None]
     assert [job.group_index for job in caught.value.failures] == [1, 3]
     assert isinstance(caught.value.failures[0].error(), ValueError)
-    assert [job.job_id for job in caught.value.failures] == [batch._crew.manifest.batch.jobs[i][1] for i in (1, 3)]
-    assert len([job for job in kinetic.list_jobs() if job.group_id == batch.group_id]) == 6, "each try is a job of its own"
+    assert [job.job_id for job in caught.value.failures] == [
+        batch._crew.manifest.batch.jobs[i][1] for i in (1, 3)
+    ]
+    assert len([job for job in kinetic.list_jobs() if job.group_id == batch.group_id]) == 6, (
+        "each try is a job of its own"
+    )
 
 
 def test_one_failure_can_end_all(tmp_path):
@@ -84,9 +96,16 @@ def test_one_failure_can_end_all(tmp_path):
             raise ValueError("the last one")
         time.sleep(1000)
 
-    batch = last_fails.run_async_map(range(9), max_concurrent=3, fail_fast=True, cancel_running_on_fail=True)
+    batch = last_fails.run_async_map(
+        range(9), max_concurrent=3, fail_fast=True, cancel_running_on_fail=True
+    )
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [errors.JobCancelled, errors.JobCancelled, ValueError, *[errors.SubmitError] * 6]
+    assert [type(e) for e in found] == [
+        errors.JobCancelled,
+        errors.JobCancelled,
+        ValueError,
+        *[errors.SubmitError] * 6,
+    ]
 
 
 def test_each_input_of_a_slice_has_its_own_gang_and_folder(tmp_path):
@@ -128,7 +147,8 @@ SUBMITTER = """
             time.sleep(0.02)
         return number
 
-    batch = wait_for.run_async_map([(sys.argv[1], n) for n in range(8)], max_concurrent=3, retries=1)
+    inputs = [(sys.argv[1], n) for n in range(8)]
+    batch = wait_for.run_async_map(inputs, max_concurrent=3, retries=1)
     print(batch.group_id, flush=True)
     batch.results()
 """
@@ -146,7 +166,9 @@ def test_the_submitting_process_is_killed(tmp_path):
     assert found[:3] == [0, 1, 2]
     assert [type(e) for e in found[3:]] == [errors.SubmitError] * 5
     assert "ended before" in str(found[-1])
-    assert kinetic.attach_batch(group_id).results(timeout=PATIENCE_S, return_exceptions=True)[:3] == [0, 1, 2]
+    assert kinetic.attach_batch(group_id).results(timeout=PATIENCE_S, return_exceptions=True)[
+        :3
+    ] == [0, 1, 2]
 
 
 def test_another_process_attaches_and_cancels(tmp_path):
@@ -171,12 +193,17 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
         told = ""
         while "KeyboardInterrupt" not in told:
             told += process.stderr.readline()
-        assert re.search(rf'0 of 8 inputs of {group_id} have ended.*attach_batch\("{group_id}"\)\.cancel\(\)', told)
+        assert re.search(
+            rf'0 of 8 inputs of {group_id} have ended.*attach_batch\("{group_id}"\)\.cancel\(\)',
+            told,
+        )
         assert process.poll() is None, "it goes on submitting"
         time.sleep(0.2)  # Python has told of the first one, and waits for its threads.
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PATIENCE_S)
-    assert told == f"\nkinetic: nothing more of {group_id} is submitted; running jobs keep running.\n"
+    assert (
+        told == f"\nkinetic: nothing more of {group_id} is submitted; running jobs keep running.\n"
+    )
     assert process.returncode == -signal.SIGINT
     gate.touch()
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)

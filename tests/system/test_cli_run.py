@@ -24,10 +24,12 @@ def project(tmp_path: Path) -> Path:
     (folder / "sub").mkdir(parents=True)
     (folder / "pyproject.toml").touch()
     (folder / "sub/friend.py").write_text(
-        "class Oops(Exception): pass\ndef go(how):\n    if how == 'oops': raise Oops('no')\n    return how\n"
+        "class Oops(Exception): pass\ndef go(how):\n    if how == 'oops': raise Oops('no')\n"
+        "    return how\n"
     )
     (folder / "sub/train.py").write_text(
-        "import sys, os, friend\nprint(os.path.exists('sub/train.py'), __name__, friend.go(sys.argv[1]))\n"
+        "import sys, os, friend\nprint(os.path.exists('sub/train.py'), __name__, "
+        "friend.go(sys.argv[1]))\n"
         "print('warned', file=sys.stderr)\nsys.exit(int(sys.argv[2]))\n"
     )
     return folder
@@ -35,7 +37,9 @@ def project(tmp_path: Path) -> Path:
 
 def kn(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*KINETIC, *argv], cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        [*KINETIC, *argv], cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_a_script_runs_as_if_it_ran_here(project: Path) -> None:
@@ -66,14 +70,18 @@ def test_a_module_and_its_arguments(project: Path) -> None:
     assert (done.stdout, done.returncode) == ("False __main__ -d\n", 0)
 
 
-def test_a_command_sees_the_callers_project_wherever_the_console_script_lies(project: Path, tmp_path: Path) -> None:
+def test_a_command_sees_the_callers_project_wherever_the_console_script_lies(
+    project: Path, tmp_path: Path
+) -> None:
     console = tmp_path / "env/bin/kinetic"
     console.parent.mkdir(parents=True)
     console.write_text("from kinetic.cli.main import main; main()")
     (tmp_path / "kinetic").symlink_to(console)
     env = os.environ | {"PYTHONPATH": str(ROOT), "KINETIC_PACKAGE_ROOT": str(project)}
     command = [sys.executable, str(tmp_path / "kinetic"), "run", "-a", "cpu", "--", "ls"]
-    done = subprocess.run(command, cwd=project / "sub", env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        command, cwd=project / "sub", env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.stdout, done.returncode) == ("friend.py\ntrain.py\n", 0)
 
 
@@ -86,19 +94,29 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_what_is_kept_and_what_is_not(project: Path, kind: str) -> None:
-    """A program is told where to leave files; those that it leaves elsewhere are named. It imports what was sent."""
+    """A program is told where to leave files; those that it leaves elsewhere are named. It imports
+    what was sent."""
     (project / "sub/keep.py").write_text(
-        "import os, sys, pathlib\nsys.path.append('sub')\nimport friend\nprint(os.path.relpath(friend.__file__))\n"
-        "pathlib.Path(sys.argv[1], 'kept').write_text('x')\npathlib.Path('lost').write_text('y' * 2000)\n"
+        "import os, sys, pathlib\nsys.path.append('sub')\nimport friend\n"
+        "print(os.path.relpath(friend.__file__))\n"
+        "pathlib.Path(sys.argv[1], 'kept').write_text('x')\n"
+        "pathlib.Path('lost').write_text('y' * 2000)\n"
         "pathlib.Path('sub/friend.py').write_text('')\nos.makedirs('__pycache__', exist_ok=True)\n"
     )
     out = project / "out"
-    done = kn(project, "run", "-a", "cpu", "--output-dir", "out", *PROGRAMS[kind], "$KINETIC_OUTPUT_DIR")
+    done = kn(
+        project, "run", "-a", "cpu", "--output-dir", "out", *PROGRAMS[kind], "$KINETIC_OUTPUT_DIR"
+    )
     assert (done.stdout, done.returncode) == ("sub/friend.py\n", 0)
-    assert "kinetic: 2 files that were written in the work folder (2 KiB) will not be kept: lost, sub/friend.py. " in done.stderr
+    assert (
+        "kinetic: 2 files that were written in the work folder (2 KiB) will not be kept: lost, "
+        "sub/friend.py. " in done.stderr
+    )
     assert os.listdir(out) == ["kept"]
     assert (project / "sub/friend.py").read_text() != ""
-    assert kn(project, "run", "-a", "cpu", "--", "ls").stdout == "pyproject.toml\nsub\n", "results are not sent"
+    assert kn(project, "run", "-a", "cpu", "--", "ls").stdout == "pyproject.toml\nsub\n", (
+        "results are not sent"
+    )
 
 
 def test_a_dry_run_shows_what_would_be_sent_largest_first(project: Path, home: Path) -> None:
@@ -134,7 +152,10 @@ def test_a_command_on_two_hosts(project: Path) -> None:
     line = 'echo "$A $KINETIC_HOST_INDEX"; [ "$KINETIC_HOST_INDEX" != 1 ] || exit "$CODE"; '
     run = ("run", "-a", "tpu-v6e-8", "--all-hosts", "--env", "A=b", "--env")
     done = kn(project, *run, "CODE=0", "--", "sh", "-c", line)
-    assert (sorted(done.stdout.splitlines()), done.returncode) == (["[host 0] b 0", "[host 1] b 1"], 0)
+    assert (sorted(done.stdout.splitlines()), done.returncode) == (
+        ["[host 0] b 0", "[host 1] b 1"],
+        0,
+    )
     done = kn(project, *run, "CODE=9", "--", "sh", "-c", line + "sleep 60")
     assert done.returncode == 9
     assert "[host 1] b 1\n" in done.stdout
@@ -143,7 +164,17 @@ def test_a_command_on_two_hosts(project: Path) -> None:
 
 def test_a_detached_job_is_found_again(project: Path) -> None:
     job = kn(
-        project, "run", "-a", "cpu", "--detach", "--name", "mine", "--", "sh", "-c", "echo out; echo err >&2; exit 3"
+        project,
+        "run",
+        "-a",
+        "cpu",
+        "--detach",
+        "--name",
+        "mine",
+        "--",
+        "sh",
+        "-c",
+        "echo out; echo err >&2; exit 3",
     ).stdout.strip()
     assert kn(project, "jobs", "logs", "-f", job).stdout == "out\nerr\n"
     assert kn(project, "jobs", "wait", job[4:]).returncode == 1
@@ -166,7 +197,9 @@ def test_ctrl_c_leaves_the_job_and_cancel_stops_it(project: Path) -> None:
         "-c",
         "trap 'echo cleaned; exit 0' TERM; echo up; while :; do sleep 0.05; done",
     ]
-    with subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)
@@ -177,5 +210,7 @@ def test_ctrl_c_leaves_the_job_and_cancel_stops_it(project: Path) -> None:
     assert kn(project, "jobs", "wait", "--timeout", "100ms", job).returncode == 124
     assert kn(project, "jobs", "cancel", job).returncode == 0
     assert kn(project, "jobs", "wait", job).returncode == 1
-    assert kn(project, "jobs", "logs", job).stdout == "up\ncleaned\nkinetic: The job was cancelled.\n"
+    assert (
+        kn(project, "jobs", "logs", job).stdout == "up\ncleaned\nkinetic: The job was cancelled.\n"
+    )
     assert json.loads(kn(project, "jobs", "status", "--json", job).stdout)["state"] == "CANCELLED"

@@ -1,4 +1,5 @@
-"""Watching and tidying up on real processes: `kinetic jobs top` on a terminal, `kinetic doctor` after a kill."""
+"""Watching and tidying up on real processes: `kinetic jobs top` on a terminal, `kinetic doctor`
+after a kill."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import pytest
 from gangs import PATIENCE_S
 
 import kinetic
-from kinetic.job import paths
-from kinetic.storage.local import LocalStore
+from kinetic._core import layout
+from kinetic._store.local import LocalStore
 
 ROOT = Path(kinetic.__file__).parent.parent
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
@@ -26,7 +27,9 @@ LINE = "echo 'step 1'; while :; do sleep 0.05; done"
 
 def kn(*argv: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*KINETIC, *argv], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        [*KINETIC, *argv], env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def until(done: str, job: str) -> dict[str, object]:
@@ -62,7 +65,9 @@ def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(
-            KINETIC[0], [*KINETIC, "jobs", "top"], os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+            KINETIC[0],
+            [*KINETIC, "jobs", "top"],
+            os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"},
         )
     assert b"step 1" in read(terminal, b"step 1")
     os.write(terminal, key)
@@ -78,10 +83,10 @@ def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
 def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: Path) -> None:
     until("step 1", job)
     store = LocalStore(home)
-    told = json.loads(store.get(f"{paths.job(job)}/local/supervisor.json"))
+    told = json.loads(store.get(f"{layout.job(job)}/local/supervisor.json"))
     os.kill(told["pid"], signal.SIGKILL)
-    ref = json.loads(store.get(paths.ref(job)))
-    store.put(paths.ref(job), json.dumps(ref | {"created_at": time.time() - 120}).encode())
+    ref = json.loads(store.get(layout.ref(job)))
+    store.put(layout.ref(job), json.dumps(ref | {"created_at": time.time() - 120}).encode())
     deadline = time.monotonic() + PATIENCE_S
     while (found := checks())["orphans"] is None and time.monotonic() < deadline:
         time.sleep(0.2)

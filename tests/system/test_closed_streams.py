@@ -1,4 +1,5 @@
-"""Callers whose standard streams are closed, in every combination: values arrive, commands do their work.
+"""Callers whose standard streams are closed, in every combination: values arrive, commands do their
+work.
 
 In: shells that close descriptors. Out: what reached a file.
 """
@@ -32,8 +33,14 @@ with open("told", "w") as told:
 
 def run(folder, closed, *words):
     closing = " ".join(f"{fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
-    opened = {name: subprocess.DEVNULL for fd, name in enumerate(("stdin", "stdout", "stderr")) if fd not in closed}
-    return subprocess.run(["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, *words], cwd=folder, **opened).returncode
+    opened = {
+        name: subprocess.DEVNULL
+        for fd, name in enumerate(("stdin", "stdout", "stderr"))
+        if fd not in closed
+    }
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, *words], cwd=folder, **opened
+    ).returncode
 
 
 @pytest.mark.parametrize("closed", CLOSED)
@@ -48,8 +55,15 @@ def test_calls(closed, accelerator, tmp_path):
 @pytest.mark.parametrize("closed", CLOSED)
 def test_commands(closed, tmp_path):
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "main.py").write_text("print(1)\nopen(__import__('sys').argv[1], 'w').write('told')")
-    assert run(tmp_path, closed, "-m", "kinetic", "run", "-a", "cpu", "main.py", str(tmp_path / "told")) == 0
+    (tmp_path / "main.py").write_text(
+        "print(1)\nopen(__import__('sys').argv[1], 'w').write('told')"
+    )
+    assert (
+        run(
+            tmp_path, closed, "-m", "kinetic", "run", "-a", "cpu", "main.py", str(tmp_path / "told")
+        )
+        == 0
+    )
     assert (tmp_path / "told").read_text() == "told"
     assert run(tmp_path, closed, "-m", "kinetic", "jobs", "list") == 0
     assert run(tmp_path, closed, "-m", "kinetic", "jobs", "status", "job-none") == 3

@@ -1,7 +1,9 @@
-"""Scripts as people write them for keras-kinetic run here as they are: same import, same names, same arguments, same meanings.
+"""Scripts as people write them for keras-kinetic run here as they are: same import, same names,
+same arguments, same meanings.
 
-Each script is run as its own process in a folder of its own, with no cluster configured. None of them uses anything that
-keras-kinetic does not have; `test_the_scripts_use_nothing_of_ours` holds them to that.
+Each script is run as its own process in a folder of its own, with no cluster configured. None of
+them uses anything that keras-kinetic does not have; `test_the_scripts_use_nothing_of_ours` holds
+them to that.
 """
 
 from __future__ import annotations
@@ -140,7 +142,11 @@ def evaluate(rate, depth=1):
 batch = evaluate.run_async_map([0.1, 0.2, 0.3], max_concurrent=2, name="rates")
 print("singles:", batch.results())
 
-batch = kinetic.collections.map(evaluate.run_async, [{"rate": 0.5, "depth": 2}, {"rate": 1.0, "depth": 3}], input_mode="kwargs")
+batch = kinetic.collections.map(
+    evaluate.run_async,
+    [{"rate": 0.5, "depth": 2}, {"rate": 1.0, "depth": 3}],
+    input_mode="kwargs",
+)
 print("keywords:", batch.results(timeout=300, ordered=True))
 
 batch = kinetic.collections.map(evaluate.run_async, [(1, 2), (3, 4)])
@@ -212,7 +218,10 @@ top = Path("sets")
 images = top / "images"
 
 
-@kinetic.run(accelerator="cpu", volumes={"/compat/images": Data(images, fuse=True), "/compat/copy": Data(str(images))})
+@kinetic.run(
+    accelerator="cpu",
+    volumes={"/compat/images": Data(images, fuse=True), "/compat/copy": Data(str(images))},
+)
 def look(settings, rate=0.1):
     from pathlib import Path
 
@@ -266,7 +275,8 @@ def train(until):
     import orbax.checkpoint as ocp
 
     directory = os.path.join(os.environ["KINETIC_OUTPUT_DIR"], "run")
-    with ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(max_to_keep=2)) as manager:
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    with ocp.CheckpointManager(directory, options=options) as manager:
         state = {"w": jnp.zeros(4), "step": 0}
         begun = manager.latest_step()
         if begun is not None:
@@ -326,10 +336,15 @@ def train_distributed():
     import jax
     import keras
 
-    print(f"Total devices: {jax.device_count()}, this host: {jax.process_index()} of {jax.process_count()}")
+    print(
+        f"Total devices: {jax.device_count()}, "
+        f"this host: {jax.process_index()} of {jax.process_count()}"
+    )
 
     devices = keras.distribution.list_devices()
-    mesh = keras.distribution.DeviceMesh(shape=(len(devices),), axis_names=["batch"], devices=devices)
+    mesh = keras.distribution.DeviceMesh(
+        shape=(len(devices),), axis_names=["batch"], devices=devices
+    )
     keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh))
 
     keras.utils.set_random_seed(0)
@@ -366,18 +381,29 @@ PRINTED = {
 }
 
 THEIRS = {
-    "run": "accelerator container_image base_image_repo zone project capture_env_vars cluster backend namespace volumes spot "
-    "output_dir debug",
+    "run": "accelerator container_image base_image_repo zone project capture_env_vars cluster "
+    "backend namespace volumes spot output_dir debug",
     "result": "timeout cleanup cleanup_timeout cleanup_poll_interval stream_logs on_status_change",
     "results": "timeout ordered cleanup return_exceptions",
-    "map": "input_mode max_concurrent retries fail_fast cancel_running_on_fail name tags project cluster",
-    "run_async_map": "input_mode max_concurrent retries fail_fast cancel_running_on_fail name tags project cluster",
+    "map": "input_mode max_concurrent retries fail_fast cancel_running_on_fail name tags project "
+    "cluster",
+    "run_async_map": "input_mode max_concurrent retries fail_fast cancel_running_on_fail name tags "
+    "project cluster",
     "attach": "project cluster",
     "cleanup": "k8s gcs",
     "Data": "path fuse hf_trust_remote_code",
 }
 """Keyword arguments that keras-kinetic knows."""
-PUBLIC = {"run", "Data", "attach", "list_jobs", "attach_batch", "BatchError", "collections", "credentials"}
+PUBLIC = {
+    "run",
+    "Data",
+    "attach",
+    "list_jobs",
+    "attach_batch",
+    "BatchError",
+    "collections",
+    "credentials",
+}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -387,7 +413,9 @@ def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
     script.write_text(SCRIPTS[name])
     command = [sys.executable, script.name]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, cwd=tmp_path, timeout=500
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.splitlines() == PRINTED[name], done.stderr
 
@@ -396,10 +424,20 @@ def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
 def test_the_scripts_use_nothing_of_ours(name: str) -> None:
     strange = []
     for node in ast.walk(ast.parse(SCRIPTS[name])):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "kinetic":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "kinetic"
+        ):
             strange += [node.attr] * (node.attr not in PUBLIC)
         if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             known = THEIRS.get(called, "").split()
-            strange += [f"{called}({k.arg}=)" for k in node.keywords if known and k.arg not in known]
+            strange += [
+                f"{called}({k.arg}=)" for k in node.keywords if known and k.arg not in known
+            ]
     assert strange == []

@@ -1,4 +1,5 @@
-"""Completion in real shells, each on a terminal of its own: what Tab makes of a line. Missing shells are skipped."""
+"""Completion in real shells, each on a terminal of its own: what Tab makes of a line. Missing
+shells are skipped."""
 
 from __future__ import annotations
 
@@ -17,16 +18,19 @@ from pathlib import Path
 import pytest
 
 import kinetic
-from kinetic.config import profiles, settings
-from kinetic.job import paths
-from kinetic.job.ref import JobRef
-from kinetic.storage.local import LocalStore
+from kinetic._config import profiles, settings
+from kinetic._core import layout
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
 
 ROOT = Path(kinetic.__file__).parent.parent
 PATIENCE_S = 200.0
 SHELLS = {
     "bash": (("bash", "--norc", "--noprofile", "-i"), "source <(kinetic completion bash)"),
-    "zsh": (("zsh", "-f", "-i"), "autoload -U compinit; compinit -u -D; source <(kinetic completion zsh)"),
+    "zsh": (
+        ("zsh", "-f", "-i"),
+        "autoload -U compinit; compinit -u -D; source <(kinetic completion zsh)",
+    ),
     "fish": (("fish", "--no-config", "-i"), "kinetic completion fish | source"),
 }
 WRITTEN = {
@@ -82,9 +86,14 @@ class Terminal:
 def place(tmp_path: Path, home: Path) -> Path:
     store = LocalStore(home)
     for number, letter in ((3, "a"), (2, "b"), (1, "c")):
-        ref = JobRef(f"job-{letter}000000{number}", "local", "gke", "cpu", "f", "train", number, store.uri)
-        store.put(paths.ref(ref.job_id), json.dumps(ref.to_json()).encode())
-    profiles.change(settings.profiles_file(), lambda p: p.added("dev", {"zone": "z"}).added("staging", {"zone": "z"}))
+        ref = JobRef(
+            f"job-{letter}000000{number}", "local", "gke", "cpu", "f", "train", number, store.uri
+        )
+        store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    profiles.change(
+        settings.profiles_file(),
+        lambda p: p.added("dev", {"zone": "z"}).added("staging", {"zone": "z"}),
+    )
     (tmp_path / "train_all.py").touch()
     (tmp_path / "workspace").mkdir()
     (tmp_path / "bin").mkdir()
@@ -103,14 +112,23 @@ def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
     argv, load = SHELLS[shell]
     if shutil.which(argv[0]) is None:
         pytest.skip(f"{shell} is not installed")
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{place}/bin:{os.environ['PATH']}", "TERM": "xterm", "HOME": str(place)}
-    terminal = Terminal(argv, place, env | {"INPUTRC": os.devnull, "EDITOR": "", "VISUAL": "", "COLUMNS": "200"})
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{place}/bin:{os.environ['PATH']}",
+        "TERM": "xterm",
+        "HOME": str(place),
+    }
+    terminal = Terminal(
+        argv, place, env | {"INPUTRC": os.devnull, "EDITOR": "", "VISUAL": "", "COLUMNS": "200"}
+    )
     try:
         terminal.type(f"{load}; echo read''y\r")
         terminal.until("ready")
         for begun, meant in WRITTEN.items():
             terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: to the beginning of the line
-            told = terminal.until(r"\{([^}]*?)/?\}")[1]  # zsh takes the slash of a folder away again
+            told = terminal.until(r"\{([^}]*?)/?\}")[
+                1
+            ]  # zsh takes the slash of a folder away again
             assert told.split() == ["kinetic", *meant.split()], begun
     finally:
         terminal.close()

@@ -1,6 +1,8 @@
-"""Damaged state: any one file of a job truncated, deleted or replaced, while it runs and after it has ended.
+"""Damaged state: any one file of a job truncated, deleted or replaced, while it runs and after it
+has ended.
 
-In: real jobs. Out: every command stays usable, says what is damaged, and other jobs are as they were.
+In: real jobs. Out: every command stays usable, says what is damaged, and other jobs are as they
+were.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from gangs import PATIENCE_S
 
 import kinetic
 from kinetic import errors
-from kinetic.backends.base import Phase
+from kinetic._backends.base import Phase
 from kinetic.cli.main import call
 
-# -- ways to damage a file -----------------------------------------------------------------------------------------------
+# -- ways to damage a file -------------------------------------------------------------------------
 
 
 def truncated(file: Path) -> None:
@@ -42,7 +44,11 @@ def garbage(file: Path) -> None:
 
 
 def other_json(file: Path) -> None:
-    replaced(file, b'{"verdict": "succeeded", "reports": [{}], "pid": "x", "hosts": "many", "ended_at": [], "schema_version": 1}')
+    replaced(
+        file,
+        b'{"verdict": "succeeded", "reports": [{}], "pid": "x", "hosts": "many", "ended_at": [], '
+        b'"schema_version": 1}',
+    )
 
 
 def nested_json(file: Path) -> None:
@@ -77,7 +83,11 @@ FILES = (
     "jobs/{id}/local/state.json",
 )
 LIVE_FILES = (
-    *(f for f in FILES if not f.endswith(("outcome.json", "result.pkl", "report.json", "error.pkl"))),
+    *(
+        f
+        for f in FILES
+        if not f.endswith(("outcome.json", "result.pkl", "report.json", "error.pkl"))
+    ),
     "jobs/{id}/local/socket",
     "jobs/{id}/local/reserve",
 )
@@ -89,7 +99,7 @@ def files_of(home: Path, job_id: str) -> set[str]:
     return {str(f.relative_to(home)).replace(job_id, "{id}") for f in below if not f.is_dir()}
 
 
-# -- looking -------------------------------------------------------------------------------------------------------------
+# -- looking ---------------------------------------------------------------------------------------
 
 
 def timeless(told: Told) -> str:
@@ -128,7 +138,7 @@ def looks(job_id: str) -> list[list[str]]:
     ]
 
 
-# -- a job that has ended ------------------------------------------------------------------------------------------------
+# -- a job that has ended --------------------------------------------------------------------------
 
 
 def good(n):
@@ -143,13 +153,21 @@ def bad(n):
 
 @pytest.fixture(scope="module")
 def ended(playground: Path):
-    """A store with a job that succeeded, one that failed, and a healthy one; and how to make a copy of it."""
+    """A store with a job that succeeded, one that failed, and a healthy one; and how to make a copy
+    of it."""
     template = playground / "ended"
     before = dict(os.environ)
-    os.environ |= {"KINETIC_HOME": str(template / "home"), "KINETIC_CACHE_DIR": str(template / "cache")}
+    os.environ |= {
+        "KINETIC_HOME": str(template / "home"),
+        "KINETIC_CACHE_DIR": str(template / "cache"),
+    }
     try:
         run = kinetic.run(accelerator="cpu")
-        handles = {"good": run(good).run_async(1), "bad": run(bad).run_async(2), "healthy": run(good).run_async(3)}
+        handles = {
+            "good": run(good).run_async(1),
+            "bad": run(bad).run_async(2),
+            "healthy": run(good).run_async(3),
+        }
         for handle in handles.values():
             handle.wait(30)
             while handle.processes():
@@ -176,7 +194,9 @@ def test_the_list_of_files_is_whole(ended, home):
 @pytest.mark.parametrize("victim", ["good", "bad"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
 @pytest.mark.parametrize("file", FILES)
-def test_an_ended_job_with_a_damaged_file(ended, home, capfd, caplog, file: str, damage: Callable[[Path], None], victim: str):
+def test_an_ended_job_with_a_damaged_file(
+    ended, home, capfd, caplog, file: str, damage: Callable[[Path], None], victim: str
+):
     ids = ended(home)
     target = home / file.format(id=ids[victim])
     if not target.is_file():
@@ -192,7 +212,9 @@ def test_an_ended_job_with_a_damaged_file(ended, home, capfd, caplog, file: str,
     listed = Told(["jobs", "list", "--all"], capfd).check()
     assert listed.code == 0, listed
     assert healthy in listed.out
-    assert ids[victim] in listed.out + listed.err + caplog.text or ("refs" in file and damage is deleted)
+    assert ids[victim] in listed.out + listed.err + caplog.text or (
+        "refs" in file and damage is deleted
+    )
     assert [timeless(Told(argv, capfd)) for argv in looks(healthy)] == expected
     for argv in looks(ids[victim]):
         told = Told(argv, capfd).check()
@@ -207,7 +229,9 @@ def test_an_ended_job_with_a_damaged_file(ended, home, capfd, caplog, file: str,
     assert pruned.code == 0, pruned
     cleaned = Told(["jobs", "cleanup", ids[victim]], capfd).check()
     assert cleaned.code == 0, cleaned
-    assert [str(p) for p in home.rglob("*") if ids[victim] in p.name and p.parent.name != "outputs"] == []
+    assert [
+        str(p) for p in home.rglob("*") if ids[victim] in p.name and p.parent.name != "outputs"
+    ] == []
     pruned = Told(["jobs", "prune", "--older-than", "0.01s", "--yes"], capfd).check()
     assert pruned.code == 0, pruned
     assert list((home / "refs").iterdir()) == []
@@ -239,7 +263,9 @@ def wait_for_ever():
 
 @pytest.mark.parametrize("damage", [garbage, deleted, folder], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("verb", ["cancel", "cleanup"])
-def test_a_running_job_with_a_damaged_reference_can_be_stopped(home, capfd, verb: str, damage: Callable[[Path], None]):
+def test_a_running_job_with_a_damaged_reference_can_be_stopped(
+    home, capfd, verb: str, damage: Callable[[Path], None]
+):
     handle = kinetic.run(accelerator="cpu")(wait_for_ever).run_async()
     damage(home / "refs" / f"{handle.job_id}.json")
     told = Told(["jobs", verb, handle.job_id], capfd).check()

@@ -1,4 +1,5 @@
-"""Declared data on real jobs: paths arrive, content is read-only, mounts are seen by the worker alone, nothing is left behind."""
+"""Declared data on real jobs: paths arrive, content is read-only, mounts are seen by the worker
+alone, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ import pytest
 
 import kinetic
 from kinetic import errors
+from kinetic._core import layout
+from kinetic._datasets import cached_copy
+from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
-from kinetic.job import paths
-from kinetic.packaging import replica
-from kinetic.storage.local import LocalStore
 
 TOP = f"/kinetic-test-{os.getpid()}"
 """A path that no machine has, directly below the root."""
@@ -56,7 +57,7 @@ def try_to_write(place):
 READ_ONLY = ("Read-only file system", "Permission denied")
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def test_a_function_gets_plain_paths_wherever_data_was(folder):
@@ -64,7 +65,14 @@ def test_a_function_gets_plain_paths_wherever_data_was(folder):
     def look(where, deep, *, one):
         file = deep["list"][0]
         names = sorted(os.listdir(where))
-        return type(where).__name__, names, open(file).read(), os.path.basename(file), deep["list"][1] is where, one == where
+        return (
+            type(where).__name__,
+            names,
+            open(file).read(),
+            os.path.basename(file),
+            deep["list"][1] is where,
+            one == where,
+        )
 
     data = kinetic.Data(folder)
     got = look(data, {"list": [kinetic.Data(folder / "a.txt"), data]}, one=data)
@@ -78,7 +86,7 @@ def test_all_hosts_and_later_jobs_share_one_copy(folder, home):
 
     first = look(kinetic.Data(folder))
     assert look(kinetic.Data(folder)) == first
-    assert len(replica.replicas(home / "data")) == 1
+    assert len(cached_copy.replicas(home / "data")) == 1
 
 
 def test_what_a_function_gets_cannot_be_changed(folder):
@@ -111,7 +119,9 @@ def test_each_call_of_a_batch_has_its_own_data(tmp_path):
     def read(file):
         return open(file).read()
 
-    batch = read.run_async_map([kinetic.Data(tmp_path / name) for name in "abc"], input_mode="single")
+    batch = read.run_async_map(
+        [kinetic.Data(tmp_path / name) for name in "abc"], input_mode="single"
+    )
     assert batch.results() == ["aaa", "bbb", "ccc"]
 
 
@@ -122,16 +132,18 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home):
 
     data = kinetic.Data(folder)
     assert read(data) == "a"
-    (found,) = replica.replicas(home / "data")
+    (found,) = cached_copy.replicas(home / "data")
     file = found.path / "files" / "a.txt"
     file.chmod(0o600)
     file.write_text("tampered")  # it is the store's own content, too
     with pytest.raises(errors.SetupFailed, match="not what was sent"):
         read(data)
-    assert read(kinetic.Data(folder)) == "a", "the damage was taken away, so that the next call sends it again"
+    assert read(kinetic.Data(folder)) == "a", (
+        "the damage was taken away, so that the next call sends it again"
+    )
 
 
-# -- volumes -----------------------------------------------------------------------------------------------------------
+# -- volumes ---------------------------------------------------------------------------------------
 
 
 @mounting
@@ -153,7 +165,13 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, tmp_path
     )
     def look():
         seen = [sorted(os.listdir(p)) if os.path.isdir(p) else open(p).read() for p in places]
-        return seen, [try_to_write(p) for p in places], os.path.isdir("/proc/self"), os.path.islink("/bin"), os.getcwd()
+        return (
+            seen,
+            [try_to_write(p) for p in places],
+            os.path.isdir("/proc/self"),
+            os.path.islink("/bin"),
+            os.getcwd(),
+        )
 
     seen, written, has_proc, bin_is_link, cwd = look()
     assert seen == [["a.txt", "sub"], ["a.txt", "sub"], ["a.txt", "sub"], "a", ["b.txt"]]
@@ -169,7 +187,13 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, tmp_path
 
 @mounting
 def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, tmp_path):
-    @kinetic.run(accelerator="cpu", volumes={f"{TOP}/data": kinetic.Data(folder), str(tmp_path / "exists"): kinetic.Data(folder)})
+    @kinetic.run(
+        accelerator="cpu",
+        volumes={
+            f"{TOP}/data": kinetic.Data(folder),
+            str(tmp_path / "exists"): kinetic.Data(folder),
+        },
+    )
     def wait(go):
         print(os.listdir(f"{TOP}/data"), flush=True)
         with open(go) as fifo:
@@ -182,7 +206,9 @@ def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, tmp_path):
         assert not os.path.exists(TOP)
         assert list((tmp_path / "exists").iterdir()) == []
         pids = job.processes()
-        assert "/data" not in Path(f"/proc/{pids['agents'][0]}/mountinfo").read_text().replace(str(tmp_path.parent), "")
+        assert "/data" not in Path(f"/proc/{pids['agents'][0]}/mountinfo").read_text().replace(
+            str(tmp_path.parent), ""
+        )
     job.result()
 
 
@@ -197,14 +223,18 @@ def test_what_a_function_writes_beside_a_mount_is_kept(folder, tmp_path):
         return os.listdir(os.path.join(os.path.dirname(beside), "data")) != []
 
     assert work(str(tmp_path / "work" / "result.txt"))
-    assert [(p.name, p.read_text()) for p in (tmp_path / "work").iterdir()] == [("result.txt", "kept")]
+    assert [(p.name, p.read_text()) for p in (tmp_path / "work").iterdir()] == [
+        ("result.txt", "kept")
+    ]
 
 
 @mounting
 def test_a_killed_gang_leaves_no_mount_point(folder, tmp_path):
     place = tmp_path / "made" / "here"
 
-    @kinetic.run(accelerator="tpu-v6e-8", joins_jax=False, volumes={str(place): kinetic.Data(folder)})
+    @kinetic.run(
+        accelerator="tpu-v6e-8", joins_jax=False, volumes={str(place): kinetic.Data(folder)}
+    )
     def stand(there):
         assert os.listdir(there)
         with open(os.path.join(os.path.dirname(os.path.dirname(there)), "go"), "w"):
@@ -227,10 +257,16 @@ def test_a_killed_gang_leaves_no_mount_point(folder, tmp_path):
 @mounting
 def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
     (tmp_path / "file").write_text("x")
-    call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file"): kinetic.Data(folder)})(os.getpid)
-    with pytest.raises(errors.SetupFailed, match=r"A folder cannot be mounted at .*: there is a file"):
+    call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file"): kinetic.Data(folder)})(
+        os.getpid
+    )
+    with pytest.raises(
+        errors.SetupFailed, match=r"A folder cannot be mounted at .*: there is a file"
+    ):
         call()
-    call = kinetic.run(accelerator="cpu", volumes={str(tmp_path / "file" / "below"): kinetic.Data(folder)})(os.getpid)
+    call = kinetic.run(
+        accelerator="cpu", volumes={str(tmp_path / "file" / "below"): kinetic.Data(folder)}
+    )(os.getpid)
     with pytest.raises(errors.SetupFailed, match="is not a folder"):
         call()
 
@@ -239,12 +275,17 @@ def test_a_path_that_does_not_fit_is_told(folder, tmp_path):
 def test_data_that_is_mounted_and_not_copied(folder, home):
     @kinetic.run(accelerator="cpu")
     def look(where, file):
-        return sorted(os.listdir(where)), os.path.basename(where), open(file).read(), try_to_write(where)
+        return (
+            sorted(os.listdir(where)),
+            os.path.basename(where),
+            open(file).read(),
+            try_to_write(where),
+        )
 
     assert look(kinetic.Data(folder, fuse=True), kinetic.Data(folder / "a.txt", fuse=True)) == (
         ["a.txt", "sub"], "images", "a", "Read-only file system",
     )  # fmt: skip
-    assert replica.replicas(home / "data") == []
+    assert cached_copy.replicas(home / "data") == []
     assert sorted(os.listdir(folder)) == ["a.txt", "sub"]
 
 
@@ -254,13 +295,21 @@ def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path)
     """As `nobody`, in a user namespace. The code is loaded before, because nobody may read it."""
     code = textwrap.dedent("""
         import ctypes, json, os, sys
-        from kinetic.runner import mounts
+        from kinetic._host.worker import mounts
 
         source, scratch, top = sys.argv[1:]
         os.setgroups([]); os.setgid(65534); os.setuid(65534)
-        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a process that changed its user owns nothing below /proc/self else
-        mounts.enter([mounts.Mount(source, top + "/data"), mounts.Mount(source, "/etc/kinetic-test/x")], scratch=scratch)
-        told = [sorted(os.listdir(top + "/data")), sorted(os.listdir("/etc/kinetic-test/x")), os.getuid()]
+        # a process that changed its user owns nothing below /proc/self else
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+        mounts.enter(
+            [mounts.Mount(source, top + "/data"), mounts.Mount(source, "/etc/kinetic-test/x")],
+            scratch=scratch,
+        )
+        told = [
+            sorted(os.listdir(top + "/data")),
+            sorted(os.listdir("/etc/kinetic-test/x")),
+            os.getuid(),
+        ]
         for act in (
             lambda: open(top + "/data/new", "w"),
             lambda: mounts._call("umount2", os.fsencode(top + "/data"), 2),
@@ -287,7 +336,7 @@ def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, tmp_path)
 def test_where_mounting_is_forbidden_it_says_what_to_do(folder, tmp_path):
     code = textwrap.dedent("""
         import errno, os, sys
-        from kinetic.runner import mounts
+        from kinetic._host.worker import mounts
 
         def forbidden(name, *_):
             raise OSError(errno.EPERM, f"{name}: Operation not permitted")
@@ -304,7 +353,7 @@ def test_where_mounting_is_forbidden_it_says_what_to_do(folder, tmp_path):
     assert "Pass the data as an argument instead" in done.stderr
 
 
-# -- what only a cluster has -------------------------------------------------------------------------------------------
+# -- what only a cluster has -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/images/", "hf://squad?split=train"])
@@ -322,7 +371,7 @@ def test_an_output_folder_of_the_cloud_is_refused_here(home):
     assert not (home / "jobs").exists()
 
 
-# -- output folders ----------------------------------------------------------------------------------------------------
+# -- output folders --------------------------------------------------------------------------------
 
 
 @kinetic.run(accelerator="cpu")
@@ -335,10 +384,17 @@ def leave():
 
 def test_files_are_left_in_a_folder_of_the_job(home):
     job = leave.run_async()
-    assert job.result() == job.output_dir == str(home / paths.outputs(job.job_id))
+    assert job.result() == job.output_dir == str(home / layout.outputs(job.job_id))
     assert os.listdir(job.output_dir) == ["left"]
     assert kinetic.attach(job.job_id).output_dir == job.output_dir
-    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()", "jobs", "status", job.job_id]
+    command = [
+        sys.executable,
+        "-c",
+        "from kinetic.cli.main import main; main()",
+        "jobs",
+        "status",
+        job.job_id,
+    ]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert job.output_dir in shown.stdout.replace("\n", ""), shown
 
@@ -353,20 +409,28 @@ def test_a_folder_that_is_asked_for_is_made_and_used_as_it_is(tmp_path, monkeypa
 
 
 def test_what_a_host_finds_in_its_environment(tmp_path, monkeypatch):
-    """The variables that functions for keras-kinetic read, also where all of the caller's own are captured."""
+    """The variables that functions for keras-kinetic read, also where all of the caller's own are
+    captured."""
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", str(tmp_path / "out"))
     monkeypatch.setenv("KINETIC_MINE", "1")
 
     @kinetic.run(accelerator="tpu-v5e-4", capture_env_vars=["KINETIC_*"])
     def look():
-        names = ("KERAS_BACKEND", "JAX_PLATFORMS", "JOB_ID", "KINETIC_JOB_ID", "KINETIC_OUTPUT_DIR", "KINETIC_MINE")
+        names = (
+            "KERAS_BACKEND",
+            "JAX_PLATFORMS",
+            "JOB_ID",
+            "KINETIC_JOB_ID",
+            "KINETIC_OUTPUT_DIR",
+            "KINETIC_MINE",
+        )
         return [os.environ.get(name) for name in names]
 
     job = look.run_async()
     assert job.result() == ["jax", "cpu", job.job_id, job.job_id, str(tmp_path / "out"), "1"]
 
 
-# -- keeping house -----------------------------------------------------------------------------------------------------
+# -- keeping house ---------------------------------------------------------------------------------
 
 
 def test_prune_removes_data_that_no_job_names(folder, home):
@@ -378,10 +442,12 @@ def test_prune_removes_data_that_no_job_names(folder, home):
     assert job.result()
     store, forever = LocalStore(home), 1e12
     swept = pruning.sweep(store, older_than=forever)
-    assert (swept.data, len(replica.replicas(home / "data"))) == ((), 1), "the job's plan names it"
+    assert (swept.data, len(cached_copy.replicas(home / "data"))) == ((), 1), (
+        "the job's plan names it"
+    )
     job.cleanup()
     assert pruning.find_unused(store, older_than=0.0).data == (), "it is too young"
     (removed,) = pruning.sweep(store, older_than=forever).data
-    assert replica.replicas(home / "data") == []
-    assert list(store.list(paths.BLOBS)) == []
+    assert cached_copy.replicas(home / "data") == []
+    assert list(store.list(layout.BLOBS)) == []
     assert removed.digest

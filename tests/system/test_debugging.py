@@ -1,4 +1,5 @@
-"""Debugging on real processes, with a real debugger's conversation: who waits, where it stops, what is left."""
+"""Debugging on real processes, with a real debugger's conversation: who waits, where it stops, what
+is left."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ import pytest
 from dap import Editor
 
 import kinetic
-from kinetic import debug, errors
-from kinetic.coordinator.client import ControlClient
+from kinetic import errors
+from kinetic._client import debugging as debug
+from kinetic._rpc.client import ControlClient
 
 HERE = Path(__file__).resolve()
 PATIENCE_S = 200.0
@@ -35,7 +37,9 @@ def wait_until(look, what):
 
 def line_of(words):
     """The line of this file that ends in a comment with these words."""
-    return next(n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.endswith(f"# {words}"))
+    return next(
+        n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.endswith(f"# {words}")
+    )
 
 
 def configuration(forward):
@@ -55,7 +59,9 @@ def attached(handle):
 
 @contextlib.contextmanager
 def process(command, cwd):
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as started:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd
+    ) as started:
         try:
             yield started
         finally:
@@ -63,7 +69,10 @@ def process(command, cwd):
 
 
 def command_line(*words):
-    return process([sys.executable, "-c", "from kinetic.cli.main import main; main()", *words], cwd=HERE.parents[2])
+    return process(
+        [sys.executable, "-c", "from kinetic.cli.main import main; main()", *words],
+        cwd=HERE.parents[2],
+    )
 
 
 def told(caller):
@@ -101,7 +110,10 @@ def test_an_editor_stops_the_function_looks_and_changes_it():
         taken = editor.attach(configuration(forward), {str(HERE): [line_of("here in a helper")]})
         assert taken == {str(HERE): [True]}
         thread, frames = editor.stopped()
-        assert [(f["source"]["path"], f["name"]) for f in frames[:2]] == [(str(HERE), "doubled"), (str(HERE), "train")]
+        assert [(f["source"]["path"], f["name"]) for f in frames[:2]] == [
+            (str(HERE), "doubled"),
+            (str(HERE), "train"),
+        ]
         assert frames[0]["line"] == line_of("here in a helper")
         assert editor.value("twice", frames[0]) == "8"
         editor.ask("continue", threadId=thread)

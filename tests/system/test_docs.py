@@ -1,9 +1,11 @@
-"""The documentation does what it says: its code runs, its sessions print what they show, its lists are complete.
+"""The documentation does what it says: its code runs, its sessions print what they show, its lists
+are complete.
 
-A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is that file instead. Then its
-```console blocks run: a line that begins with "$ " is a command, and what follows must appear in what it prints, in order; "…"
-stands for anything, alone on a line for any lines. Ids of jobs are what they turn out to be; times, ages and sizes are not
-compared. Before a block may stand
+A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is
+that file instead. Then its ```console blocks run: a line that begins with "$ " is a command, and
+what follows must appear in what it prints, in order; "…" stands for anything, alone on a line for
+any lines. Ids of jobs are what they turn out to be; times, ages and sizes are not compared. Before
+a block may stand
 
     <!-- not run: reason -->        the block is only shown
     <!-- fails -->                  its last command, or the script, ends with another code than 0
@@ -33,7 +35,8 @@ FENCE = re.compile(
 )
 JOB = re.compile(r"\bjob-[0-9a-f]{8}\b")
 LOOSE = re.compile(
-    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [+-]\d{4})?|\b\d+(?:[.,]\d+)* ?(?:s|ms|min|m|h|d|[KMG]?i?B|bytes)\b|/\S*/(?=\S)"
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [+-]\d{4})?|\b\d+(?:[.,]\d+)* "
+    r"?(?:s|ms|min|m|h|d|[KMG]?i?B|bytes)\b|/\S*/(?=\S)"
 )
 """What differs from run to run: dates, durations and sizes, and the folders of paths."""
 
@@ -58,7 +61,14 @@ def blocks(page: str) -> list[Block]:
         title = re.search(r'title="([^"]+)"', match["info"])
         line = page.count("\n", 0, match.start("text")) + 1
         found.append(
-            Block(match["kind"], title[1] if title else "", match["text"], line, match["mark"] or "", match["why"] or "")
+            Block(
+                match["kind"],
+                title[1] if title else "",
+                match["text"],
+                line,
+                match["mark"] or "",
+                match["why"] or "",
+            )
         )
     return found
 
@@ -116,13 +126,17 @@ def _words(text: str) -> str:
 
 
 def compare(shown: list[str], printed: str, ids: dict[str, str]) -> str:
-    """Return "" when every shown line appears in what was printed, in order; else what is missing. Learns the ids."""
+    """Return "" when every shown line appears in what was printed, in order; else what is missing.
+    Learns the ids."""
     rest = printed.splitlines()
     for line in (each for each in shown if each.strip() not in ("", "…")):
         wanted, names = pattern(line)
         while rest:
             match = wanted.fullmatch(rest.pop(0))
-            if match and all(ids.get(name, real) == real for name, real in zip(names, match.groups(), strict=True)):
+            if match and all(
+                ids.get(name, real) == real
+                for name, real in zip(names, match.groups(), strict=True)
+            ):
                 ids |= dict(zip(names, match.groups(), strict=True))
                 break
         else:
@@ -133,7 +147,10 @@ def compare(shown: list[str], printed: str, ids: dict[str, str]) -> str:
 def run_page(page: Path, folder: Path) -> None:
     """Run all of a page in a folder, as somebody would who follows it."""
     (folder / "pyproject.toml").touch()  # the folder is a project: nothing above it is looked at
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environ = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     found = [block for block in blocks(page.read_text()) if block.mark != "not run"]
     for block in found:
         if block.kind == "python" and block.title:
@@ -145,25 +162,35 @@ def run_page(page: Path, folder: Path) -> None:
         program.write_text(script(code))
         done = _run([sys.executable, str(program)], folder, environ)
         fails = any(block.mark for block in code)
-        assert (done.returncode != 0) == fails, f"the code of {page.name} ended with {done.returncode}\n{done.stdout}"
+        assert (done.returncode != 0) == fails, (
+            f"the code of {page.name} ended with {done.returncode}\n{done.stdout}"
+        )
     ids: dict[str, str] = {}
     for block in found:
         if block.kind == "console":
             run_session(block, f"{page.name}:{block.line}", folder, environ, ids)
 
 
-def run_session(block: Block, where: str, folder: Path, environ: dict[str, str], ids: dict[str, str]) -> None:
+def run_session(
+    block: Block, where: str, folder: Path, environ: dict[str, str], ids: dict[str, str]
+) -> None:
     session = list(commands(block))
     for number, (command, shown) in enumerate(session):
         known = JOB.sub(lambda match: ids.get(match[0], match[0]), command)
         done = _run(["sh", "-c", known], folder, environ)
         missing = compare(shown, done.stdout, ids)
-        assert not missing, f"{where}: $ {known}\n{missing}\n--- printed ({done.returncode}):\n{done.stdout}"
+        assert not missing, (
+            f"{where}: $ {known}\n{missing}\n--- printed ({done.returncode}):\n{done.stdout}"
+        )
         fails = block.mark == "fails" and number == len(session) - 1
-        assert (done.returncode != 0) == fails, f"{where}: $ {known}\nended with {done.returncode}:\n{done.stdout}"
+        assert (done.returncode != 0) == fails, (
+            f"{where}: $ {known}\nended with {done.returncode}:\n{done.stdout}"
+        )
 
 
-def _run(command: list[str], folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], folder: Path, environ: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=folder,
@@ -180,17 +207,24 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.settles_within(12)  # a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
+@pytest.mark.settles_within(
+    12
+)  # a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text())], ids=_name)
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 
-# -- what is not run, and what must be complete ---------------------------------------------------------------------------
+# -- what is not run, and what must be complete ----------------------------------------------------
 
 
 def test_what_is_not_run_says_why() -> None:
-    silent = [f"{_name(page)}:{b.line}" for page in PAGES for b in blocks(page.read_text()) if b.mark == "not run" and not b.why]
+    silent = [
+        f"{_name(page)}:{b.line}"
+        for page in PAGES
+        for b in blocks(page.read_text())
+        if b.mark == "not run" and not b.why
+    ]
     assert silent == []
 
 
@@ -211,18 +245,30 @@ def test_every_link_between_files_of_the_project_leads_somewhere() -> None:
 
 def test_every_page_can_be_reached() -> None:
     nav = (ROOT / "mkdocs.yml").read_text()
-    assert [p for page in DOCS.rglob("*.md") if (p := page.relative_to(DOCS).as_posix()) not in nav] == []
+    assert [
+        p for page in DOCS.rglob("*.md") if (p := page.relative_to(DOCS).as_posix()) not in nav
+    ] == []
 
 
 def test_every_setting_has_its_row() -> None:
-    from kinetic.config import settings
+    from kinetic._config import settings
 
     page = (DOCS / "reference/settings.md").read_text()
     variables = {row.variable for row in settings._ROWS.values()}
-    read_on_hosts = set(re.findall(r'"(KINETIC_\w+)"', (ROOT / "kinetic/runner/identity.py").read_text()))
-    set_for_functions = set(re.findall(r'"((?:KINETIC_|JAX_|KERAS_)\w+)":', _source("runner/agent.py", "runner/jaxworld.py")))
+    read_on_hosts = set(
+        re.findall(r'"(KINETIC_\w+)"', (ROOT / "kinetic/_host/agent/identity.py").read_text())
+    )
+    set_for_functions = set(
+        re.findall(
+            r'"((?:KINETIC_|JAX_|KERAS_)\w+)":', _source("runner/agent.py", "runner/jaxworld.py")
+        )
+    )
     assert variables, "settings must be read from somewhere"
-    assert [name for name in sorted(variables | read_on_hosts | set_for_functions) if f"`{name}`" not in page] == []
+    assert [
+        name
+        for name in sorted(variables | read_on_hosts | set_for_functions)
+        if f"`{name}`" not in page
+    ] == []
 
 
 def _source(*names: str) -> str:
@@ -230,7 +276,9 @@ def _source(*names: str) -> str:
 
 
 def _error_classes() -> list[str]:
-    return [node.name for node in ast.parse(_source("errors.py")).body if isinstance(node, ast.ClassDef)]
+    return [
+        node.name for node in ast.parse(_source("errors.py")).body if isinstance(node, ast.ClassDef)
+    ]
 
 
 @pytest.mark.parametrize("page", ["how-to/troubleshooting.md", "reference/errors.md"])
@@ -242,7 +290,9 @@ def test_every_error_is_explained(page: str) -> None:
 def test_every_place_in_the_store_is_listed() -> None:
     page = (DOCS / "reference/store-layout.md").read_text()
     listed = re.findall(
-        r"^    (\S+)  +\S", ast.get_docstring(ast.parse(_source("job/paths.py")), clean=False) or "", re.MULTILINE
+        r"^    (\S+)  +\S",
+        ast.get_docstring(ast.parse(_source("job/paths.py")), clean=False) or "",
+        re.MULTILINE,
     )
     assert len(listed) > 5
     assert [place for place in listed if Path(place.rstrip("/")).name not in page] == []
@@ -255,7 +305,7 @@ def test_every_exit_code_is_listed() -> None:
     assert [code for code, _ in exit_codes.TABLE if f"| {code} |" not in page] == []
 
 
-# -- the tests of the tests -----------------------------------------------------------------------------------------------
+# -- the tests of the tests ------------------------------------------------------------------------
 
 PAGE = """
 ```python
@@ -289,14 +339,26 @@ def test_blocks_are_found_with_their_marks() -> None:
         ("console", "", "fails", ""),
     ]
     assert script(found[:1]).splitlines()[2] == "x = 1"
-    assert list(commands(found[3])) == [("echo job-00000000 1.5 s", ["job-11111111 20 s"]), ("false", [])]
+    assert list(commands(found[3])) == [
+        ("echo job-00000000 1.5 s", ["job-11111111 20 s"]),
+        ("false", []),
+    ]
 
 
 def test_a_session_is_compared_loosely_but_compared() -> None:
     ids: dict[str, str] = {}
-    assert compare(["started job-11111111", "took 1.5 s …"], "hello\nstarted job-abcdefab\ntook 20 ms for  all\n", ids) == ""
+    assert (
+        compare(
+            ["started job-11111111", "took 1.5 s …"],
+            "hello\nstarted job-abcdefab\ntook 20 ms for  all\n",
+            ids,
+        )
+        == ""
+    )
     assert ids == {"job-11111111": "job-abcdefab"}
-    assert compare(["job-11111111 ended"], "job-00000000 ended", ids) != "", "another job is another job"
+    assert compare(["job-11111111 ended"], "job-00000000 ended", ids) != "", (
+        "another job is another job"
+    )
     assert compare(["one", "two"], "two\none\n", {}) == "not printed: two"
     assert compare(["epoch 1"], "epoch 2", {}) == "not printed: epoch 1"
 
@@ -315,9 +377,13 @@ def test_a_page_that_would_fetch_something_is_refused(tmp_path: Path) -> None:
     finally:
         del sys.path[0]
     page = tmp_path / "page.html"
-    page.write_text('<a href="https://example.org">x</a><link rel="canonical" href="https://example.org"><img src="a.png">')
+    page.write_text(
+        '<a href="https://example.org">x</a><link rel="canonical" href="https://example.org"><img '
+        'src="a.png">'
+    )
     assert fetched(page) == []
     page.write_text(
-        '<script src="//a.org/x.js"></script><style>@import "https://b.org/y.css";</style><link rel="stylesheet" href="http://c">'
+        '<script src="//a.org/x.js"></script><style>@import "https://b.org/y.css";</style><link '
+        'rel="stylesheet" href="http://c">'
     )
     assert fetched(page) == ["//a.org/x.js", "https://b.org/y.css", "http://c"]

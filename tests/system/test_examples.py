@@ -1,4 +1,5 @@
-"""Each example is its own test: run as people run it, in a fresh home, and judged by what it prints."""
+"""Each example is its own test: run as people run it, in a fresh home, and judged by what it
+prints."""
 
 from __future__ import annotations
 
@@ -16,19 +17,29 @@ EXAMPLES = ROOT / "examples"
 # What is tested is this checkout, whether or not it is the one that is installed.
 ENVIRON = {"PYTHONPATH": str(ROOT)}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the machine may be small and busy: these bound a hang, nothing else
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]  # the machine may be small and busy: these bound a hang, nothing else
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / script)]
-    done = subprocess.run(command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=ROOT, timeout=500)
-    assert done.returncode == 0, f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    done = subprocess.run(
+        command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=ROOT, timeout=500
+    )
+    assert done.returncode == 0, (
+        f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done
 
 
 def test_hello() -> None:
     lines = run("hello.py").stdout.splitlines()
-    assert lines == ["Saying hello to world, far away from the caller", "Hello, world! (from another process)"]
+    assert lines == [
+        "Saying hello to world, far away from the caller",
+        "Hello, world! (from another process)",
+    ]
 
 
 def test_two_hosts_psum() -> None:
@@ -40,7 +51,10 @@ def test_two_hosts_psum() -> None:
 
 def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:
     done = run("two_hosts_psum.py")
-    assert len(re.findall(r"^kinetic: .*tpu-v6e-8 \(2 hosts x 4 chips\)", done.stderr, re.MULTILINE)) == 1
+    assert (
+        len(re.findall(r"^kinetic: .*tpu-v6e-8 \(2 hosts x 4 chips\)", done.stderr, re.MULTILINE))
+        == 1
+    )
     assert "kinetic:" not in done.stdout
 
 
@@ -49,7 +63,9 @@ def test_keras_data_parallel(home: Path) -> None:
     lines: list[str] = []
     ended_at_first_epoch = None
     env = os.environ | ENVIRON
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip("\n"))
@@ -57,7 +73,9 @@ def test_keras_data_parallel(home: Path) -> None:
                 ended_at_first_epoch = [*home.glob("jobs/*/outcome.json")]
     assert process.returncode == 0, "\n".join(lines)
     assert ended_at_first_epoch == [], "the first epoch's line must arrive while the job runs"
-    assert [line.split("/")[0] for line in lines if line.startswith("epoch")] == [f"epoch {n:2d}" for n in range(1, 11)]
+    assert [line.split("/")[0] for line in lines if line.startswith("epoch")] == [
+        f"epoch {n:2d}" for n in range(1, 11)
+    ]
     last = re.fullmatch(r"test accuracy (0\.\d+|1\.000) on 16 devices of 4 hosts", lines[-1])
     assert last, lines[-1]
     assert float(last[1]) > 0.9
@@ -74,7 +92,10 @@ def test_detached() -> None:
     out = run("detached.py").stdout
     job_id = re.search(r"^started (job-[0-9a-f]{8})$", out, re.MULTILINE)
     assert job_id, out
-    assert f"{job_id[1]} is SUCCEEDED, its value is 3; it printed:\ncounted to 1\ncounted to 2\ncounted to 3\n" in out
+    assert (
+        f"{job_id[1]} is SUCCEEDED, its value is 3; it printed:\ncounted to 1\ncounted to 2\n"
+        "counted to 3\n" in out
+    )
 
 
 def test_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +109,20 @@ def test_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *[line for n, line in steps if n > 3],
         "went on after step 3, the weights sum to 96",
     ]
-    assert [*tmp_path.iterdir()] == [], "the example removes what it wrote to the folder for temporary files"
+    assert [*tmp_path.iterdir()] == [], (
+        "the example removes what it wrote to the folder for temporary files"
+    )
 
 
 def test_sweep() -> None:
     lines = run("sweep.py").stdout.splitlines()
     assert lines[0] == "rates of 4 rates"
-    assert sorted(lines[1:5]) == ["input 0 succeeded", "input 1 succeeded", "input 2 succeeded", "input 3 failed"]
+    assert sorted(lines[1:5]) == [
+        "input 0 succeeded",
+        "input 1 succeeded",
+        "input 2 succeeded",
+        "input 3 failed",
+    ]
     assert lines[5:] == [
         "rate 0.01: loss 1.787840",
         "rate 0.1: loss 0.000000",
@@ -119,7 +147,9 @@ def test_the_readmes_first_lines(tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(block[1])
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    done = subprocess.run(
+        command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=tmp_path, timeout=500
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["host 0 of 4", "16"]
 

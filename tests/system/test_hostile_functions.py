@@ -1,4 +1,5 @@
-"""Functions that do their worst to the process they run in: the right value, or an error that names the truth, and nothing left.
+"""Functions that do their worst to the process they run in: the right value, or an error that names
+the truth, and nothing left.
 
 In: real jobs. The fixture `no_leftovers` looks for processes after each test.
 """
@@ -17,10 +18,10 @@ import pytest
 
 import kinetic
 from kinetic import errors
-from kinetic.handle import JobHandle
+from kinetic._client.handle import JobHandle
 
 PATIENCE_S = 200.0
-OURS = ("/kinetic/runner/", "exit code 70")
+OURS = ("/kinetic/_host/", "exit code 70")
 
 
 def started(function, *args, **options) -> JobHandle:
@@ -36,10 +37,14 @@ def failure_of(handle: JobHandle, kind: type[BaseException]) -> BaseException:
 def told(handle: JobHandle, error: BaseException | None = None) -> str:
     """All that a caller can read about the job."""
     notes = "\n".join(getattr(error, "__notes__", ()))
-    return f"{error}\n{notes}\n{handle.logs()}" if isinstance(error, errors.KineticError) else f"{notes}\n{handle.logs()}"
+    return (
+        f"{error}\n{notes}\n{handle.logs()}"
+        if isinstance(error, errors.KineticError)
+        else f"{notes}\n{handle.logs()}"
+    )
 
 
-# -- what a function may do to the worker, and still return ------------------------------------------------------------------
+# -- what a function may do to the worker, and still return ----------------------------------------
 
 
 def close_low_descriptors():
@@ -103,7 +108,7 @@ def lower_the_recursion_limit():
 
 def raise_from_a_tracer():
     def tracer(frame, *_):
-        if "/kinetic/runner/" in frame.f_code.co_filename:
+        if "/kinetic/_host/" in frame.f_code.co_filename:
             raise ZeroDivisionError("in the tracer")
 
     sys.settrace(tracer)
@@ -297,7 +302,9 @@ def then_raise(havoc):
 def test_a_value_comes_back_all_the_same(havoc):
     handle = started(then_return, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
-        failure_of(handle, (RuntimeError, errors.UserCodeFailed))  # It struck before the function was over.
+        failure_of(
+            handle, (RuntimeError, errors.UserCodeFailed)
+        )  # It struck before the function was over.
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
     assert not any(word in told(handle) for word in OURS)
@@ -315,7 +322,7 @@ def test_an_exception_comes_back_all_the_same(havoc):
         assert not any(word in told(handle, error) for word in OURS)
 
 
-# -- processes that stay behind ----------------------------------------------------------------------------------------------
+# -- processes that stay behind --------------------------------------------------------------------
 
 
 def leave_sleepers():
@@ -362,7 +369,9 @@ def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
     handle = started(leave)
     assert handle.result(stream_logs=False) == 1
     report = handle.outcome().reports[0]
-    assert handle.outcome().ended_at - report.ended_at < 2.5  # It waited for no time limit: the shortest is 3 s.
+    assert (
+        handle.outcome().ended_at - report.ended_at < 2.5
+    )  # It waited for no time limit: the shortest is 3 s.
     assert "still running after the function ended, and killed" in handle.logs()
     assert named in handle.logs()
 
@@ -383,7 +392,7 @@ def test_a_fork_that_comes_back_does_not_pass_for_the_function(how):
     handle = started(fork_and_come_back, how)
     assert handle.result(stream_logs=False) == "the function"
     assert ("Mine: of the fork" in handle.logs()) == (how == "raise")
-    assert "/kinetic/runner/" not in handle.logs()
+    assert "/kinetic/_host/" not in handle.logs()
 
 
 def hang_at_exit():
@@ -399,7 +408,7 @@ def test_an_exit_handler_that_hangs_is_ended_and_named():
     assert "exit handler" in handle.logs()
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def end_by(how):
@@ -438,7 +447,7 @@ def test_a_function_that_stops_itself_runs_into_its_timeout():
     assert "timeout of 1 s" in str(failure_of(handle, errors.JobTimeout))
 
 
-# -- exceptions --------------------------------------------------------------------------------------------------------------
+# -- exceptions ------------------------------------------------------------------------------------
 
 
 class NoWords(Exception):
@@ -530,7 +539,7 @@ def test_odd_exit_codes_are_told(code):
     assert f"sys.exit({code!r})" in str(failure_of(started(exit_with, code), errors.UserCodeFailed))
 
 
-# -- values ------------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 class OnlyThere:
@@ -550,7 +559,12 @@ class ExitsHere:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(OnlyThere, "a_module_that_is_nowhere"), (Exits, "SystemExit"), (ExitsHere, "SystemExit"), (threading.Lock, "lock")],
+    [
+        (OnlyThere, "a_module_that_is_nowhere"),
+        (Exits, "SystemExit"),
+        (ExitsHere, "SystemExit"),
+        (threading.Lock, "lock"),
+    ],
 )
 def test_a_value_that_cannot_travel_is_told(value, words):
     error = failure_of(started(value), errors.ResultUnavailable)
@@ -562,7 +576,7 @@ def test_a_function_may_run_another():
     assert kinetic.run(accelerator="cpu")(lambda x: inner(x) * 10)(1) == 20
 
 
-# -- output ------------------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 ODD = b"\0NUL \x1b[31mred\x1b[0m \xff\xfe not UTF-8 \r\n"
 LONG_BYTES = 100_000_000

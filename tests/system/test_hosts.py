@@ -1,4 +1,5 @@
-"""What an agent does on its host: bounded memory, an unreachable coordinator, threads left behind, random numbers of its own."""
+"""What an agent does on its host: bounded memory, an unreachable coordinator, threads left behind,
+random numbers of its own."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import pytest
 
 import kinetic
 from kinetic import errors
-from kinetic.backends.local import LocalBackend
-from kinetic.config.settings import worker_environ
-from kinetic.handle import JobHandle
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._client.handle import JobHandle
+from kinetic._config.settings import worker_environ
 
 PATIENCE_S = 200.0
 FLOOD_BYTES = 200_000_000
@@ -66,8 +67,8 @@ def sleep_long(marker):
 
 
 def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
-    from kinetic.backends import registry
-    from kinetic.storage.local import LocalStore
+    from kinetic._backends import registry
+    from kinetic._store.local import LocalStore
 
     marker = home.parent / "running"
     impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=1.0)
@@ -265,24 +266,34 @@ def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
     with pytest.raises(errors.ResultUnavailable, match=r"host 3") as caught:
         lock_on.run_async(3).results()
     assert caught.value.hosts == (3,)
-    with pytest.raises(errors.UsageError, match=r"Only the value of host 0 of job-\w+ was kept.*all_hosts=True"):
+    with pytest.raises(
+        errors.UsageError, match=r"Only the value of host 0 of job-\w+ was kept.*all_hosts=True"
+    ):
         whoami.with_options(all_hosts=False).run_async().results()
-    assert whoami.with_options(accelerator="cpu", all_hosts=False).run_async().results() == [(0, b"")]
+    assert whoami.with_options(accelerator="cpu", all_hosts=False).run_async().results() == [
+        (0, b"")
+    ]
     batch = whoami.run_async_map([{}, {}], max_concurrent=1)
-    assert [[host for host, _ in job.results()] for job in batch.as_completed()] == [[0, 1, 2, 3]] * 2
+    assert [[host for host, _ in job.results()] for job in batch.as_completed()] == [
+        [0, 1, 2, 3]
+    ] * 2
 
 
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-4", "tpu-v6e-8"])
 def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
     @kinetic.run(accelerator=accelerator, hang_timeout=60)
     def descend():
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # XLA counts them when its backend starts.
+        os.sched_setaffinity(
+            0, sorted(os.sched_getaffinity(0))[:2]
+        )  # XLA counts them when its backend starts.
         import jax
         import jax.numpy as jnp
         from jax.sharding import NamedSharding, PartitionSpec
 
         mesh = jax.make_mesh((jax.device_count(),), ("data",))
-        ones = jax.jit(lambda: jnp.ones((16, 3)), out_shardings=NamedSharding(mesh, PartitionSpec("data")))()
+        ones = jax.jit(
+            lambda: jnp.ones((16, 3)), out_shardings=NamedSharding(mesh, PartitionSpec("data"))
+        )()
         weights = jax.device_put(jnp.zeros(3), NamedSharding(mesh, PartitionSpec()))
         step = jax.jit(lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w - 1) ** 2))(w))
         for _ in range(300):

@@ -1,4 +1,5 @@
-"""What people do to a job's processes and files short of killing them: stop them, let them go on, remove the folder below them.
+"""What people do to a job's processes and files short of killing them: stop them, let them go on,
+remove the folder below them.
 
 In: a running gang. Out: the right end, or none at all for a job that is healthy.
 """
@@ -18,10 +19,10 @@ from gangs import PATIENCE_S, family, processes, stop, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
-from kinetic.backends import registry
-from kinetic.backends.local import LocalBackend
-from kinetic.config.settings import worker_environ
-from kinetic.storage.local import LocalStore
+from kinetic._backends import registry
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._config.settings import worker_environ
+from kinetic._store.local import LocalStore
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 
@@ -46,7 +47,7 @@ def who(handle, which):
     return {"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which]
 
 
-# -- stopped, not dead -------------------------------------------------------------------------------------------------
+# -- stopped, not dead -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
@@ -54,7 +55,11 @@ def test_a_job_of_which_a_process_is_stopped_can_be_cancelled(which, home):
     handle = started(home)
     stop(who(handle, which))
     done = subprocess.run(
-        [*KINETIC, "jobs", "cancel", handle.job_id], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*KINETIC, "jobs", "cancel", handle.job_id],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     with pytest.raises(errors.JobCancelled):
@@ -144,7 +149,7 @@ def test_nobody_waits_for_ever_for_a_stopped_supervisor_without_agents(home):
             handle.result()
 
 
-# -- all of it stopped: a machine that was suspended -------------------------------------------------------------------
+# -- all of it stopped: a machine that was suspended -----------------------------------------------
 
 
 def step_now_and_then(marker):
@@ -163,7 +168,8 @@ def step_now_and_then(marker):
 
 @pytest.mark.slow
 def test_a_machine_that_was_suspended_blames_no_host(home):
-    """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that cannot be reached."""
+    """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that
+    cannot be reached."""
     with registry.substituted("local", lambda store: impatient(home)):
         handle = started(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
@@ -175,14 +181,17 @@ def test_a_machine_that_was_suspended_blames_no_host(home):
     assert handle.result() == "value"
 
 
-# -- the folder --------------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["the job", "its local part", "the home"])
 def test_a_job_whose_folder_is_removed_ends_and_leaves_nothing(what, home, nothing_left):
     handle = started(home)
     folder = home / "jobs" / handle.job_id
-    shutil.rmtree({"the job": folder, "its local part": folder / "local", "the home": home}[what], ignore_errors=True)
+    shutil.rmtree(
+        {"the job": folder, "its local part": folder / "local", "the home": home}[what],
+        ignore_errors=True,
+    )
     # Who looks before the supervisor has noticed finds no lock, and takes it for dead.
     or_sooner = "|supervisor was killed" if what == "its local part" else ""
     with pytest.raises((errors.NotFound, errors.JobFailed), match=f"were removed{or_sooner}"):

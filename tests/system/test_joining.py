@@ -1,4 +1,5 @@
-"""How processes of a host become one world: in functions and in programs, behind proxies, and not at all."""
+"""How processes of a host become one world: in functions and in programs, behind proxies, and not
+at all."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from kinetic import errors
 ROOT = Path(kinetic.__file__).parent.parent
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 TWO = "tpu-v6e-8"
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GRPC_PROXY")
+PROXIES = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "grpc_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "GRPC_PROXY",
+)
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that does not answer."""
 
@@ -62,7 +72,7 @@ JOINS = """
 JOINED = ["[host 0] 0 2 8", "[host 1] 1 2 8"]
 
 
-# -- initialize() with no arguments ----------------------------------------------------------------------------------------
+# -- initialize() with no arguments ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("joins_jax", ["lazy", False, "program"])
@@ -118,7 +128,11 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
         jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, jax.process_index())
         jax.distributed.initialize(num_processes=2)
         told = []
-        for wrong in ({"num_processes": 3}, {"process_id": 5}, {"coordinator_address": "127.0.0.1:1"}):
+        for wrong in (
+            {"num_processes": 3},
+            {"process_id": 5},
+            {"coordinator_address": "127.0.0.1:1"},
+        ):
             try:
                 jax.distributed.initialize(**wrong)
             except RuntimeError as error:
@@ -142,24 +156,40 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
-        code = "import jax, sys; jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); print(jax.process_count())"
-        made = [subprocess.Popen([sys.executable, "-c", code, address, str(i)], stdout=subprocess.PIPE) for i in range(2)]
+        code = (
+            "import jax, sys; jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); "
+            "print(jax.process_count())"
+        )
+        made = [
+            subprocess.Popen([sys.executable, "-c", code, address, str(i)], stdout=subprocess.PIPE)
+            for i in range(2)
+        ]
         return [process.communicate()[0].decode().strip() for process in made]
 
     assert own() == ["2", "2"]
 
 
-# -- one world without a word ----------------------------------------------------------------------------------------------
+# -- one world without a word ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [["train.py"], ["-m", "train"], ["--", "sh", "-c", f"{sys.executable} train.py"]])
+@pytest.mark.parametrize(
+    "how", [["train.py"], ["-m", "train"], ["--", "sh", "-c", f"{sys.executable} train.py"]]
+)
 def test_a_program_that_never_initializes_gets_one_world(project, how):
-    write(project, "train.py", "import jax\nprint(jax.process_index(), jax.process_count(), jax.device_count())\n")
+    write(
+        project,
+        "train.py",
+        "import jax\nprint(jax.process_index(), jax.process_count(), jax.device_count())\n",
+    )
     assert run(project, *how) == JOINED
 
 
 def test_programs_that_follow_one_another_each_get_one_world(project):
-    write(project, "train.py", "import jax\nprint(jax.process_index(), jax.process_count(), jax.device_count())\n")
+    write(
+        project,
+        "train.py",
+        "import jax\nprint(jax.process_index(), jax.process_count(), jax.device_count())\n",
+    )
     both = f"{sys.executable} train.py && {sys.executable} train.py"
     assert run(project, "--", "sh", "-c", both) == sorted(JOINED * 2)
 
@@ -168,7 +198,11 @@ def test_joining_waits_for_the_first_use_unless_it_is_asked_for():
     def seen():
         import jax
 
-        return jax.distributed.is_initialized(), jax.device_count(), jax.distributed.is_initialized()
+        return (
+            jax.distributed.is_initialized(),
+            jax.device_count(),
+            jax.distributed.is_initialized(),
+        )
 
     assert kinetic.run(accelerator=TWO)(seen)() == (False, 8, True)
     assert kinetic.run(accelerator=TWO, joins_jax=True)(seen)() == (True, 8, True)
@@ -193,11 +227,15 @@ def test_children_of_a_function_stand_alone():
         import jax
 
         code = "import jax; print(jax.process_count(), jax.device_count())"
-        early = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        early = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             spawned = pool.apply(eval, ("__import__('jax').device_count()",))
         count = jax.device_count()
-        late = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        late = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         return early, spawned, count, late
 
     assert parent() == ("1 4\n", 4, 8, "1 4\n")
@@ -212,21 +250,36 @@ def test_children_of_a_program_stand_alone(project):
         import jax
         def count(_): return jax.device_count()
         if __name__ == "__main__":
-            child = subprocess.check_output([sys.executable, "-c", "import jax; print(jax.device_count())"], text=True)
+            child = subprocess.check_output(
+                [sys.executable, "-c", "import jax; print(jax.device_count())"], text=True
+            )
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 print(child.strip(), pool.map(count, [0]), jax.device_count())
         """,
     )
-    assert run(project, "--", sys.executable, "train.py") == ["[host 0] 4 [4] 8", "[host 1] 4 [4] 8"]
+    assert run(project, "--", sys.executable, "train.py") == [
+        "[host 0] 4 [4] 8",
+        "[host 1] 4 [4] 8",
+    ]
 
 
 def test_the_users_own_sitecustomize_is_run(project):
     (project / "site").mkdir()
     write(project, "site/sitecustomize.py", "import sys\nsys.mine = 'mine'\n")
-    write(project, "train.py", "import jax, sys\nprint(sys.mine, jax.process_count(), 'kinetic' in sys.path[0])\n")
+    write(
+        project,
+        "train.py",
+        "import jax, sys\nprint(sys.mine, jax.process_count(), 'kinetic' in sys.path[0])\n",
+    )
     own = f"{project / 'site'}{os.pathsep}{ROOT}"
     said = run(
-        project, "--", "env", f"PYTHONPATH_={own}", "sh", "-c", f'PYTHONPATH="$PYTHONPATH:{own}" {sys.executable} train.py'
+        project,
+        "--",
+        "env",
+        f"PYTHONPATH_={own}",
+        "sh",
+        "-c",
+        f'PYTHONPATH="$PYTHONPATH:{own}" {sys.executable} train.py',
     )
     assert said == ["[host 0] mine 2 False", "[host 1] mine 2 False"]
 
@@ -246,12 +299,19 @@ def test_jax_preemption_service_can_be_switched_on():
         return service()
 
     assert kinetic.run(accelerator=TWO)(service)() is False
-    assert kinetic.run(accelerator=TWO, env={"JAX_ENABLE_PREEMPTION_SERVICE": "1"})(service)() is True
-    assert kinetic.run(accelerator=TWO, joins_jax=True, env={"JAX_ENABLE_PREEMPTION_SERVICE": "1"})(service)() is True
+    assert (
+        kinetic.run(accelerator=TWO, env={"JAX_ENABLE_PREEMPTION_SERVICE": "1"})(service)() is True
+    )
+    assert (
+        kinetic.run(accelerator=TWO, joins_jax=True, env={"JAX_ENABLE_PREEMPTION_SERVICE": "1"})(
+            service
+        )()
+        is True
+    )
     assert kinetic.run(accelerator=TWO)(configured)() is True
 
 
-# -- not all hosts ---------------------------------------------------------------------------------------------------------
+# -- not all hosts ---------------------------------------------------------------------------------
 
 
 def test_a_host_that_returns_without_jax_ends_the_wait_of_the_others():
@@ -263,7 +323,9 @@ def test_a_host_that_returns_without_jax_ends_the_wait_of_the_others():
 
         return jax.device_count() if os.environ["KINETIC_HOST_INDEX"] in "02" else None
 
-    with pytest.raises(errors.HostHung, match="hosts 1, 3 of 4 returned without using JAX") as caught:
+    with pytest.raises(
+        errors.HostHung, match="hosts 1, 3 of 4 returned without using JAX"
+    ) as caught:
         only_the_leader()
     assert "hosts 0, 2" in str(caught.value)
     assert re.search(r"test_joining.py:\d+ in only_the_leader", str(caught.value))
@@ -286,7 +348,11 @@ def test_a_host_that_never_uses_jax_keeps_the_others_waiting_only_so_long():
 
 
 def test_a_program_that_waits_for_others_in_vain_ends(project):
-    write(project, "train.py", "import os\nif os.environ['RANK'] == '0':\n    import jax\n    jax.devices()\n")
+    write(
+        project,
+        "train.py",
+        "import os\nif os.environ['RANK'] == '0':\n    import jax\n    jax.devices()\n",
+    )
     with pytest.raises(AssertionError, match="host 1 of 2 returned without using JAX"):
         run(project, "--", sys.executable, "train.py")
 
@@ -307,7 +373,7 @@ def test_the_start_timeout_covers_the_workers(home):
     assert not ran.exists()
 
 
-# -- proxies, and programs that are not JAX --------------------------------------------------------------------------------
+# -- proxies, and programs that are not JAX --------------------------------------------------------
 
 
 @pytest.mark.parametrize("joins_jax", [True, "lazy"])
@@ -317,13 +383,22 @@ def test_the_hosts_talk_to_each_other_past_every_proxy(joins_jax, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("no_grpc_proxy", "example.net")
 
-    @kinetic.run(accelerator=TWO, joins_jax=joins_jax, env={"grpc_proxy": NOWHERE, "no_grpc_proxy": "example.net"})
+    @kinetic.run(
+        accelerator=TWO,
+        joins_jax=joins_jax,
+        env={"grpc_proxy": NOWHERE, "no_grpc_proxy": "example.net"},
+    )
     def seen():
         import os
 
         import jax
 
-        return jax.device_count(), os.environ["https_proxy"], os.environ["no_proxy"].split(","), os.environ["no_grpc_proxy"]  # noqa: SIM112
+        return (
+            jax.device_count(),
+            os.environ["https_proxy"],
+            os.environ["no_proxy"].split(","),
+            os.environ["no_grpc_proxy"],  # noqa: SIM112
+        )
 
     count, proxy, direct, direct_grpc = seen()
     assert (count, proxy) == (8, NOWHERE)
@@ -338,7 +413,10 @@ def test_a_program_joins_past_proxies_that_it_sets_itself(project):
         f"import os\nfor name in {PROXIES!r}: os.environ[name] = {NOWHERE!r}\n"
         "os.environ['no_proxy'] = 'example.org'\nimport jax\nprint(jax.device_count())\n",
     )
-    assert run(project, "--", sys.executable, "train.py", https_proxy=NOWHERE) == ["[host 0] 8", "[host 1] 8"]
+    assert run(project, "--", sys.executable, "train.py", https_proxy=NOWHERE) == [
+        "[host 0] 8",
+        "[host 1] 8",
+    ]
 
 
 def test_programs_of_other_frameworks_find_their_variables():
@@ -353,8 +431,18 @@ def test_programs_of_other_frameworks_find_their_variables():
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
             free.listen()
-        names = ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PET_NNODES", "PET_NODE_RANK")
-        return [os.environ[name] for name in names], os.environ["MASTER_PORT"] == os.environ["PET_MASTER_PORT"]
+        names = (
+            "MASTER_ADDR",
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "PET_NNODES",
+            "PET_NODE_RANK",
+        )
+        return [os.environ[name] for name in names], os.environ["MASTER_PORT"] == os.environ[
+            "PET_MASTER_PORT"
+        ]
 
     assert variables() == (["127.0.0.1", "0", "2", "0", "1", "2", "0"], True)
 
@@ -372,13 +460,17 @@ def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(mo
         import subprocess
         import sys
 
-        return subprocess.check_output([sys.executable, "-c", "import jax; print(jax.device_count())"], text=True)
+        return subprocess.check_output(
+            [sys.executable, "-c", "import jax; print(jax.device_count())"], text=True
+        )
 
     assert start() == "8\n"
 
 
 def test_a_fork_that_imports_jax_first_stands_alone():
-    @kinetic.run(accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"})  # A variable of JAX's: it is not imported ahead.
+    @kinetic.run(
+        accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"}
+    )  # A variable of JAX's: it is not imported ahead.
     def fork():
         import os
         import sys
@@ -402,7 +494,9 @@ def test_slices_of_one_host_each_are_one_world() -> None:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         mesh = Mesh(jax.devices(), ("x",))
-        ones = jax.make_array_from_callback((6,), NamedSharding(mesh, PartitionSpec("x")), lambda _: jnp.ones(1))
+        ones = jax.make_array_from_callback(
+            (6,), NamedSharding(mesh, PartitionSpec("x")), lambda _: jnp.ones(1)
+        )
         return float(jax.jit(jnp.sum)(ones)), jax.process_count(), jax.local_device_count()
 
     assert total() == (6.0, 3, 2)
@@ -410,4 +504,7 @@ def test_slices_of_one_host_each_are_one_world() -> None:
 
 def test_a_program_on_slices_of_one_host_each(project: Path) -> None:
     script = write(project, "joins.py", JOINS)
-    assert run(project, "--slices", "2", script, accelerator="cpu:2") == ["[host 0] 0 2 4", "[host 1] 1 2 4"]
+    assert run(project, "--slices", "2", script, accelerator="cpu:2") == [
+        "[host 0] 0 2 4",
+        "[host 1] 1 2 4",
+    ]

@@ -1,6 +1,8 @@
-"""kill -9 of each process at each phase: the caller gets the right error, nothing is left, the next job runs.
+"""kill -9 of each process at each phase: the caller gets the right error, nothing is left, the next
+job runs.
 
-In: a job held in a phase. Out: what its caller sees. The fixture `no_leftovers` looks for processes after each test.
+In: a job held in a phase. Out: what its caller sees. The fixture `no_leftovers` looks for processes
+after each test.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import PATIENCE_S, assert_next_job_runs, kill, preloaders, processes, start_script, stop, wait_until, worker_of
+from gangs import (
+    PATIENCE_S,
+    assert_next_job_runs,
+    kill,
+    preloaders,
+    processes,
+    start_script,
+    stop,
+    wait_until,
+    worker_of,
+)
 
 import kinetic
 from kinetic import errors
@@ -45,7 +57,9 @@ def held_in(phase, tmp):
         return handle
     _, agents = processes(handle)
     if phase == "joining":
-        os.kill(agents[0], signal.SIGSTOP)  # While it is stopped it cannot join, unless it was very quick.
+        os.kill(
+            agents[0], signal.SIGSTOP
+        )  # While it is stopped it cannot join, unless it was very quick.
         worker_of(agents[1])
     else:
         wait_until(marker.exists, "the function has not started")
@@ -90,7 +104,9 @@ def test_killing_an_agent(phase, home, nothing_left):
     with pytest.raises(errors.HostLost, match="host 1") as caught:
         handle.result(timeout=PATIENCE_S)
     assert caught.value.hosts == (1,)
-    assert "silent" not in str(caught.value), "the death itself is noticed, not the silence after it"
+    assert "silent" not in str(caught.value), (
+        "the death itself is noticed, not the silence after it"
+    )
     assert_record_intact(handle)
     nothing_left()
     assert_next_job_runs()
@@ -105,7 +121,9 @@ def test_killing_a_worker(phase, home, nothing_left):
     with pytest.raises(errors.HostLost, match="host 1") as caught:
         handle.result(timeout=PATIENCE_S)
     assert caught.value.hosts[0] == 1
-    assert "silent" not in str(caught.value), "the death itself is noticed, not the silence after it"
+    assert "silent" not in str(caught.value), (
+        "the death itself is noticed, not the silence after it"
+    )
     assert_record_intact(handle)
     nothing_left()
     assert_next_job_runs()
@@ -128,7 +146,9 @@ def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothin
     marker.unlink()
     wait_until(lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the host has not reported")
     kill(supervisor)
-    listed = subprocess.run([sys.executable, "-m", "kinetic", "jobs", "list", "--json"], capture_output=True, text=True)
+    listed = subprocess.run(
+        [sys.executable, "-m", "kinetic", "jobs", "list", "--json"], capture_output=True, text=True
+    )
     assert [job["state"] for job in json.loads(listed.stdout)] in (
         ["SUCCEEDED"],
         ["RUNNING"],
@@ -164,7 +184,9 @@ def wait_for_caller(phase, caller, home):
     elif phase == "running":
         assert caller.stdout.readline() == b"running\n"
     elif phase == "reporting":
-        wait_until(lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the leader has not reported")
+        wait_until(
+            lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the leader has not reported"
+        )
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -185,9 +207,12 @@ def test_killing_the_caller(phase, home, monkeypatch, nothing_left):
 
 
 def attach_elsewhere(job_id):
-    """What a process that knows only the id prints: the output, from its beginning, and the value."""
+    """What a process that knows only the id prints: the output, from its beginning, and the
+    value."""
     source = f"import kinetic; print(kinetic.attach({job_id!r}).result(stream_logs=True))"
-    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def kill_group(caller, terminal):
@@ -204,7 +229,14 @@ def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, 
     ours, theirs = os.openpty()
     own_terminal = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     terminal = [ours]
-    with start_script(home, own_terminal + CALLER, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as caller:
+    with start_script(
+        home,
+        own_terminal + CALLER,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as caller:
         os.close(theirs)
         wait_until(lambda: b"running" in os.read(ours, 4096), "nothing was printed")
         ending(caller, terminal)
@@ -220,7 +252,7 @@ def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, 
 
 DYING_WITH = """
 import os, sys, time
-from kinetic.runner import processes
+from kinetic._system import processes
 
 if os.fork() == 0:
     parent = os.getppid()
@@ -238,14 +270,18 @@ else:
 
 
 @pytest.mark.parametrize(("moment", "told"), [("during", b""), ("afterwards", b"still there\n")])
-def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_clean_up(moment, told):
-    with subprocess.Popen([sys.executable, "-c", DYING_WITH, moment], stdout=subprocess.PIPE) as parent:
+def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_clean_up(
+    moment, told
+):
+    with subprocess.Popen(
+        [sys.executable, "-c", DYING_WITH, moment], stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout.readline() == b"there\n"
         parent.kill()
         assert parent.stdout.read() == told  # And then its end: both are gone.
 
 
-# -- what the function started -----------------------------------------------------------------------------------------
+# -- what the function started ---------------------------------------------------------------------
 
 
 def leave_the_family(marker):
@@ -271,7 +307,9 @@ def test_no_death_leaves_what_the_function_started(which, home, nothing_left):
 
 def list_from_the_shell(handle):
     def listed():
-        return subprocess.run([sys.executable, "-m", "kinetic", "jobs", "list"], check=True, capture_output=True).stdout
+        return subprocess.run(
+            [sys.executable, "-m", "kinetic", "jobs", "list"], check=True, capture_output=True
+        ).stdout
 
     wait_until(lambda: b"FAILED" in listed(), "the job goes on")
 
@@ -298,9 +336,15 @@ def become_a_daemon(marker):
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 @pytest.mark.parametrize(
     "ask",
-    [lambda handle: handle.wait(), lambda handle: wait_until(lambda: handle.status().ended, "goes on"), list_from_the_shell],
+    [
+        lambda handle: handle.wait(),
+        lambda handle: wait_until(lambda: handle.status().ended, "goes on"),
+        list_from_the_shell,
+    ],
 )
-def test_supervisor_and_agents_killed_at_once_leave_no_daemons(accelerator, ask, home, nothing_left):
+def test_supervisor_and_agents_killed_at_once_leave_no_daemons(
+    accelerator, ask, home, nothing_left
+):
     """At the latest they are gone once somebody asks for the job."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator=accelerator)(become_a_daemon).run_async(str(marker))
@@ -310,13 +354,15 @@ def test_supervisor_and_agents_killed_at_once_leave_no_daemons(accelerator, ask,
         os.kill(pid, signal.SIGSTOP)  # So that none of them sees another one die.
     for pid in (supervisor, *agents.values()):
         kill(pid)
-    wait_until(lambda: not any(map(is_there, (supervisor, *agents.values()))), "SIGKILL has no effect")
+    wait_until(
+        lambda: not any(map(is_there, (supervisor, *agents.values()))), "SIGKILL has no effect"
+    )
     ask(handle)
     nothing_left()
     assert handle.status().value == "FAILED"
 
 
-# -- the preloader -----------------------------------------------------------------------------------------------------
+# -- the preloader ---------------------------------------------------------------------------------
 
 KILLS_ITS_PRELOADER = """
 import os, signal, sys, threading
@@ -374,7 +420,7 @@ def test_a_job_whose_preloader_dies_goes_on(home):
     assert handle.result() == "value"
 
 
-# -- another attempt, and a job that is being cancelled ----------------------------------------------------------------
+# -- another attempt, and a job that is being cancelled --------------------------------------------
 
 
 def second_time(marker):
@@ -450,7 +496,9 @@ def test_a_death_while_the_job_is_being_cancelled(which, home, nothing_left):
     """It was cancelled, whatever else happened to it."""
     marker = home.parent / "cleaning"
     handle = kinetic.run(accelerator="tpu-v6e-8")(clean_up_slowly).run_async(str(marker))
-    wait_until(lambda: "running" in handle.logs(host=0) and "running" in handle.logs(host=1), "not running")
+    wait_until(
+        lambda: "running" in handle.logs(host=0) and "running" in handle.logs(host=1), "not running"
+    )
     supervisor, agents = processes(handle)
     handle.cancel(cleanup_timeout=0)
     wait_until(marker.exists, "SIGTERM did not reach the function")
@@ -478,7 +526,10 @@ def test_events_tell_the_story(home):
     kill(agents[1])
     with pytest.raises(errors.HostLost):
         handle.result()
-    kinds = [json.loads(line)["kind"] for line in (home / "jobs" / handle.job_id / "events.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"]
+        for line in (home / "jobs" / handle.job_id / "events.jsonl").read_text().splitlines()
+    ]
     assert kinds[:3] == ["joined", "joined", "ready"]
     assert "lost" in kinds
     assert kinds[-1] == "ended"

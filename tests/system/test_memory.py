@@ -1,6 +1,8 @@
-"""Memory that runs out, and a worker that is killed while it holds much of it: what its caller is told.
+"""Memory that runs out, and a worker that is killed while it holds much of it: what its caller is
+told.
 
-In: a limit on a control group, where this user may set one; else a kill. Out: the kind of end, with the peak memory.
+In: a limit on a control group, where this user may set one; else a kill. Out: the kind of end, with
+the peak memory.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from gangs import PATIENCE_S, processes, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
-from kinetic.coordinator.client import ControlClient
-from kinetic.job.outcome import Exit
+from kinetic._core.outcome import Exit
+from kinetic._rpc.client import ControlClient
 
 LIMIT_BYTES = 400 << 20
 HELD_BYTES = 220 << 20
@@ -55,7 +57,9 @@ def test_a_worker_that_is_killed_is_told_with_its_peak_memory_and_not_as_out_of_
     handle = kinetic.run(accelerator="cpu")(hold_much).run_async(str(marker))
     wait_until(marker.exists, "not started")
     os.kill(worker_of(processes(handle)[1][0]), signal.SIGKILL)
-    with pytest.raises(errors.HostLost, match=r"killed by SIGKILL \(peak memory (2\d\d|3\d\d) MiB\)") as caught:
+    with pytest.raises(
+        errors.HostLost, match=r"killed by SIGKILL \(peak memory (2\d\d|3\d\d) MiB\)"
+    ) as caught:
         handle.result()
     assert "out of memory" not in str(caught.value)
     (report,) = handle.outcome().reports
@@ -82,7 +86,10 @@ def start_a_program_that_holds_much(let_go):
 def test_the_memory_of_a_program_that_the_function_started_counts(home):
     let_go = home.parent / "let-go"
     handle = kinetic.run(accelerator="cpu")(start_a_program_that_holds_much).run_async(str(let_go))
-    wait_until(lambda: snapshot(handle)["members"][0]["log_bytes"] > 0, "no heartbeat since the program held it")
+    wait_until(
+        lambda: snapshot(handle)["members"][0]["log_bytes"] > 0,
+        "no heartbeat since the program held it",
+    )
     let_go.touch()
     handle.result()
     (report,) = handle.outcome().reports
@@ -90,8 +97,18 @@ def test_the_memory_of_a_program_that_the_function_started_counts(home):
 
 
 def in_a_scope():
-    """A command that runs another one below the limit: the user's own service manager may set it."""
-    command = ["systemd-run", "--user", "--scope", "--quiet", "-p", f"MemoryMax={LIMIT_BYTES}", "-p", "MemorySwapMax=0"]
+    """A command that runs another one below the limit: the user's own service manager may set
+    it."""
+    command = [
+        "systemd-run",
+        "--user",
+        "--scope",
+        "--quiet",
+        "-p",
+        f"MemoryMax={LIMIT_BYTES}",
+        "-p",
+        "MemorySwapMax=0",
+    ]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if subprocess.run([*command, "true"], capture_output=True, timeout=20).returncode == 0:
             return command
@@ -99,7 +116,8 @@ def in_a_scope():
 
 
 def in_a_group():
-    """The same by hand: in a control group of our own, where we may make one that accounts for memory."""
+    """The same by hand: in a control group of our own, where we may make one that accounts for
+    memory."""
     folder = V2 / f"kinetic-test-{os.getpid()}"
     try:
         folder.mkdir()
@@ -125,10 +143,18 @@ def test_a_worker_that_the_kernel_kills_is_out_of_memory(home):
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(textwrap.dedent(TAKES_ALL))
     try:
-        done = subprocess.run([*command, sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(
+            [*command, sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
     finally:
         if folder is not None:
             wait_until(lambda: not (folder / "cgroup.procs").read_text(), "the group is not empty")
             folder.rmdir()
-    assert re.search(r"ran out of memory\. The kernel's out-of-memory killer ended the worker process", done.stdout), done.stderr
+    assert re.search(
+        r"ran out of memory\. The kernel's out-of-memory killer ended the worker process",
+        done.stdout,
+    ), done.stderr
     assert re.search(r"peak memory \d+ MiB, limit 400 MiB", done.stdout), done.stdout

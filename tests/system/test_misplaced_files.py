@@ -1,4 +1,5 @@
-"""Something else in place of a job's records (a FIFO, a socket, a folder): nobody who reads them waits for ever.
+"""Something else in place of a job's records (a FIFO, a socket, a folder): nobody who reads them
+waits for ever.
 
 In: the folder of a job that has ended, changed. Out: answers, or errors that say what is wrong.
 """
@@ -16,7 +17,7 @@ import pytest
 
 import kinetic
 from kinetic import errors
-from kinetic.storage import files
+from kinetic._store import files
 
 PATIENCE_S = 300
 READ = """
@@ -42,7 +43,14 @@ ask(job.logs)
 ask(job.events)
 ask(job.cancel)
 """
-COMMANDS = [["jobs", "list"], ["jobs", "status"], ["jobs", "logs"], ["jobs", "logs", "-f"], ["jobs", "result"], ["doctor"]]
+COMMANDS = [
+    ["jobs", "list"],
+    ["jobs", "status"],
+    ["jobs", "logs"],
+    ["jobs", "logs", "-f"],
+    ["jobs", "result"],
+    ["doctor"],
+]
 
 
 def fifo(path: Path) -> None:
@@ -85,7 +93,9 @@ def test_every_reader_answers(make, home):
 
     handle = function.run_async()
     assert handle.result() == "value"
-    records = [p for p in home.rglob("*") if p.is_file() and ("jobs" in p.parts or "refs" in p.parts)]
+    records = [
+        p for p in home.rglob("*") if p.is_file() and ("jobs" in p.parts or "refs" in p.parts)
+    ]
     records.append(home / f"jobs/{handle.job_id}/local/supervisor.json")
     assert len(records) > 8
     for place in records:
@@ -116,7 +126,9 @@ def test_every_command_answers(name, home):
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_a_fifo_that_the_function_makes_where_its_last_word_is_looked_for(home):

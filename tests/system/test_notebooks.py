@@ -1,4 +1,5 @@
-"""Notebooks, through a real kernel: what is typed into cells runs on slices, and cells show how it goes."""
+"""Notebooks, through a real kernel: what is typed into cells runs on slices, and cells show how it
+goes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class Kernel:
     def __init__(self, folder):
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
-            cwd=str(folder), env=os.environ | {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder.parent / "ipython")}
+            cwd=str(folder),
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder.parent / "ipython")},
         )
         self.client = self._manager.blocking_client()
         self.client.start_channels()
@@ -66,7 +69,9 @@ class Shown:
         self.messages = list(messages)
 
     def stream(self, name):
-        return "".join(c["text"] for kind, c in self.messages if kind == "stream" and c["name"] == name)
+        return "".join(
+            c["text"] for kind, c in self.messages if kind == "stream" and c["name"] == name
+        )
 
     @property
     def error(self):
@@ -98,16 +103,24 @@ def kernel(folder):
 def test_the_example_runs(folder):
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
     environ = os.environ | {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder.parent / "ipython")}
-    client = nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(folder)}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=200, resources={"metadata": {"path": str(folder)}}
+    )
     with client.setup_kernel(env=environ):
         for number, cell in enumerate(notebook.cells):
             client.execute_cell(cell, number)
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     values = [output.data for output in outputs if output.output_type == "execute_result"]
     assert "Plan of fit" in values[0]["text/html"]
     assert values[1]["text/plain"] == "(Line(slope=3.0, offset=1.0), 8)"
     assert "JobHandle job-" in values[2]["text/plain"]
-    printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    printed = "".join(
+        output.text
+        for output in outputs
+        if output.output_type == "stream" and output.name == "stdout"
+    )
     assert "step 100: slope" in printed
     assert "step 20: slope" in printed
 
@@ -138,13 +151,19 @@ def talk(go_on):
 
 def test_whatever_cells_define_goes_along(kernel, folder):
     (folder / "beside.py").write_text("OFFSET = 7\n\ndef shifted(x):\n    return x + OFFSET\n")
-    kernel.run("from beside import shifted\nSCALE = 10\ndef helper(x):\n    return shifted(x) * SCALE")
+    kernel.run(
+        "from beside import shifted\nSCALE = 10\ndef helper(x):\n    return shifted(x) * SCALE"
+    )
     kernel.run("@kinetic.run(accelerator='cpu')\ndef work(x):\n    return helper(x)")
     assert kernel.run("work(1)").value["text/plain"] == "80"
     kernel.run("def helper(x):\n    return -shifted(x)")
-    assert kernel.run("work(1)").value["text/plain"] == "-8", "a helper that was redefined in a later cell"
+    assert kernel.run("work(1)").value["text/plain"] == "-8", (
+        "a helper that was redefined in a later cell"
+    )
     kernel.run("SCALE = 2\ndef helper(x):\n    return shifted(x) * SCALE")
-    assert kernel.run("work(1)").value["text/plain"] == "16", "a global that was changed in a later cell"
+    assert kernel.run("work(1)").value["text/plain"] == "16", (
+        "a global that was changed in a later cell"
+    )
     kernel.run("""
 from dataclasses import dataclass
 @dataclass
@@ -194,13 +213,21 @@ class Point:
 class Late:
     def __init__(self, a): self.a = a
 
-jax.tree_util.register_pytree_node(Late, lambda late: ((late.a,), None), lambda aux, children: Late(*children))
+jax.tree_util.register_pytree_node(
+    Late, lambda late: ((late.a,), None), lambda aux, children: Late(*children)
+)
 """)
     shown = kernel.run("""
 @kinetic.run(accelerator="cpu")
 def look(point):
-    state = State.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), batch_stats={"m": jnp.ones(2)})
-    counts = [len(jax.tree_util.tree_leaves(tree)) for tree in (state, point, Point(1.0, 2.0), Late(1.0))]
+    state = State.create(
+        apply_fn=None,
+        params={"w": jnp.ones(2)},
+        tx=optax.sgd(0.1),
+        batch_stats={"m": jnp.ones(2)},
+    )
+    trees = (state, point, Point(1.0, 2.0), Late(1.0))
+    counts = [len(jax.tree_util.tree_leaves(tree)) for tree in trees]
     return counts, str(jnp.ones(1).dtype), jax.tree_util.tree_map(lambda leaf: leaf + 1, point)
 
 counts, dtype, point = look(Point(1.0, 2.0))
@@ -222,7 +249,8 @@ def test_an_edited_module_is_what_the_notebook_has(kernel, folder):
     module.write_text("def version():\n    return 1\n")
     kernel.run("%load_ext autoreload\n%autoreload 2\nimport part")
     kernel.run(
-        "@kinetic.run(accelerator='cpu')\ndef look():\n    import part as again\n    return part.version(), again.version()"
+        "@kinetic.run(accelerator='cpu')\ndef look():\n    import part as again\n"
+        "    return part.version(), again.version()"
     )
     assert kernel.run("look()").value["text/plain"] == "(1, 1)"
     module.write_text("def version():\n    return 22\n")
@@ -238,11 +266,13 @@ def test_an_edited_module_is_what_the_notebook_has(kernel, folder):
 
 def test_tracebacks_show_the_lines_of_cells_and_none_of_ours(kernel):
     kernel.run("password = 'not for others'\ndef halve(x):\n    y = x - x\n    return x / y")
-    shown = kernel.run("@kinetic.run(accelerator='cpu')\ndef boom(x):\n    return halve(x)\nboom(3)")
+    shown = kernel.run(
+        "@kinetic.run(accelerator='cpu')\ndef boom(x):\n    return halve(x)\nboom(3)"
+    )
     local, _, remote = shown.error.partition("Remote traceback")
     assert "----> 4     return x / y" in local
-    assert "kinetic/handle.py" not in shown.error
-    assert "kinetic/runner" not in shown.error
+    assert "kinetic/_client/handle.py" not in shown.error
+    assert "kinetic/_host" not in shown.error
     assert ": as above, raised at Cell In[2]:4 in halve.\n" in remote
     log = kernel.run("kinetic.list_jobs()[0].logs(follow=True)").stream("stderr")
     assert "  Cell In[2], line 4, in halve\n    return x / y\n" in log
@@ -269,7 +299,9 @@ def wait(go_on):
             if "2 hosts: running" in content["data"]["text/plain"]:
                 marker.touch()
         assert kind != "error", content
-    assert [kind for kind, _, _ in drawn] == ["display_data"] + ["update_display_data"] * (len(drawn) - 1)
+    assert [kind for kind, _, _ in drawn] == ["display_data"] + ["update_display_data"] * (
+        len(drawn) - 1
+    )
     assert len({place for _, place, _ in drawn}) == 1, "one place in the output"
     assert "succeeded" in drawn[-1][2]["text/html"]
     assert "2 hosts: returned" in drawn[-1][2]["text/plain"]
@@ -285,7 +317,8 @@ def test_handles_and_plans_are_drawn(kernel):
 
 def test_an_interrupted_cell_says_how_to_come_back_and_the_job_goes_on(kernel):
     kernel.run(
-        "@kinetic.run(accelerator='cpu')\ndef slow():\n    import time\n    print('running', flush=True)\n    time.sleep(1000)"
+        "@kinetic.run(accelerator='cpu')\ndef slow():\n    import time\n"
+        "    print('running', flush=True)\n    time.sleep(1000)"
     )
     seen = []
     for kind, content in kernel.start("slow()"):
@@ -298,7 +331,7 @@ def test_an_interrupted_cell_says_how_to_come_back_and_the_job_goes_on(kernel):
     last = shown.error.splitlines()[-1]
     assert f'kinetic.attach("{handle.job_id}")' in last, shown.error
     assert f"kinetic jobs cancel {handle.job_id}" in last
-    assert "kinetic/handle.py" not in shown.error
+    assert "kinetic/_client/handle.py" not in shown.error
     assert not handle.status().ended
     assert kernel.run("1 + 1").value["text/plain"] == "2"
     handle.cancel()
@@ -325,7 +358,10 @@ print(slow.run_async().job_id)
 
 def test_the_example_has_no_output_and_names_no_machine():
     notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
-    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook["cells"])
+    assert all(
+        not cell.get("outputs") and cell.get("execution_count") is None
+        for cell in notebook["cells"]
+    )
 
 
 def test_a_progress_bar_is_not_cut_in_two_by_the_display(kernel):
@@ -342,6 +378,10 @@ def bar():
 bar()
 """)
     assert not shown.error, shown.error
-    kinds = [kind for kind, content in shown.messages if kind in ("stream", "display_data") and "12" in str(content)]
+    kinds = [
+        kind
+        for kind, content in shown.messages
+        if kind in ("stream", "display_data") and "12" in str(content)
+    ]
     assert kinds.count("display_data") == 1
     assert kinds[0] == "display_data", "the display has its place above the line"

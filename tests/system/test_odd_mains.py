@@ -1,4 +1,5 @@
-"""Scripts that are not started as `python script.py`, or whose file is not what it was when they started."""
+"""Scripts that are not started as `python script.py`, or whose file is not what it was when they
+started."""
 
 from __future__ import annotations
 
@@ -56,10 +57,22 @@ if __name__ == "__main__":
     [
         (["-m", "cProfile", "-o", "/dev/null", "main.py"], SCRIPT + CALL),
         (["-c", SCRIPT + CALL], ""),
-        (["-c", "exec(compile(open('main.py').read(), 'main.py', 'exec'), {'__name__': '__main__'})"], SCRIPT + CALL),
+        (
+            [
+                "-c",
+                "exec(compile(open('main.py').read(), 'main.py', 'exec'), {'__name__': "
+                "'__main__'})",
+            ],
+            SCRIPT + CALL,
+        ),
         (["-c", "import runpy; runpy.run_module('main', run_name='__main__')"], SCRIPT + CALL),
         (["main.py"], SCRIPT + SPAWN),
-        (["main.py"], SCRIPT + "text = open(__file__).read()\nopen(__file__, 'w').write('# edited\\n' * 5 + text)\n" + CALL),
+        (
+            ["main.py"],
+            SCRIPT
+            + "text = open(__file__).read()\nopen(__file__, 'w').write('# edited\\n' * 5 + text)\n"
+            + CALL,
+        ),
         (["main.py"], SCRIPT + "import os\nos.remove(__file__)\n" + CALL),
     ],
     ids=["profiled", "command", "executed", "run-module", "spawned", "edited", "removed"],
@@ -68,5 +81,7 @@ def test_classes_of_the_script_are_registered(how: list[str], main: str, tmp_pat
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "library.py").write_text(LIBRARY)
     (tmp_path / "main.py").write_text(main)
-    done = subprocess.run([sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "got: True 2\n", done.stdout + done.stderr

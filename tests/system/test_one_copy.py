@@ -1,4 +1,5 @@
-"""On a host every class of a project is there once, as on the caller's side, and what a module or script registers is registered.
+"""On a host every class of a project is there once, as on the caller's side, and what a module or
+script registers is registered.
 
 Each case is a project in a folder of its own, run as its users run it: `python main.py`.
 """
@@ -22,7 +23,12 @@ def run(folder: Path, files: dict[str, str], main: str = "main.py") -> str:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     done = subprocess.run(
-        [sys.executable, main], cwd=folder, capture_output=True, text=True, env=os.environ | {"KERAS_BACKEND": "jax"}, check=False
+        [sys.executable, main],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"KERAS_BACKEND": "jax"},
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -88,7 +94,12 @@ def job(config, color):
     except ConfigError as error:
         print("caught:", error)
     cache = cfgmod.CACHE
-    print("one cache:", cache["seen"].width, cache is again.CACHE is trainer.CACHE, trainer.cached(1) is trainer.cached(1))
+    print(
+        "one cache:",
+        cache["seen"].width,
+        cache is again.CACHE is trainer.CACHE,
+        trainer.cached(1) is trainer.cached(1),
+    )
     with ProcessPoolExecutor(2) as pool:
         print("pool:", list(pool.map(square, [1, 2, 3])))
     return Config(7), Color.RED
@@ -106,7 +117,9 @@ print("back:", type(config) is Config, color is Color.RED)
     ]
 
 
-def test_functions_under_decorators_and_closures_share_the_state_of_their_module(tmp_path: Path) -> None:
+def test_functions_under_decorators_and_closures_share_the_state_of_their_module(
+    tmp_path: Path,
+) -> None:
     work = """
 import functools, kinetic
 
@@ -149,7 +162,10 @@ CALLS = work.CALLS
 print(work.train(work.make()))
 print(work.Trainer().fit())
 """
-    assert lines(run(tmp_path, {"work.py": work, "main.py": main})) == ["(['train', 'step', 'closure'], True)", "[True]"]
+    assert lines(run(tmp_path, {"work.py": work, "main.py": main})) == [
+        "(['train', 'step', 'closure'], True)",
+        "[True]",
+    ]
 
 
 FLAX = """
@@ -181,7 +197,9 @@ class Sized:
 class Late:
     def __init__(self, a): self.a = a
 
-jax.tree_util.register_pytree_node(Late, lambda late: ((late.a, late.a), None), lambda aux, children: Late(children[0]))
+jax.tree_util.register_pytree_node(
+    Late, lambda late: ((late.a, late.a), None), lambda aux, children: Late(children[0])
+)
 
 @flax.struct.dataclass
 class Struct:
@@ -210,11 +228,19 @@ FLAX_CHECKS = """
 @kinetic.run(accelerator="cpu")
 def look(node, point):
     import optax
-    state = State.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), batch_stats={"m": jnp.ones(2)})
-    model = keras.Sequential([keras.Input((2,)), Scale(4), keras.layers.Dense(1, activation=triple)])
+    state = State.create(
+        apply_fn=None,
+        params={"w": jnp.ones(2)},
+        tx=optax.sgd(0.1),
+        batch_stats={"m": jnp.ones(2)},
+    )
+    model = keras.Sequential(
+        [keras.Input((2,)), Scale(4), keras.layers.Dense(1, activation=triple)]
+    )
     model.save("m.keras")
     print("given:", count(node), count(point))
-    print("made:", count(Node(1.0)), count(Point(1.0, 2.0)), count(Sized(1.0, 2)), count(Late(1.0)), count(Struct(1.0, 2.0)))
+    made = Node(1.0), Point(1.0, 2.0), Sized(1.0, 2), Late(1.0), Struct(1.0, 2.0)
+    print("made:", *(count(each) for each in made))
     print("flax:", count(state), "batch_stats" in serialization.to_state_dict(state))
     print("state:", serialization.to_state_dict(Struct(1.0, 2.0)))
     print("keras:", keras.models.load_model("m.keras").layers[0].k)
@@ -247,7 +273,9 @@ def test_what_a_module_registers_with_jax_flax_and_keras_is_registered(tmp_path:
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_what_a_script_registers_with_jax_flax_and_keras_is_registered(tmp_path: Path, guarded: bool) -> None:
+def test_what_a_script_registers_with_jax_flax_and_keras_is_registered(
+    tmp_path: Path, guarded: bool
+) -> None:
     if guarded:
         head, _, calls = FLAX_CHECKS.partition("back = look")
         body = "".join(f"    {line}\n" for line in f"back = look{calls}".splitlines())
@@ -276,7 +304,10 @@ def test_equinox_modules(tmp_path: Path, place: str) -> None:
     checks = """
 @kinetic.run(accelerator="cpu")
 def fit(model):
-    print(len(jax.tree_util.tree_leaves(model)), float(eqx.filter_jit(lambda m, x: m(x))(model, 2.0)))
+    print(
+        len(jax.tree_util.tree_leaves(model)),
+        float(eqx.filter_jit(lambda m, x: m(x))(model, 2.0)),
+    )
     return eqx.filter_grad(lambda m: m(1.0))(Biased(jnp.ones(()), 3, jnp.ones(())))
 
 print(len(jax.tree_util.tree_leaves(fit(Biased(jnp.ones(()), 3, jnp.ones(()))))))
@@ -339,7 +370,14 @@ class Counted(metaclass=Meta):
 @kinetic.run(accelerator="cpu")
 def look(square):
     show(1.5), show("warm")
-    print(isinstance(square, Shape), show(1), show(square), Plugin.kinds["first"] is First, REGISTRY["Entry"] is Entry, Meta.made)
+    print(
+        isinstance(square, Shape),
+        show(1),
+        show(square),
+        Plugin.kinds["first"] is First,
+        REGISTRY["Entry"] is Entry,
+        Meta.made,
+    )
 
 show(1.5), show(Square())
 look(Square())
@@ -348,7 +386,15 @@ look(Square())
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert lines(run(tmp_path / "a", {"main.py": "import kinetic\n" + parts + checks})) == wanted
-    assert lines(run(tmp_path / "b", {"parts.py": parts, "main.py": "import kinetic\nfrom parts import *\n" + checks})) == wanted
+    assert (
+        lines(
+            run(
+                tmp_path / "b",
+                {"parts.py": parts, "main.py": "import kinetic\nfrom parts import *\n" + checks},
+            )
+        )
+        == wanted
+    )
 
 
 def test_a_script_that_registers_does_not_run_again(tmp_path: Path) -> None:
@@ -413,7 +459,12 @@ def outer():
 @kinetic.run(accelerator="cpu")
 def look(part, other, function):
     import click as theirs, secrets as again
-    return type(part) is again.Part is type(again.make()), type(other) is theirs.Part, again.make is make, function()
+    return (
+        type(part) is again.Part is type(again.make()),
+        type(other) is theirs.Part,
+        again.make is make,
+        function(),
+    )
 
 print(look(Part(), click.Part(), outer))
 """
@@ -440,7 +491,9 @@ print(train())
     told = lines(run(tmp_path, {"work.py": "def version(): return 'first'", "main.py": main}))
     assert [line for line in told if "kinetic:" not in line] == ["first", "first", "second one"]
     (warning,) = [line for line in told if "changed" in line]
-    assert "work has changed since being imported here: the function gets what was imported" in warning
+    assert (
+        "work has changed since being imported here: the function gets what was imported" in warning
+    )
 
 
 def test_the_configuration_of_jax_is_that_of_the_script(tmp_path: Path) -> None:
@@ -455,9 +508,17 @@ def dtype():
 one = kinetic.run(accelerator="cpu")(dtype)
 several = kinetic.run(accelerator="tpu-v6e-8")(dtype)
 other = kinetic.run(accelerator="cpu", env={"JAX_ENABLE_X64": "0"})(dtype)
-print(one(), several(), other(), "jax_enable_x64=True" in repr(one.plan()), one.run_async_map([()] * 2).results())
+print(
+    one(),
+    several(),
+    other(),
+    "jax_enable_x64=True" in repr(one.plan()),
+    one.run_async_map([()] * 2).results(),
+)
 """
-    assert lines(run(tmp_path, {"main.py": main})) == ["float64 float64 float32 True ['float64', 'float64']"]
+    assert lines(run(tmp_path, {"main.py": main})) == [
+        "float64 float64 float32 True ['float64', 'float64']"
+    ]
 
 
 def test_a_value_and_an_error_of_the_project_can_be_had_in_any_process(tmp_path: Path) -> None:
@@ -489,7 +550,10 @@ try:
 except Exception as error:
     print(type(error).__module__, type(error).__name__, error, sys.path == before)
 """
-    assert lines(run(elsewhere, {"main.py": attach})) == ["Config(width=3)", "cfgmod ConfigError narrow True"]
+    assert lines(run(elsewhere, {"main.py": attach})) == [
+        "Config(width=3)",
+        "cfgmod ConfigError narrow True",
+    ]
     command = [sys.executable, "-m", "kinetic", "jobs", "result", good]
     shown = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stdout.strip()) == (0, "Config(width=3)"), shown.stderr

@@ -25,8 +25,12 @@ def psum_of_indices():
 
     n = jax.device_count()
     mesh = jax.make_mesh((n,), ("d",))
-    x = jax.make_array_from_callback((n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i])
-    total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))(x)
+    x = jax.make_array_from_callback(
+        (n,), NamedSharding(mesh, P("d")), lambda i: np.arange(n, dtype=np.float32)[i]
+    )
+    total = jax.jit(
+        jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    )(x)
     return float(np.asarray(total.addressable_data(0))[0])
 
 
@@ -36,7 +40,7 @@ def host_index():
     return jax.process_index()
 
 
-# -- values and exceptions ---------------------------------------------------------------------------------------------
+# -- values and exceptions -------------------------------------------------------------------------
 
 
 def test_the_leaders_value_comes_back():
@@ -44,7 +48,13 @@ def test_the_leaders_value_comes_back():
     def where():
         import jax
 
-        return jax.process_index(), jax.process_count(), jax.local_device_count(), jax.device_count(), psum_of_indices()
+        return (
+            jax.process_index(),
+            jax.process_count(),
+            jax.local_device_count(),
+            jax.device_count(),
+            psum_of_indices(),
+        )
 
     assert where() == (0, 4, 4, 16, 120.0)
 
@@ -81,8 +91,13 @@ def test_a_short_job_that_fails_or_dies_is_blamed_as_any_other(seconds):
 
 def test_the_first_job_of_a_caller_waits_for_no_import_that_it_can_begin_without():
     heavy = "{'grpc', 'asyncio', 'cloudpickle', 'jax'}"
-    code = f"import sys, kinetic.runner.preload; print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+    code = f"import sys, kinetic._host.local.zygote; print(sorted({heavy} & set(sys.modules)))"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_a_single_host_needs_no_jax():
@@ -151,10 +166,15 @@ def test_the_raising_host_is_named_not_those_that_broke():
         fail_on_two()
     notes = "\n".join(caught.value.__notes__)
     assert "host 2 of 4" in notes
-    assert "".join(traceback.format_exception(caught.value)).count('raise ZeroDivisionError("only here")') == 1
+    assert (
+        "".join(traceback.format_exception(caught.value)).count(
+            'raise ZeroDivisionError("only here")'
+        )
+        == 1
+    )
 
 
-# -- ends that are not exceptions ---------------------------------------------------------------------------------------
+# -- ends that are not exceptions ------------------------------------------------------------------
 
 
 def end_with(how):
@@ -271,7 +291,8 @@ def test_cancel_reaches_the_functions_own_handler(home):
 
 
 def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(home):
-    """As in JAX's callback of the garbage collector, in which many a host stands when its collective breaks."""
+    """As in JAX's callback of the garbage collector, in which many a host stands when its
+    collective breaks."""
     marker = home.parent / "unwound"
 
     @kinetic.run(accelerator="cpu")
@@ -298,7 +319,10 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
         handle.result()
     assert marker.exists()
     ended = "kinetic: The job was cancelled.\n"  # and no word about the exception
-    assert handle.logs() in (f"ready\n{ended}", f"ready\nready\n{ended}")  # at the beginning, perhaps at the end
+    assert handle.logs() in (
+        f"ready\n{ended}",
+        f"ready\nready\n{ended}",
+    )  # at the beginning, perhaps at the end
 
 
 def wait_for_output(handle, text):
@@ -308,7 +332,7 @@ def wait_for_output(handle, text):
         time.sleep(0.02)
 
 
-# -- output ------------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def run_script(source, home, **extra):
@@ -316,7 +340,9 @@ def run_script(source, home, **extra):
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(textwrap.dedent(source))
     env = dict(os.environ) | extra
-    return subprocess.run([sys.executable, str(script)], capture_output=True, env=env, timeout=PATIENCE_S)
+    return subprocess.run(
+        [sys.executable, str(script)], capture_output=True, env=env, timeout=PATIENCE_S
+    )
 
 
 def test_output_arrives_as_it_is(home):
@@ -339,7 +365,9 @@ def test_output_arrives_as_it_is(home):
         home,
     )
     assert done.stdout == (
-        b"[rank0] arr[i] [/tmp/x] [bold]x[/bold]\n" + b"x" * 500 + b"\n\xff\xfe raw\nfrom a child process\nno newline at the end"
+        b"[rank0] arr[i] [/tmp/x] [bold]x[/bold]\n"
+        + b"x" * 500
+        + b"\n\xff\xfe raw\nfrom a child process\nno newline at the end"
     )
     assert b"to stderr\n" in done.stderr
     assert done.returncode == 0
@@ -376,7 +404,7 @@ def test_other_hosts_keep_their_output():
     assert handle.logs(host=1) == "I am host 1\n"
 
 
-# -- environment -------------------------------------------------------------------------------------------------------
+# -- environment -----------------------------------------------------------------------------------
 
 
 def test_only_what_is_declared_travels(monkeypatch):
@@ -384,7 +412,9 @@ def test_only_what_is_declared_travels(monkeypatch):
     monkeypatch.setenv("CAPTURED_ONE", "1")
     monkeypatch.setenv("NOT_DECLARED", "1")
 
-    @kinetic.run(accelerator="cpu", env={"GIVEN": "2"}, secrets=["MY_TOKEN"], capture_env_vars=["CAPTURED_*"])
+    @kinetic.run(
+        accelerator="cpu", env={"GIVEN": "2"}, secrets=["MY_TOKEN"], capture_env_vars=["CAPTURED_*"]
+    )
     def look():
         return {k: os.environ.get(k) for k in ("MY_TOKEN", "CAPTURED_ONE", "NOT_DECLARED", "GIVEN")}
 
@@ -392,7 +422,9 @@ def test_only_what_is_declared_travels(monkeypatch):
 
 
 def test_secrets_rest_nowhere(monkeypatch, home):
-    secret = "-".join(["s3cret", "value", "of", "the", "test"])  # Not literally here: this file is shipped as source.
+    secret = "-".join(
+        ["s3cret", "value", "of", "the", "test"]
+    )  # Not literally here: this file is shipped as source.
     monkeypatch.setenv("MY_TOKEN", secret)
 
     @kinetic.run(accelerator="cpu", secrets=["MY_TOKEN"])
@@ -405,7 +437,7 @@ def test_secrets_rest_nowhere(monkeypatch, home):
     assert not [p for p in files if secret.encode() in p.read_bytes()]
 
 
-# -- the life of a job -------------------------------------------------------------------------------------------------
+# -- the life of a job -----------------------------------------------------------------------------
 
 
 def test_a_second_result_and_an_attach_work():
@@ -490,7 +522,11 @@ def test_a_failing_gang_is_started_again(capfd):
     handle = third_time.run_async()
     assert handle.result(stream_logs=True) == 3
     log = handle.logs()
-    told = [line for line in log.splitlines() if not line.startswith("  File") and 'not yet")' not in line]
+    told = [
+        line
+        for line in log.splitlines()
+        if not line.startswith("  File") and 'not yet")' not in line
+    ]
     assert told == [
         "attempt 1",
         "Traceback (most recent call last):",
@@ -505,14 +541,18 @@ def test_a_failing_gang_is_started_again(capfd):
         "attempt 3",
     ]
     shown = capfd.readouterr()
-    assert sorted((shown.out + shown.err).splitlines()) == sorted(log.splitlines()), "what nobody raises is shown as it happens"
+    assert sorted((shown.out + shown.err).splitlines()) == sorted(log.splitlines()), (
+        "what nobody raises is shown as it happens"
+    )
 
 
 def test_children_of_the_function_end_with_it():
     @kinetic.run(accelerator="cpu")
     def leave_children():
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        subprocess.Popen([sys.executable, "-c", "import os, time; os.fork(); os.setsid(); time.sleep(1000)"])
+        subprocess.Popen(
+            [sys.executable, "-c", "import os, time; os.fork(); os.setsid(); time.sleep(1000)"]
+        )
         return "returned"
 
     assert leave_children() == "returned"  # The fixture no_leftovers looks for the rest.

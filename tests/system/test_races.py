@@ -1,4 +1,5 @@
-"""Several processes that end, collect and remove one job at once: each gets a true answer, and nothing is left half done.
+"""Several processes that end, collect and remove one job at once: each gets a true answer, and
+nothing is left half done.
 
 In: a job that runs, or has ended. Out: what each of them was told, and what is left of the job.
 """
@@ -16,8 +17,8 @@ from gangs import PATIENCE_S, wait_until
 
 import kinetic
 from kinetic import errors
-from kinetic.job import paths
-from kinetic.storage.local import LocalStore
+from kinetic._core import layout
+from kinetic._store.local import LocalStore
 
 ONE_OF_MANY = """
 import sys, time
@@ -68,7 +69,10 @@ def test_many_processes_end_one_job_at_once(func, home):
     script = home.parent / "one.py"
     script.write_text(textwrap.dedent(ONE_OF_MANY))
     go, kinds = home.parent / "go", [*TRUE, *TRUE]
-    crew = [start(script, kind, handle.job_id, home.parent / f"ready-{i}", go) for i, kind in enumerate(kinds)]
+    crew = [
+        start(script, kind, handle.job_id, home.parent / f"ready-{i}", go)
+        for i, kind in enumerate(kinds)
+    ]
     for i in range(len(crew)):
         wait_until((home.parent / f"ready-{i}").exists, "not ready")
     go.touch()
@@ -77,8 +81,8 @@ def test_many_processes_end_one_job_at_once(func, home):
         assert "Traceback" not in err, err
         if kind != "prune":
             assert out.split()[1] in TRUE[kind], out
-    assert not LocalStore(home).has(paths.ref(handle.job_id))
-    assert not (home / paths.job(handle.job_id)).exists()
+    assert not LocalStore(home).has(layout.ref(handle.job_id))
+    assert not (home / layout.job(handle.job_id)).exists()
 
 
 def start(script, *words):
@@ -100,7 +104,7 @@ def test_a_job_that_is_removed_while_others_collect_it_is_never_called_failed(ho
         for member in crew:
             member.join(PATIENCE_S)
         assert set(answers) <= {"value", "NotFound", "ResultUnavailable"}, answers
-        assert not (home / paths.job(handle.job_id)).exists()
+        assert not (home / layout.job(handle.job_id)).exists()
 
 
 def collect(job_id, answers):

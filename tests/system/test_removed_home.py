@@ -1,4 +1,5 @@
-"""A KINETIC_HOME that is removed while a job runs stays removed: the job ends, and brings nothing back.
+"""A KINETIC_HOME that is removed while a job runs stays removed: the job ends, and brings nothing
+back.
 
 In: running jobs whose store goes. Out: a folder that is not there.
 """
@@ -34,7 +35,9 @@ def return_when_told(marker):
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
-@pytest.mark.parametrize(("function", "returns"), [(sleep, False), (return_when_told, False), (return_when_told, True)])
+@pytest.mark.parametrize(
+    ("function", "returns"), [(sleep, False), (return_when_told, False), (return_when_told, True)]
+)
 def test_nothing_comes_back(function, returns, accelerator, home, nothing_left):
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator=accelerator, retries=1)(function).run_async(str(marker))
@@ -45,6 +48,8 @@ def test_nothing_comes_back(function, returns, accelerator, home, nothing_left):
         marker.unlink()
     with pytest.raises(KineticError):
         handle.result(timeout=60)
-    subprocess.run([sys.executable, "-m", "kinetic", "jobs", "list"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "kinetic", "jobs", "list"], check=True, capture_output=True
+    )
     nothing_left()
     assert not home.exists()

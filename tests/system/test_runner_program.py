@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.accelerators.resolve import resolve
-from kinetic.coordinator.gang import Gang, GangSpec
-from kinetic.coordinator.service import Coordinator
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, judge
-from kinetic.job.plan import Blob, Plan
-from kinetic.packaging import payload
-from kinetic.packaging.modules import Shipped
-from kinetic.storage.local import LocalStore
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.gang.machine import Gang, GangSpec
+from kinetic._core.outcome import Exit, judge
+from kinetic._core.plan import Blob, Plan
+from kinetic._pickling import call
+from kinetic._pickling.modules import Shipped
+from kinetic._rpc.server import Coordinator
+from kinetic._store.local import LocalStore
 
 TOKEN = "a-token-of-the-test"
 
@@ -35,8 +35,8 @@ def devices():
 @pytest.fixture
 def plan(home):
     store = LocalStore(home)
-    packed = payload.pack(devices, (), {}, env_vars={}, shipped=Shipped())
-    store.put(paths.blob(packed.digest), packed.data)
+    packed = call.pack(devices, (), {}, env_vars={}, shipped=Shipped())
+    store.put(layout.blob(packed.digest), packed.data)
     made = Plan(
         job_id="job-00c0ffee",
         name="devices",
@@ -46,7 +46,7 @@ def plan(home):
         versions=packed.versions,
         created_at=0.0,
     )
-    store.put(paths.plan(made.job_id), json.dumps(made.to_json()).encode())
+    store.put(layout.plan(made.job_id), json.dumps(made.to_json()).encode())
     return made
 
 
@@ -82,12 +82,17 @@ def test_hosts_of_their_own_form_a_gang(plan, home):
     outcome = judge(plan.hosts, gang.reports, now=0.0)
     assert outcome.ok
     store = LocalStore(home)
-    assert payload.unpack_value(store.get(paths.result(plan.job_id))) == 8
-    assert [store.get(paths.log(plan.job_id, i)) for i in (0, 1)] == [b"host 0 speaks\n", b"host 1 speaks\n"]
+    assert call.unpack_value(store.get(layout.result(plan.job_id))) == 8
+    assert [store.get(layout.log(plan.job_id, i)) for i in (0, 1)] == [
+        b"host 0 speaks\n",
+        b"host 1 speaks\n",
+    ]
 
 
 def test_a_host_that_is_not_told_who_it_is_says_so():
     env = {name: value for name, value in os.environ.items() if not name.startswith("KINETIC_")}
-    done = subprocess.run([sys.executable, "-m", "kinetic.runner"], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kinetic.runner"], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "KINETIC_STORE is not set" in done.stderr

@@ -17,11 +17,18 @@ import kinetic
 
 
 def holding(secret, home, handle):
-    """Files, environments and open descriptors (also of files that have no name any more) in which the secret can be read."""
+    """Files, environments and open descriptors (also of files that have no name any more) in which
+    the secret can be read."""
     supervisor, agents = processes(handle)
-    found = [p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()]
+    found = [
+        p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()
+    ]
     for pid in (supervisor, *agents.values(), *preloaders()):
-        found += [Path(f"/proc/{pid}/environ"), Path(f"/proc/{pid}/cmdline"), *Path(f"/proc/{pid}/fd").iterdir()]
+        found += [
+            Path(f"/proc/{pid}/environ"),
+            Path(f"/proc/{pid}/cmdline"),
+            *Path(f"/proc/{pid}/fd").iterdir(),
+        ]
     told = []
     for path in found:
         with contextlib.suppress(OSError):

@@ -1,6 +1,8 @@
-"""Files of the project that have the name of a library's module break nothing, and are what the user's own code imports.
+"""Files of the project that have the name of a library's module break nothing, and are what the
+user's own code imports.
 
-In: projects with such files. Out: values, and who got which module. One call asks for many such files at once.
+In: projects with such files. Out: values, and who got which module. One call asks for many such
+files at once.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def shadow(project, *names):
 
 def python(project, *arguments, **more):
     environ = os.environ | more
-    done = subprocess.run([sys.executable, *arguments], cwd=project, capture_output=True, text=True, env=environ)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=project, capture_output=True, text=True, env=environ
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -71,7 +75,9 @@ def test_files_that_nobody_imports_break_nothing(project, accelerator, value):
 
 
 def test_the_command_line_beside_such_files(project):
-    shadow(project, *(name for name in USED if name != "types"), "subprocess", "dataclasses", "string")  # runpy needs types
+    shadow(
+        project, *(name for name in USED if name != "types"), "subprocess", "dataclasses", "string"
+    )  # runpy needs types
     assert python(project, "-m", "kinetic", "jobs", "list") == ""
 
 
@@ -91,7 +97,8 @@ import helper
 
 @kinetic.run(accelerator="cpu")
 def use(given):
-    import concurrent.futures, email.message, http.client, multiprocessing, unittest.mock  # which import the library's
+    # which import the library's
+    import concurrent.futures, email.message, http.client, multiprocessing, unittest.mock
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert pool.submit(len, "abc").result() == 3
     IMPORTS_INDENTED
@@ -118,8 +125,12 @@ def test_what_the_users_own_code_imports_is_the_users(project):
     used = [name for name in USED if name not in {"email", "cloudpickle"}]
     shadow(project, *used)
     imports = [f"import {name}" for name in used]
-    source = USES.replace("IMPORTS_INDENTED", "\n    ".join(imports)).replace("IMPORTS", "\n".join(imports))
-    source = source.replace("NAMES_LISTED", ", ".join(map(repr, used))).replace("NAMES_PLAIN", ", ".join(used))
+    source = USES.replace("IMPORTS_INDENTED", "\n    ".join(imports)).replace(
+        "IMPORTS", "\n".join(imports)
+    )
+    source = source.replace("NAMES_LISTED", ", ".join(map(repr, used))).replace(
+        "NAMES_PLAIN", ", ".join(used)
+    )
     (project / "main.py").write_text(source)
     helper = [*imports, f"def names():\n    return [module.OWN for module in [{', '.join(used)}]]"]
     (project / "helper.py").write_text("\n".join(helper))
@@ -129,19 +140,38 @@ def test_what_the_users_own_code_imports_is_the_users(project):
 @pytest.mark.parametrize("first", ["import kinetic", "import secrets"])
 def test_the_order_of_imports_does_not_matter(project, first):
     shadow(project, "secrets")
-    lines = [first, "import kinetic, secrets, base64", "kinetic.run", "assert secrets.OWN == 'secrets'"]
+    lines = [
+        first,
+        "import kinetic, secrets, base64",
+        "kinetic.run",
+        "assert secrets.OWN == 'secrets'",
+    ]
     (project / "main.py").write_text("\n".join(lines))
     python(project, "main.py")
 
 
 def test_nothing_is_changed_where_there_is_no_such_file(project):
-    lines = ["import builtins, sys", "before = builtins.__import__, list(sys.meta_path)", "import kinetic", "kinetic.run"]
-    (project / "main.py").write_text("\n".join([*lines, "assert before == (builtins.__import__, list(sys.meta_path))"]))
+    lines = [
+        "import builtins, sys",
+        "before = builtins.__import__, list(sys.meta_path)",
+        "import kinetic",
+        "kinetic.run",
+    ]
+    (project / "main.py").write_text(
+        "\n".join([*lines, "assert before == (builtins.__import__, list(sys.meta_path))"])
+    )
     python(project, "main.py")
 
 
 def test_a_module_that_cannot_be_imported_leaves_the_library_as_it_was(project):
     (project / "threading.py").write_text("raise ValueError('mine')")
-    lines = ["import kinetic", "kinetic.run", "try:", "    import threading", "except ValueError:", "    print('mine')"]
+    lines = [
+        "import kinetic",
+        "kinetic.run",
+        "try:",
+        "    import threading",
+        "except ValueError:",
+        "    print('mine')",
+    ]
     (project / "main.py").write_text("\n".join([*lines, "import concurrent.futures.thread, queue"]))
     assert python(project, "main.py") == "mine\n"

@@ -1,4 +1,5 @@
-"""Where a running gang stands: equal hosts together, the odd one first, nothing of ours in between."""
+"""Where a running gang stands: equal hosts together, the odd one first, nothing of ours in
+between."""
 
 from __future__ import annotations
 
@@ -28,13 +29,19 @@ def all_say(handle, words):
 
 
 def shown(handle):
-    done = subprocess.run([*KINETIC, "jobs", "stacks", handle.job_id], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        [*KINETIC, "jobs", "stacks", handle.job_id],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def settled(handle, words):
-    """What is shown once the words are in it: hosts reach the place that they wait at soon after they printed."""
+    """What is shown once the words are in it: hosts reach the place that they wait at soon after
+    they printed."""
     deadline = time.monotonic() + PATIENCE_S
     while words not in (text := shown(handle)):
         assert time.monotonic() < deadline, text
@@ -77,7 +84,7 @@ def test_the_host_that_holds_a_collective_up_stands_alone():
     assert "load_data" in groups[0]
     assert len(groups) == 2
     assert "load_data" not in groups[1]
-    assert "kinetic/runner" not in text
+    assert "kinetic/_host" not in text
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
 
@@ -93,14 +100,19 @@ def test_a_plain_loop_shows_the_functions_lines_only():
     all_say(handle, "begun")
     text = settled(handle, "hosts 0-3 are at test_stacks.py:")
     end(handle)
-    assert re.fullmatch(r"hosts 0-3 are at test_stacks\.py:\d+ in train:\n(  \S*test_stacks\.py:\d+ in train\n)", text), text
+    assert re.fullmatch(
+        r"hosts 0-3 are at test_stacks\.py:\d+ in train:\n(  \S*test_stacks\.py:\d+ in train\n)",
+        text,
+    ), text
 
 
 def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_path):
-    # A module with a lock in it cannot travel by value: every host imports it from its own copy of the source.
+    # A module with a lock in it cannot travel by value: every host imports it from its own copy of
+    # the source.
     (tmp_path / "requirements.txt").touch()
     (tmp_path / "waiting.py").write_text(
-        "import threading\nimport time\nLOCK = threading.Lock()\n\ndef wait():\n    time.sleep(1000)\n"
+        "import threading\nimport time\nLOCK = threading.Lock()\n\ndef wait():\n"
+        "    time.sleep(1000)\n"
     )
     (tmp_path / "main.py").write_text(
         textwrap.dedent(
@@ -118,7 +130,12 @@ def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_p
         )
     )
     done = subprocess.run(
-        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ, timeout=PATIENCE_S
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     handle = kinetic.attach(done.stdout.strip())
@@ -160,11 +177,16 @@ def test_a_collective_that_one_host_never_enters_is_told_with_the_users_line():
         early()
     told = str(caught.value)
     assert re.search(
-        r": host 2 has returned; hosts 0-1, 3 wait for it at test_stacks\.py:\d+ in early\. Hosts? [0-9, -]+ of 4 stood still",
+        r": host 2 has returned; hosts 0-1, 3 wait for it at test_stacks\.py:\d+ in early\. Hosts? "
+        r"[0-9, -]+ of 4 stood still",
         told,
     )
     assert re.search(
-        r"\n  hosts 0-1, 3 wait at test_stacks\.py:\d+ in early:\n    \S+/test_stacks\.py:\d+ in early\n    … ", told
+        r"\n  hosts 0-1, 3 wait at test_stacks\.py:\d+ in early:\n"
+        r"    \S+/test_stacks\.py:\d+ in early\n    … ",
+        told,
     )
     assert caught.value.hosts == (0, 1, 3)
-    assert shown(kinetic.list_jobs()[0]).startswith("host 2 has returned\n\nhosts 0-1, 3 wait at test_stacks.py:")
+    assert shown(kinetic.list_jobs()[0]).startswith(
+        "host 2 has returned\n\nhosts 0-1, 3 wait at test_stacks.py:"
+    )

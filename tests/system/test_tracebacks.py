@@ -1,4 +1,5 @@
-"""What a call that fails looks like: the caller's line, then the function's own frames, and nothing of ours between them."""
+"""What a call that fails looks like: the caller's line, then the function's own frames, and nothing
+of ours between them."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_what_fails_in_kinetic_keeps_its_frames(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("a fault of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("kinetic.following.follow", fail)
+        patch.setattr("kinetic._client.following.follow", fail)
         with pytest.raises(RuntimeError, match="a fault of ours") as caught:
             train(1)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
@@ -86,10 +87,14 @@ class Own:
 
 @pytest.mark.parametrize(("value", "own"), [((i for i in range(3)), []), (Own(), ["__reduce__"])])
 @pytest.mark.parametrize("call", [train, train.run_async])
-def test_what_is_refused_leads_to_the_call_and_to_the_users_own_code(value: object, own: list[str], call: Any) -> None:
+def test_what_is_refused_leads_to_the_call_and_to_the_users_own_code(
+    value: object, own: list[str], call: Any
+) -> None:
     with pytest.raises(kinetic.errors.PicklingError) as caught:
         call(value)
-    assert shown(caught.value) == ["test_what_is_refused_leads_to_the_call_and_to_the_users_own_code"]
+    assert shown(caught.value) == [
+        "test_what_is_refused_leads_to_the_call_and_to_the_users_own_code"
+    ]
     assert caught.value.__cause__ is not None
     assert shown(caught.value.__cause__) == own
 
@@ -120,10 +125,30 @@ def fail_on_one(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("raise", ["Traceback (most recent call last):", "in fail_on_one", "in inner", "return 1 / x", "ZeroDivisionError: "]),
-        ("group", ["Exception Group Traceback", "ExceptionGroup: all (1 sub-exception)", "ValueError: no", "a note"]),
+        (
+            "raise",
+            [
+                "Traceback (most recent call last):",
+                "in fail_on_one",
+                "in inner",
+                "return 1 / x",
+                "ZeroDivisionError: ",
+            ],
+        ),
+        (
+            "group",
+            [
+                "Exception Group Traceback",
+                "ExceptionGroup: all (1 sub-exception)",
+                "ValueError: no",
+                "a note",
+            ],
+        ),
         ("exit", ["last words"]),
-        ("interrupt", ["Traceback (most recent call last):", "in fail_on_one", "\nKeyboardInterrupt\n"]),
+        (
+            "interrupt",
+            ["Traceback (most recent call last):", "in fail_on_one", "\nKeyboardInterrupt\n"],
+        ),
         ("kill", ["kinetic: The worker process was killed by SIGKILL"]),
     ],
 )
@@ -141,7 +166,9 @@ def test_the_log_of_a_host_ends_with_how_it_failed(how: str, told: list[str]) ->
     assert "\nkinetic: this host was stopped: host 1 of 2: " in (job.logs() or "")
 
 
-def test_who_gets_the_exception_raised_sees_its_traceback_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_gets_the_exception_raised_sees_its_traceback_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(ValueError, match="no x") as caught:
         train(0)
     assert capfd.readouterr().err.count("Traceback") == 0
@@ -197,7 +224,12 @@ def test_what_fails_on_all_hosts_is_said_of_all() -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         imports_what_is_not_there()
     # All four, unless this machine is so busy that some are late.
-    assert re.search(r"Remote traceback \((all 4 hosts|hosts? [^)]* of 4), job-", "".join(caught.value.__notes__))
+    assert re.search(
+        r"Remote traceback \((all 4 hosts|hosts? [^)]* of 4), job-", "".join(caught.value.__notes__)
+    )
     outcome = kinetic.list_jobs()[0].outcome()
     assert outcome is not None
-    assert re.fullmatch(r"(all 4 hosts|hosts? .* of 4): ModuleNotFoundError: No module named 'nosuchmodule'", outcome.reason)
+    assert re.fullmatch(
+        r"(all 4 hosts|hosts? .* of 4): ModuleNotFoundError: No module named 'nosuchmodule'",
+        outcome.reason,
+    )

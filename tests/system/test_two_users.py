@@ -49,7 +49,9 @@ def project(tmp_path):
 
 def test_two_users_of_one_store_do_not_see_each_others_work(project):
     first, second = (
-        subprocess.Popen([sys.executable, "program.py", who], cwd=project, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "program.py", who], cwd=project, stderr=subprocess.PIPE, text=True
+        )
         for who in ("ada", "bob")
     )
     errors = [user.communicate()[1] for user in (first, second)]

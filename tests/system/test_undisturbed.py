@@ -1,6 +1,8 @@
-"""Asking for stacks does not disturb the function: no call of its own ends, in Python or in native code.
+"""Asking for stacks does not disturb the function: no call of its own ends, in Python or in native
+code.
 
-In: functions that wait in calls which any signal would end. Out: their stacks, and that they still wait.
+In: functions that wait in calls which any signal would end. Out: their stacks, and that they still
+wait.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def wait_in_many_threads():
 
 
 def wait_beside_them(waits):
-    """Seen in the stacks when all threads have begun: one that is being started has no frame yet."""
+    """Seen in the stacks when all threads have begun: one that is being started has no frame
+    yet."""
     waits.wait()
 
 
@@ -67,11 +70,18 @@ def end(handle):
     handle.wait()
 
 
-WAYS = [pause, sleep_in_native_code, sleep_in_native_code_that_holds_the_lock, poll_in_native_code, wait_for_a_signal]
+WAYS = [
+    pause,
+    sleep_in_native_code,
+    sleep_in_native_code_that_holds_the_lock,
+    poll_in_native_code,
+    wait_for_a_signal,
+]
 
 
 @pytest.mark.parametrize(
-    ("wait", "seen"), [*((way, way.__name__) for way in WAYS), (wait_in_many_threads, "wait_beside_them")]
+    ("wait", "seen"),
+    [*((way, way.__name__) for way in WAYS), (wait_in_many_threads, "wait_beside_them")],
 )
 def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
     def function(marker, over):
@@ -84,7 +94,7 @@ def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
     wait_until(marker.exists, "the function has not begun")
     for _ in range(3):
         text = wait_until(lambda: shown(handle, seen), "no stacks")
-        assert "kinetic/runner" not in text
+        assert "kinetic/_host" not in text
         assert "no Python frame" not in text
     assert not over.exists()
     assert handle.status().value == "RUNNING"
@@ -110,7 +120,11 @@ def test_fork_and_data_still_work():
         import multiprocessing
 
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            return pool.map(abs, [-1, -2]), threading.active_count(), [t.name for t in threading.enumerate()]
+            return (
+                pool.map(abs, [-1, -2]),
+                threading.active_count(),
+                [t.name for t in threading.enumerate()],
+            )
 
     values, threads, names = kinetic.run(accelerator="cpu")(function)()
     assert values == [1, 2]

@@ -1,4 +1,5 @@
-"""Functions that leave the worker no descriptor, disk, right or working `__str__`: value or exception arrive all the same.
+"""Functions that leave the worker no descriptor, disk, right or working `__str__`: value or
+exception arrive all the same.
 
 In: real jobs. Out: the value, the exception with its own type, or an error that names that type.
 """
@@ -95,7 +96,7 @@ def test_the_exception_arrives_with_its_own_type(lose):
     assert caught.value.code == 7
 
 
-# -- code of the exception's own -------------------------------------------------------------------------------------------
+# -- code of the exception's own -------------------------------------------------------------------
 
 
 class TextExits(Exception):
@@ -145,7 +146,9 @@ def test_an_exception_that_ends_the_process_while_it_is_read_is_named():
     def function():
         raise TextEndsTheProcess
 
-    with pytest.raises(errors.HostLost, match=r"exit code 7 while the exception .*TextEndsTheProcess\)"):
+    with pytest.raises(
+        errors.HostLost, match=r"exit code 7 while the exception .*TextEndsTheProcess\)"
+    ):
         run(function)
 
 
@@ -155,11 +158,13 @@ class EndsTheProcessWhenPickled:
 
 
 def test_a_value_that_ends_the_process_while_it_is_pickled_is_named():
-    with pytest.raises(errors.HostLost, match=r"SIGSEGV while the value .*EndsTheProcessWhenPickled\)"):
+    with pytest.raises(
+        errors.HostLost, match=r"SIGSEGV while the value .*EndsTheProcessWhenPickled\)"
+    ):
         run(EndsTheProcessWhenPickled)
 
 
-# -- before the function begins --------------------------------------------------------------------------------------------
+# -- before the function begins --------------------------------------------------------------------
 
 
 class Loaded:
@@ -182,17 +187,23 @@ def sleep_until_told(marker):
 
 def test_sigterm_before_the_function_began_is_told_as_that(home):
     marker = home.parent / "marker"
-    handle = kinetic.run(accelerator="cpu")(lambda _: None).run_async(Loaded(sleep_until_told, str(marker)))
+    handle = kinetic.run(accelerator="cpu")(lambda _: None).run_async(
+        Loaded(sleep_until_told, str(marker))
+    )
     _, agents = processes(handle)
     wait_until(marker.exists, "the call is not unpickled")
     os.kill(worker_of(agents[0]), signal.SIGTERM)
-    with pytest.raises(errors.HostLost, match="SIGTERM to the worker process before the function began"):
+    with pytest.raises(
+        errors.HostLost, match="SIGTERM to the worker process before the function began"
+    ):
         handle.result(timeout=PATIENCE_S)
 
 
 def test_sigkill_before_the_function_began_is_told_as_that(home):
     marker = home.parent / "marker"
-    handle = kinetic.run(accelerator="cpu")(lambda _: None).run_async(Loaded(sleep_until_told, str(marker)))
+    handle = kinetic.run(accelerator="cpu")(lambda _: None).run_async(
+        Loaded(sleep_until_told, str(marker))
+    )
     _, agents = processes(handle)
     wait_until(marker.exists, "the call is not unpickled")
     kill(worker_of(agents[0]))

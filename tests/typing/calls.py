@@ -100,9 +100,14 @@ fetch(kinetic.Data("images", fuse=True))
 fetch.run_async(url=kinetic.Data("images"))
 
 assert_type(train.run_async_map([1, 2]).results(), list[str])
-assert_type(fetch.run_async_map(["a"], max_concurrent="auto", name="all").results(timeout="1h"), list[bytes])
+assert_type(
+    fetch.run_async_map(["a"], max_concurrent="auto", name="all").results(timeout="1h"), list[bytes]
+)
 assert_type(train.run_async_map([1, 2]).results(return_exceptions=True), list[str | BaseException])
-assert_type([job.result() for job in train.run_async_map([1, 2], max_concurrent=None).as_completed()], list[str])
+assert_type(
+    [job.result() for job in train.run_async_map([1, 2], max_concurrent=None).as_completed()],
+    list[str],
+)
 assert_type([job.result() for job in train.run_async_map([1]).failures()], list[str])
 assert_type(kinetic.attach_batch("grp-1").results(), list[Any])
 assert_type(kinetic.collections.map(train, [1]), BatchHandle[str])

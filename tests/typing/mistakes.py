@@ -1,4 +1,5 @@
-"""Mistakes that a type checker must find: the lines that end in an error code. Checked by test_typing, never run."""
+"""Mistakes that a type checker must find: the lines that end in an error code. Checked by
+test_typing, never run."""
 
 from __future__ import annotations
 

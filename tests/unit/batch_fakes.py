@@ -1,7 +1,7 @@
 """Jobs of a batch that end as a script says, without processes.
 
-In: for each input, how each of its tries ends. Out: a `Source`, jobs that end when they are submitted or when they are cancelled.
-Used by the tests of batches.
+In: for each input, how each of its tries ends. Out: a `Source`, jobs that end when they are
+submitted or when they are cancelled. Used by the tests of batches.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import replace
 import laptop_fakes
 from laptop_fakes import FakeBackend, put_outcome, put_ref, put_success, raised
 
-from kinetic.backends.base import Phase
+from kinetic._backends.base import Phase
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.outcome import Exit, HostReport
 from kinetic.errors import InsufficientMemory
-from kinetic.handle import JobHandle
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport
 
 
 class Scripted(FakeBackend):
-    """`script[index][try]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others run), "hang" (until cancelled).
+    """`script[index][try]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others
+    run), "hang" (until cancelled).
 
     What is not in the script is "ok". An exception in it is raised.
     """
@@ -62,7 +63,9 @@ class Scripted(FakeBackend):
             self.tries[index] += 1
             number = self.tries[index]
             job = laptop_fakes.ref(job_id or f"job-{index}-{number}", hosts=1)
-            job = put_ref(self.store, replace(job, group_id=group_id, group_kind="map", group_index=index))
+            job = put_ref(
+                self.store, replace(job, group_id=group_id, group_kind="map", group_index=index)
+            )
             self._end(act, job, index, number)
         return JobHandle(job, self, self.store)
 
@@ -77,7 +80,11 @@ class Scripted(FakeBackend):
         if act == "ok":
             put_success(self.store, job, (index, number))
         elif act == "raise":
-            put_outcome(self.store, job, raised(self.store, job, 0, ValueError(f"input {index}, try {number}")))
+            put_outcome(
+                self.store,
+                job,
+                raised(self.store, job, 0, ValueError(f"input {index}, try {number}")),
+            )
         elif act == "lost":
             put_outcome(self.store, job, HostReport(0, Exit.SIGNAL, detail="killed"))
         else:
@@ -98,7 +105,7 @@ class Scripted(FakeBackend):
         with self._lock:
             job = self.hanging.pop(index)
             self.phases.clear()
-            self.store.delete(paths.ref(job.job_id))
+            self.store.delete(layout.ref(job.job_id))
             self._ring(job)
 
     def cancel(self, ref):

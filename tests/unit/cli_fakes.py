@@ -1,6 +1,7 @@
 """A command line over a real local store and a backend that does what a test says.
 
-In: a folder. Out: `World`: call it with the words after `kinetic`. Used by the tests of the commands.
+In: a folder. Out: `World`: call it with the words after `kinetic`. Used by the tests of the
+commands.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic.backends.base import Document, LogRequest, Phase
-from kinetic.cli.desk import Desk
+from kinetic._backends.base import Document, LogRequest, Phase
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.log_format import STDOUT, LogChunk
+from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core.ref import JobRef
+from kinetic._pickling import call as payload
+from kinetic._store.local import LocalStore
+from kinetic.cli.context import Desk
 from kinetic.cli.main import call
 from kinetic.errors import StoreError
-from kinetic.handle import JobHandle
-from kinetic.job import paths
-from kinetic.job.logformat import STDOUT, LogChunk
-from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
-from kinetic.job.ref import JobRef
-from kinetic.packaging import payload
-from kinetic.storage.local import LocalStore
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -51,7 +52,9 @@ class FakeBackend:
     def render(self, plan: Any) -> list[Document]:
         return []
 
-    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None: ...
+    def submit(
+        self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]
+    ) -> None: ...
 
     def phase(self, ref: JobRef) -> Phase:
         return self.phases.get(ref.job_id, Phase.RUNNING)
@@ -79,7 +82,9 @@ class World:
         self.store = LocalStore(root)
         self.backend = FakeBackend()
         self.submitted: list[tuple[Callable[[], None], Mapping[str, Any]]] = []
-        self.desk = Desk(self.store, lambda ref: self.backend, self._handle, self._submit, lambda: NOW)
+        self.desk = Desk(
+            self.store, lambda ref: self.backend, self._handle, self._submit, lambda: NOW
+        )
 
     def _handle(self, ref: JobRef) -> JobHandle[Any]:
         return JobHandle(ref, self.backend, self.store)
@@ -100,36 +105,62 @@ class World:
             store_uri=self.store.uri,
             hosts=hosts,
         )
-        self.store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
+        self.store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
         return ref
 
     def plan(self, job_id: str, payload_digest: str, manifest: str | None = None) -> None:
-        tree = None if manifest is None else {"manifest": {"digest": manifest, "size_bytes": 1}, "files": 1, "size_bytes": 1}
-        plan = {"schema_version": 1, "payload": {"digest": payload_digest, "size_bytes": 1}, "tree": tree}
-        self.store.put(paths.plan(job_id), json.dumps(plan).encode())
+        tree = (
+            None
+            if manifest is None
+            else {"manifest": {"digest": manifest, "size_bytes": 1}, "files": 1, "size_bytes": 1}
+        )
+        plan = {
+            "schema_version": 1,
+            "payload": {"digest": payload_digest, "size_bytes": 1},
+            "tree": tree,
+        }
+        self.store.put(layout.plan(job_id), json.dumps(plan).encode())
 
     def blob(self, digit: str, data: bytes = b"x", *, age: float = 10 * DAY) -> str:
         digest = digit * 64
-        self.store.put(paths.blob(digest), data)
-        os.utime(self.store.path(paths.blob(digest)), (NOW - age, NOW - age))
+        self.store.put(layout.blob(digest), data)
+        os.utime(self.store.path(layout.blob(digest)), (NOW - age, NOW - age))
         return digest
 
     def end(self, job_id: str, outcome: Outcome) -> None:
-        self.store.put(paths.outcome(job_id), json.dumps(outcome.to_json()).encode())
+        self.store.put(layout.outcome(job_id), json.dumps(outcome.to_json()).encode())
 
     def succeed(self, job_id: str, value: Any = None, *, ended: float = NOW) -> None:
         data = payload.pack_value(value)
-        self.store.put(paths.result(job_id), data)
+        self.store.put(layout.result(job_id), data)
         digest = hashlib.sha256(data).hexdigest()
         reports = (HostReport(0, Exit.RETURNED),)
         self.end(
-            job_id, Outcome(Verdict.SUCCEEDED, reports=reports, result_digest=digest, result_size_bytes=len(data), ended_at=ended)
+            job_id,
+            Outcome(
+                Verdict.SUCCEEDED,
+                reports=reports,
+                result_digest=digest,
+                result_size_bytes=len(data),
+                ended_at=ended,
+            ),
         )
 
     def fail(self, job_id: str, report: HostReport | None = None, *, ended: float = NOW) -> None:
-        report = report or HostReport(1, Exit.OS_EXIT, exit_code=9, detail="The worker ended with code 9.")
+        report = report or HostReport(
+            1, Exit.OS_EXIT, exit_code=9, detail="The worker ended with code 9."
+        )
         reports = (*tuple(HostReport(i, Exit.STOPPED) for i in range(report.host)), report)
-        self.end(job_id, Outcome(Verdict.FAILED, blamed=(report.host,), reason="host 1 ended", reports=reports, ended_at=ended))
+        self.end(
+            job_id,
+            Outcome(
+                Verdict.FAILED,
+                blamed=(report.host,),
+                reason="host 1 ended",
+                reports=reports,
+                ended_at=ended,
+            ),
+        )
 
     def __call__(self, *argv: str) -> int:
         return call(argv, self.desk)

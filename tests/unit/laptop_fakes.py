@@ -1,6 +1,7 @@
 """A backend in memory, and records of jobs as hosts would have left them.
 
-In: a store. Out: jobs that have ended, or that a test holds in any phase. Used by the tests of the five steps.
+In: a store. Out: jobs that have ended, or that a test holds in any phase. Used by the tests of the
+five steps.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from kinetic.accelerators.resolve import resolve
-from kinetic.backends.base import LogRequest, Phase
+from kinetic._backends.base import LogRequest, Phase
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.log_format import STDOUT, LogChunk
+from kinetic._core.outcome import Exit, HostReport, Outcome, RemoteError, judge
+from kinetic._core.plan import Blob, Plan, Versions
+from kinetic._core.ref import JobRef
+from kinetic._pickling import call
 from kinetic.errors import NotFound
-from kinetic.job import paths
-from kinetic.job.logformat import STDOUT, LogChunk
-from kinetic.job.outcome import Exit, HostReport, Outcome, RemoteError, judge
-from kinetic.job.plan import Blob, Plan, Versions
-from kinetic.job.ref import JobRef
-from kinetic.packaging import payload
 
 HOSTS = 4
 NOW = 1_000_000.0
@@ -34,7 +35,8 @@ def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
 
 
 class FakeBackend:
-    """Keeps what it was told. `output` is what `logs` gives, once; then `finish` is called, as if the job had ended."""
+    """Keeps what it was told. `output` is what `logs` gives, once; then `finish` is called, as if
+    the job had ended."""
 
     name = "local"
 
@@ -60,8 +62,10 @@ class FakeBackend:
 
     def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
         self.calls.append("submit")
-        assert self.store.has(paths.ref(ref.job_id)), "the reference is written before the job is created"
-        assert self.store.has(paths.plan(ref.job_id))
+        assert self.store.has(layout.ref(ref.job_id)), (
+            "the reference is written before the job is created"
+        )
+        assert self.store.has(layout.plan(ref.job_id))
         if self.failure is not None:
             raise self.failure
         self.secrets = dict(secrets)
@@ -86,7 +90,8 @@ class FakeBackend:
 class InlineBackend(FakeBackend):
     """Runs the call before `submit` returns, and leaves the records of a gang.
 
-    In a forked copy of this process: unpickling a class by value here would overwrite the one that is being tested.
+    In a forked copy of this process: unpickling a class by value here would overwrite the one that
+    is being tested.
     """
 
     def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
@@ -100,9 +105,11 @@ class InlineBackend(FakeBackend):
         os.waitpid(pid, 0)
 
     def _run(self, ref: JobRef) -> None:
-        plan = Plan.from_json(json.loads(self.store.get(paths.plan(ref.job_id))))
-        function = b"" if plan.function is None else self.store.get(paths.blob(plan.function.digest))
-        func, args, kwargs = payload.unpack(self.store.get(paths.blob(plan.payload.digest)), function)
+        plan = Plan.from_json(json.loads(self.store.get(layout.plan(ref.job_id))))
+        function = (
+            b"" if plan.function is None else self.store.get(layout.blob(plan.function.digest))
+        )
+        func, args, kwargs = call.unpack(self.store.get(layout.blob(plan.payload.digest)), function)
         try:
             value = func(*args, **kwargs)
             value = asyncio.run(value) if inspect.iscoroutine(value) else value
@@ -112,20 +119,44 @@ class InlineBackend(FakeBackend):
             put_success(self.store, ref, value)
 
 
-def ref(job_id: str = "job-00000001", *, hosts: int = HOSTS, store_uri: str = "", created_at: float = NOW) -> JobRef:
-    return JobRef(job_id, "local", "pathways", "tpu-v6e-16", "train", "train", created_at, store_uri, hosts=hosts)
+def ref(
+    job_id: str = "job-00000001",
+    *,
+    hosts: int = HOSTS,
+    store_uri: str = "",
+    created_at: float = NOW,
+) -> JobRef:
+    return JobRef(
+        job_id,
+        "local",
+        "pathways",
+        "tpu-v6e-16",
+        "train",
+        "train",
+        created_at,
+        store_uri,
+        hosts=hosts,
+    )
 
 
 def plan(job_id: str = "job-00000001", accelerator: str = "tpu-v6e-16", **changes: Any) -> Plan:
-    fixed = Plan(job_id, "train", "pathways", resolve(accelerator), Blob("0" * 64, 1), Versions("3.11", "3.0", "0"), NOW)
+    fixed = Plan(
+        job_id,
+        "train",
+        "pathways",
+        resolve(accelerator),
+        Blob("0" * 64, 1),
+        Versions("3.11", "3.0", "0"),
+        NOW,
+    )
     return dataclasses.replace(fixed, **changes)
 
 
 def put_ref(store: Any, job: JobRef) -> JobRef:
     """Write what a submitter writes, in its order; of the plan only that it is there."""
     kept = dataclasses.replace(job, store_uri=store.uri)
-    store.put(paths.plan(kept.job_id), b"{}")
-    store.put(paths.ref(kept.job_id), json.dumps(kept.to_json()).encode())
+    store.put(layout.plan(kept.job_id), b"{}")
+    store.put(layout.ref(kept.job_id), json.dumps(kept.to_json()).encode())
     return kept
 
 
@@ -134,33 +165,37 @@ def put_outcome(store: Any, job: JobRef, *reports: HostReport, **more: Any) -> O
     told = {r.host: r for r in reports}
     every = [told.get(i, HostReport(i, Exit.RETURNED)) for i in range(job.hosts)]
     outcome = dataclasses.replace(judge(job.hosts, every, now=NOW, **more))
-    store.put(paths.outcome(job.job_id), json.dumps(outcome.to_json()).encode())
+    store.put(layout.outcome(job.job_id), json.dumps(outcome.to_json()).encode())
     return outcome
 
 
 def put_success(store: Any, job: JobRef, value: Any) -> Outcome:
-    data = payload.pack_value(value)
-    store.put(paths.result(job.job_id), data)
+    data = call.pack_value(value)
+    store.put(layout.result(job.job_id), data)
     digest = hashlib.sha256(data).hexdigest()
-    return put_outcome(store, job, HostReport(0, Exit.RETURNED, result_digest=digest, result_size_bytes=len(data)))
+    return put_outcome(
+        store, job, HostReport(0, Exit.RETURNED, result_digest=digest, result_size_bytes=len(data))
+    )
 
 
 def raised(store: Any, job: JobRef, host: int, error: BaseException, **more: Any) -> HostReport:
     """The report of a host whose function raised."""
     text = "".join(traceback.format_exception(error))
-    key = paths.error(job.job_id, host)
-    store.put(key, payload.pack_exception(error))
+    key = layout.error(job.job_id, host)
+    store.put(key, call.pack_exception(error))
     told = RemoteError(type(error).__name__, str(error), text, key, **more)
-    return HostReport(host, Exit.RAISED, detail=f"{type(error).__name__}: {error}", error=told, ended_at=NOW)
+    return HostReport(
+        host, Exit.RAISED, detail=f"{type(error).__name__}: {error}", error=told, ended_at=NOW
+    )
 
 
 def put_report(store: Any, job: JobRef, report: HostReport) -> None:
-    store.put(paths.report(job.job_id, report.host), json.dumps(report.to_json()).encode())
+    store.put(layout.report(job.job_id, report.host), json.dumps(report.to_json()).encode())
 
 
 def is_gone(store: Any, job: JobRef) -> bool:
     try:
-        store.get(paths.ref(job.job_id))
+        store.get(layout.ref(job.job_id))
     except NotFound:
-        return list(store.list(paths.job(job.job_id))) == []
+        return list(store.list(layout.job(job.job_id))) == []
     return False

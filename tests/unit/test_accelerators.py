@@ -1,4 +1,5 @@
-"""What every accelerator name means: each line of the vendor's tables, the accepted spellings, and the refusals."""
+"""What every accelerator name means: each line of the vendor's tables, the accepted spellings, and
+the refusals."""
 
 import math
 import re
@@ -10,10 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.accelerators.catalog import architecture, catalog_rows, counts, names, shape_for
-from kinetic.accelerators.families import CPU_DEVICES_MAX, DEFAULTS, FAMILIES, PREFERENCE, TPUS
-from kinetic.accelerators.resolve import resolve
-from kinetic.accelerators.topology import Topology
+from kinetic._core.accelerators.catalog import architecture, catalog_rows, counts, names, shape_for
+from kinetic._core.accelerators.families import (
+    CPU_DEVICES_MAX,
+    DEFAULTS,
+    FAMILIES,
+    PREFERENCE,
+    TPUS,
+)
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.accelerators.topology import Topology
 from kinetic.errors import UnknownAccelerator, UsageError, UsageTypeError
 
 ROOT = Path(__file__).parents[2]
@@ -90,12 +97,23 @@ SLICES = [
 ]
 
 GPU_MACHINES = {
-    ("l4", "nvidia-l4"): {1: "g2-standard-4", 2: "g2-standard-24", 4: "g2-standard-48", 8: "g2-standard-96"},
+    ("l4", "nvidia-l4"): {
+        1: "g2-standard-4",
+        2: "g2-standard-24",
+        4: "g2-standard-48",
+        8: "g2-standard-96",
+    },
     ("t4", "nvidia-tesla-t4"): {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
-    ("v100", "nvidia-tesla-v100"): {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32", 8: "n1-standard-64"},
+    ("v100", "nvidia-tesla-v100"): {
+        1: "n1-standard-8",
+        2: "n1-standard-16",
+        4: "n1-standard-32",
+        8: "n1-standard-64",
+    },
     ("p4", "nvidia-tesla-p4"): {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
     ("p100", "nvidia-tesla-p100"): {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
-    ("a100", "nvidia-tesla-a100"): {n: f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)} | {16: "a2-megagpu-16g"},
+    ("a100", "nvidia-tesla-a100"): {n: f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)}
+    | {16: "a2-megagpu-16g"},
     ("a100-80gb", "nvidia-a100-80gb"): {n: f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8, 16)},
     ("h100", "nvidia-h100-80gb"): {n: f"a3-highgpu-{n}g" for n in (1, 2, 4, 8)},
     ("h100-mega", "nvidia-h100-mega-80gb"): {8: "a3-megagpu-8g"},
@@ -103,7 +121,9 @@ GPU_MACHINES = {
     ("b200", "nvidia-b200"): {8: "a4-highgpu-8g"},
     ("gb200", "nvidia-gb200"): {4: "a4x-highgpu-4g"},
 }
-GPU_ROWS = [(*key, n, machine) for key, machines in GPU_MACHINES.items() for n, machine in machines.items()]
+GPU_ROWS = [
+    (*key, n, machine) for key, machines in GPU_MACHINES.items() for n, machine in machines.items()
+]
 
 SPELLINGS = {
     "cpu": "cpu",
@@ -163,11 +183,19 @@ REFUSED = [
     ("gpux", "no accelerator family", ("gpu-l4",)),
     ("tpuu", "no accelerator family", ("tpu-v5litepod-4",)),
     ("v6e-512", "not 512", ("tpu-v6e-256", "tpu-v5p-512", "tpu-v4-512")),
-    ("v5p-100", "4, 8, 16, 32 or a multiple of 64 up to 8960 chips, not 100", ("tpu-v5p-128", "tpu-v5p-64")),
+    (
+        "v5p-100",
+        "4, 8, 16, 32 or a multiple of 64 up to 8960 chips, not 100",
+        ("tpu-v5p-128", "tpu-v5p-64"),
+    ),
     ("v4-4160", "up to 4096", ("tpu-v4-4096", "tpu-v5p-4160")),
     ("v6e-4x2", "no such topology", ("tpu-v6e-8",)),
     ("v6e-4x4x1", "no such topology", ("tpu-v6e-16",)),
-    ("v4-4x4", "2x2x1, 2x2x2, 2x2x4, 2x4x4, and AxBxC of multiples of 4 up to 4096", ("tpu-v4-16",)),
+    (
+        "v4-4x4",
+        "2x2x1, 2x2x2, 2x2x4, 2x4x4, and AxBxC of multiples of 4 up to 4096",
+        ("tpu-v4-16",),
+    ),
     ("v4-2x8x8", "no such topology", ("tpu-v4-128",)),
     ("v5p-8x4x4", "in ascending order", ("tpu-v5p-128",)),
     ("v6e-16-8t", "makes no 4x4 of such machines", ("tpu-v6e-16",)),
@@ -239,7 +267,11 @@ def test_names_of_older_scripts_are_all_known():
     for family, sizes in older.items():
         for chips in sizes:
             found = resolve(f"{family}-{chips}")
-            assert (found.family, found.chips, found.name) == (family, chips, f"tpu-{family}-{chips}")
+            assert (found.family, found.chips, found.name) == (
+                family,
+                chips,
+                f"tpu-{family}-{chips}",
+            )
 
 
 def test_eight_chips_of_v6e_are_two_hosts_and_of_v5e_one():
@@ -264,7 +296,9 @@ def test_refusals_say_what_is_wrong_and_what_is_near(written, says, nearest):
         resolve(written)
     error = caught.value
     assert error.name == written
-    assert [near.startswith(meant) for near, meant in zip(error.suggestions, nearest, strict=False)] == [True] * len(nearest)
+    assert [
+        near.startswith(meant) for near, meant in zip(error.suggestions, nearest, strict=False)
+    ] == [True] * len(nearest)
     assert all(near in str(error) for near in error.suggestions)
     assert all(resolve(near) for near in error.suggestions)
     assert len(str(error)) < 600
@@ -280,7 +314,9 @@ def test_names_with_prefix_and_bare_names_do_not_clash():
     called = [alias for family in FAMILIES for alias in (family.name, *family.aliases)]
     assert len(called) == len(set(called))
     assert not set(called) & {"cpu", *DEFAULTS}
-    assert {name for kind in PREFERENCE.values() for name in kind} <= {family.name for family in FAMILIES}
+    assert {name for kind in PREFERENCE.values() for name in kind} <= {
+        family.name for family in FAMILIES
+    }
 
 
 def test_listed_large_slices_are_the_most_cubic_ones():
@@ -293,14 +329,19 @@ def test_listed_large_slices_are_the_most_cubic_ones():
 
 def test_the_reference_page_lists_what_the_catalog_lists():
     page = ROOT / "docs" / "reference" / "accelerators.md"
-    tables = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    tables = [
+        line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    ]
     listed = re.findall(r"`((?:tpu|gpu|cpu)[^` ]*)` ?([0-9x]*)", "\n".join(tables))
     assert sorted(name for name, _ in listed) == sorted(names())
     assert all(resolve(name).shape_text == shape for name, shape in listed if shape)
 
 
 def test_import_loads_nothing_that_only_errors_need():
-    program = "import sys, kinetic.accelerators; print({'difflib', 're'} & set(sys.modules) - set(sys.argv[1].split()))"
+    program = (
+        "import sys, kinetic._core.accelerators; print({'difflib', 're'} & set(sys.modules) - "
+        "set(sys.argv[1].split()))"
+    )
     loaded = "import sys, dataclasses, typing; print(*sys.modules)"
     before = output_of(loaded)
     assert output_of(program, before) == "set()"
@@ -308,7 +349,9 @@ def test_import_loads_nothing_that_only_errors_need():
 
 def output_of(program: str, *arguments: str) -> str:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.strip()
 
 
 def resolved_or_refused(text: str) -> Topology | UnknownAccelerator:
@@ -324,7 +367,11 @@ def whole(topology: Topology) -> bool:
 
 written = st.one_of(
     st.sampled_from(names()),
-    st.builds(lambda family, n: f"{family}-{n}", st.sampled_from([tpu.name for tpu in TPUS]), st.integers(0, 10_000)),
+    st.builds(
+        lambda family, n: f"{family}-{n}",
+        st.sampled_from([tpu.name for tpu in TPUS]),
+        st.integers(0, 10_000),
+    ),
     st.builds(
         lambda family, axes: f"{family}-" + "x".join(str(4 * n) for n in axes),
         st.sampled_from(["v4", "v5p", "tpu7x"]),
@@ -363,15 +410,42 @@ def test_case_prefix_and_spot_do_not_change_the_slice(name, data):
     assert resolve(cased) == plain
     if plain.kind != "cpu":
         bare = plain.name.removeprefix(f"{plain.kind}-")
-        assert resolve(bare) == resolve(f"{plain.kind}-{bare}") == resolve(f"{plain.kind}:{bare}") == plain
+        assert (
+            resolve(bare)
+            == resolve(f"{plain.kind}-{bare}")
+            == resolve(f"{plain.kind}:{bare}")
+            == plain
+        )
     spot = resolve(f"{name}:spot")
     assert spot.spot
-    assert (spot.shape, spot.machine_type, spot.name) == (plain.shape, plain.machine_type, f"{plain.name}:spot")
+    assert (spot.shape, spot.machine_type, spot.name) == (
+        plain.shape,
+        plain.machine_type,
+        f"{plain.name}:spot",
+    )
     assert resolve(spot.name) == spot
 
 
 pieces = st.sampled_from(
-    ["tpu", "gpu", "cpu", "-", ":", "x", "v6e", "v4", "l4", "a100", "80gb", "4", "16", "²", "８", "t", "spot"]
+    [
+        "tpu",
+        "gpu",
+        "cpu",
+        "-",
+        ":",
+        "x",
+        "v6e",
+        "v4",
+        "l4",
+        "a100",
+        "80gb",
+        "4",
+        "16",
+        "²",
+        "８",
+        "t",
+        "spot",
+    ]
 )
 
 
@@ -393,7 +467,12 @@ def test_any_other_value_is_a_usage_error(value):
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("tpu-v9-8", "tpu-v4-8"), ("tpu-v7", "tpu7x-1"), ("tpu-v6", "tpu-v6e-1"), ("tpu-v5:spot", "tpu-v5p-4:spot")],
+    [
+        ("tpu-v9-8", "tpu-v4-8"),
+        ("tpu-v7", "tpu7x-1"),
+        ("tpu-v6", "tpu-v6e-1"),
+        ("tpu-v5:spot", "tpu-v5p-4:spot"),
+    ],
 )
 def test_an_unknown_family_names_the_families(name, nearest):
     words = r"no TPU family is called 'v\d'; families: v3, v4, v5litepod, v5p, v6e, tpu7x\."

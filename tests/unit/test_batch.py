@@ -1,4 +1,5 @@
-"""Batches on jobs that end as a script says: every input ends in one way, in its place, and any process can take the batch up."""
+"""Batches on jobs that end as a script says: every input ends in one way, in its place, and any
+process can take the batch up."""
 
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import errors
-from kinetic.backends import registry
-from kinetic.batch import handle as handles
-from kinetic.batch import launch, tally
-from kinetic.batch.crew import Crew
-from kinetic.batch.handle import BatchHandle
-from kinetic.batch.ledger import Ledger, Rules
-from kinetic.batch.manifest import Manifest, new_batch
-from kinetic.endings import Endings
-from kinetic.job import paths
+from kinetic._backends import registry
+from kinetic._client.batch import handle as handles
+from kinetic._client.batch import launch
+from kinetic._client.batch import progress as tally
+from kinetic._client.batch.executor import Crew
+from kinetic._client.batch.handle import BatchHandle
+from kinetic._client.batch.ledger import Ledger, Rules
+from kinetic._client.batch.manifest import Manifest, new_batch
+from kinetic._client.waiter import Endings
+from kinetic._core import layout
+from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
-from kinetic.storage.local import LocalStore
 
 PATIENCE_S = 200.0
 
@@ -34,8 +36,15 @@ PATIENCE_S = 200.0
 def begin(source, total, rules=None, **more):
     """As `launch.launch` does, but without waiting before a job is looked at for the first time."""
     rules = rules or Rules()
-    batch = new_batch(source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more)
-    crew = Crew(Ledger(total, rules), Manifest.begin(source.store, batch), source, endings=Endings(first_look_s=0.0))
+    batch = new_batch(
+        source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more
+    )
+    crew = Crew(
+        Ledger(total, rules),
+        Manifest.begin(source.store, batch),
+        source,
+        endings=Endings(first_look_s=0.0),
+    )
     handle = BatchHandle(crew)  # Before the first job: what ended earlier is not told.
     crew.start(here=False)
     return handle
@@ -62,7 +71,7 @@ def store(tmp_path):
     return LocalStore(tmp_path)
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inputs", [2, 30])
@@ -75,7 +84,7 @@ def test_a_batch_is_drawn(store, inputs):
     assert batch.group_id in html
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def test_values_come_in_the_order_of_the_inputs(store):
@@ -120,7 +129,9 @@ def test_failures_are_told_together_with_what_there_is(store):
     assert told[1] == f"  input 1 ({ids[0]}): ValueError: input 1, try 1"
     assert told[2] == "  input 2: ValueError: input 2 is not wanted"
     assert told[3].startswith(f"  input 3 ({ids[1]}): HostLost: ")
-    assert told[-1] == f"More: kinetic jobs logs {ids[0]}, kinetic jobs list --group {batch.group_id}"
+    assert (
+        told[-1] == f"More: kinetic jobs logs {ids[0]}, kinetic jobs list --group {batch.group_id}"
+    )
     assert [job.group_index for job in batch.failures()] == [1, 3]
     assert [str(why) for why in batch.submission_failures.values()] == ["input 2 is not wanted"]
     assert dict(batch.statuses())[1] is JobStatus.FAILED
@@ -136,20 +147,28 @@ def test_exceptions_in_place_of_values(store):
 def test_a_batch_error_can_be_pickled(store):
     error = errors.BatchError("grp-1", [], [1, None], {1: ValueError("no")}, message="told")
     again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.partial_results, str(again.submission_failures[1])) == ("told", [1, None], "no")
+    assert (str(again), again.partial_results, str(again.submission_failures[1])) == (
+        "told",
+        [1, None],
+        "no",
+    )
 
 
 def test_patience_ends_but_the_batch_goes_on(store):
     source = Scripted(store, [["ok"], ["hang"]])
     batch = begin(source, 2)
-    for wait in (batch.wait, batch.results, lambda timeout: list(batch.as_completed(timeout=timeout))):
+    for wait in (
+        batch.wait,
+        batch.results,
+        lambda timeout: list(batch.as_completed(timeout=timeout)),
+    ):
         with pytest.raises(TimeoutError, match=r"kinetic\.attach_batch\(\"grp-"):
             wait(timeout=0.05)
     source.release(1)
     assert batch.results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
 
 
-# -- how it is run -----------------------------------------------------------------------------------------------------
+# -- how it is run ---------------------------------------------------------------------------------
 
 
 def test_no_more_jobs_at_a_time_than_allowed(store):
@@ -174,7 +193,9 @@ def test_a_failed_input_is_tried_again_with_a_new_job(store):
     assert caught.value.partial_results == [(0, 3), None, (2, 1)]
     assert "input 1, try 3" in str(caught.value)
     assert dict(source.tries) == {0: 3, 1: 3, 2: 1}
-    assert [job.job_id for job in batch.jobs] == [batch._crew.manifest.batch.jobs[i][n] for i, n in ((0, 2), (1, 2), (2, 0))]
+    assert [job.job_id for job in batch.jobs] == [
+        batch._crew.manifest.batch.jobs[i][n] for i, n in ((0, 2), (1, 2), (2, 0))
+    ]
     assert len(list(batch.as_completed())) == 3, "only the last job of each input is yielded"
 
 
@@ -192,9 +213,16 @@ def test_nothing_more_is_submitted_after_a_failure(store):
 
 def test_a_failure_cancels_what_runs_when_asked_to(store):
     source = Scripted(store, [["hang"], ["hang"], ["raise", "raise"]])
-    batch = begin(source, 10, Rules(max_concurrent=3, retries=1, fail_fast=True, cancel_running_on_fail=True))
+    batch = begin(
+        source, 10, Rules(max_concurrent=3, retries=1, fail_fast=True, cancel_running_on_fail=True)
+    )
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found[:4]] == [errors.JobCancelled, errors.JobCancelled, ValueError, errors.SubmitError]
+    assert [type(e) for e in found[:4]] == [
+        errors.JobCancelled,
+        errors.JobCancelled,
+        ValueError,
+        errors.SubmitError,
+    ]
     assert dict(source.tries) == {0: 1, 1: 1, 2: 2}, "a cancelled job is not tried again"
 
 
@@ -206,7 +234,11 @@ def test_cancelling_stops_submission_and_jobs(store):
     batch.cancel()
     assert set(batch.status_counts()) == {"SUCCEEDED", "FAILED"}, "it has waited"
     found = batch.results(timeout=0, return_exceptions=True)
-    assert [type(e) for e in found] == [tuple, *[errors.JobCancelled] * 2, *[errors.SubmitError] * 6]
+    assert [type(e) for e in found] == [
+        tuple,
+        *[errors.JobCancelled] * 2,
+        *[errors.SubmitError] * 6,
+    ]
     batch.cancel()
     assert "cancelled" in str(found[-1])
 
@@ -259,7 +291,11 @@ def test_every_input_ends_in_exactly_one_way(playground, script, rules, threads,
         elif not rules.fail_fast:
             assert acts[last] != "ok"
             assert (index in batch.submission_failures) == (acts[0] == "refuse")
-    counted = len(batch.submission_failures) + len(batch.failures()) + sum(isinstance(v, tuple) for v in found)
+    counted = (
+        len(batch.submission_failures)
+        + len(batch.failures())
+        + sum(isinstance(v, tuple) for v in found)
+    )
     left_out = sum(type(v) is errors.SubmitError for v in found)
     assert counted + left_out == len(script)
     with attached(batch, source) as other:
@@ -271,17 +307,17 @@ def test_every_input_ends_in_exactly_one_way(playground, script, rules, threads,
 NUMBERS = itertools.count()
 
 
-# -- from another process ------------------------------------------------------------------------------------------------
+# -- from another process --------------------------------------------------------------------------
 
 
 def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
     source = Scripted(store)
     batch = begin(source, 40)
     batch.results(timeout=PATIENCE_S)
-    assert sorted(store.list(paths.group(batch.group_id))) == [
-        paths.batch(batch.group_id),
-        paths.group_end(batch.group_id),
-        f"{paths.group(batch.group_id)}/lock",
+    assert sorted(store.list(layout.group(batch.group_id))) == [
+        layout.batch(batch.group_id),
+        layout.group_end(batch.group_id),
+        f"{layout.group(batch.group_id)}/lock",
     ]
 
 
@@ -344,7 +380,7 @@ def test_jobs_whose_records_were_removed(store):
     batch.results(timeout=PATIENCE_S)
     gone = batch.jobs[1]
     gone.cleanup()
-    store.put(paths.ref(batch.jobs[2].job_id), b"garbage")
+    store.put(layout.ref(batch.jobs[2].job_id), b"garbage")
     with attached(batch, source) as other:
         assert other.unavailable_children == {1: gone.job_id, 2: batch.jobs[2].job_id}
         assert [type(e) for e in other.results(timeout=PATIENCE_S, return_exceptions=True)] == [
@@ -371,9 +407,9 @@ def test_cleaning_up_takes_the_batch_away(store):
     batch = begin(source, 9, Rules(max_concurrent=2))
     until(batch, lambda: 1 in source.hanging)
     batch.cleanup()
-    assert list(store.list(paths.JOBS)) == []
-    assert list(store.list(paths.REFS)) == []
-    assert list(store.list(paths.GROUPS)) == []
+    assert list(store.list(layout.JOBS)) == []
+    assert list(store.list(layout.REFS)) == []
+    assert list(store.list(layout.GROUPS)) == []
     with pytest.raises(errors.NotFound, match="no batch"):
         handles._attach(store, batch.group_id)
 
@@ -383,7 +419,7 @@ def test_collecting_can_remove_what_succeeded(store):
     batch = begin(source, 2)
     found = batch.results(timeout=PATIENCE_S, cleanup=True, return_exceptions=True)
     assert batch.results(return_exceptions=True)[0] == found[0] == (0, 1)
-    assert len(list(store.list(paths.REFS))) == 1
+    assert len(list(store.list(layout.REFS))) == 1
     with attached(batch, source) as other:
         assert [index for index, _ in other.statuses()] == [1]
 
@@ -396,21 +432,26 @@ def test_a_handle_can_be_pickled(store):
         assert pickle.loads(pickle.dumps(batch)).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize("garbage", [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 1, "group_id": "x"}'])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 1, "group_id": "x"}'],
+)
 def test_a_damaged_record_is_told(store, garbage):
-    store.put(paths.batch("grp-00000000"), garbage)
+    store.put(layout.batch("grp-00000000"), garbage)
     with pytest.raises(errors.CorruptRecord):
         handles._attach(store, "grp-00000000")
 
 
 def test_garbage_beside_the_records_is_passed_over(store):
     source, manifest = dead(store, 2, 1)
-    group = paths.group(manifest.batch.group_id)
+    group = layout.group(manifest.batch.group_id)
     for name in ("refused/x.json", "jobs/1.json", "jobs/one-two.json", "README"):
         store.put(f"{group}/{name}", b"garbage")
     store.put(f"{group}/end.json", b"garbage")
     with registry.substituted("local", lambda store: source):
-        found = handles._attach(store, manifest.batch.group_id).results(timeout=PATIENCE_S, return_exceptions=True)
+        found = handles._attach(store, manifest.batch.group_id).results(
+            timeout=PATIENCE_S, return_exceptions=True
+        )
     assert found[0] == (0, 1)
     assert isinstance(found[1], errors.NotFound)
 
@@ -428,7 +469,7 @@ def test_ids_are_not_those_of_other_jobs(store):
     assert Manifest.begin(store, batch).batch == Manifest.open(store, batch.group_id).batch
 
 
-# -- what people see -------------------------------------------------------------------------------------------------------
+# -- what people see -------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -444,7 +485,9 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
         text = stream.getvalue()
         assert bool(text) is progress
         if progress:
-            assert text.endswith(f"\rkinetic: [{'#' * tally.BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n")
+            assert text.endswith(
+                f"\rkinetic: [{'#' * tally.BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n"
+            )
 
 
 def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
@@ -462,7 +505,10 @@ def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
     batch = begin(Scripted(store, [["raise"]]), 300, Rules(max_concurrent=1, fail_fast=True))
     batch.wait(timeout=PATIENCE_S)
-    assert stream.getvalue() == f"kinetic: {batch.group_id} 300/300, 1 failed, 299 left out; input 0 failed\n"
+    assert (
+        stream.getvalue()
+        == f"kinetic: {batch.group_id} 300/300, 1 failed, 299 left out; input 0 failed\n"
+    )
 
 
 def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
@@ -492,7 +538,7 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
     source = Scripted(store, [["hang"], [KeyboardInterrupt()]])
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, 3, Rules(max_concurrent=None), name="", notes={})
-    (group_id,) = {key.split("/")[1] for key in store.list(paths.GROUPS)}
+    (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
     assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
     with registry.substituted("local", lambda store: source):
         batch = handles._attach(store, group_id)
@@ -510,14 +556,16 @@ def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
 
 def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
     source = Scripted(store, [["hang"]])
-    monkeypatch.setattr(Endings, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(
+        Endings, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
+    )
     batch = begin(source, 1)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         batch.wait(timeout=PATIENCE_S)
     batch._crew.stop("done")
 
 
-# -- options -------------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -531,13 +579,22 @@ def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
     ],
 )
 def test_options_that_cannot_work(options, words):
-    given = {"max_concurrent": 64, "retries": 0, "fail_fast": False, "cancel_running_on_fail": False} | options
+    given = {
+        "max_concurrent": 64,
+        "retries": 0,
+        "fail_fast": False,
+        "cancel_running_on_fail": False,
+    } | options
     with pytest.raises(errors.UsageError, match=words):
         launch.rules(**given)
 
 
 def test_tags_are_a_dict_or_a_list_of_strings():
-    assert (launch.tags(None), launch.tags({"a": "b"}), launch.tags(("a", "b"))) == ({}, {"a": "b"}, ["a", "b"])
+    assert (launch.tags(None), launch.tags({"a": "b"}), launch.tags(("a", "b"))) == (
+        {},
+        {"a": "b"},
+        ["a", "b"],
+    )
     for wrong in ("abc", {"a": 1}, [1], 3):
         with pytest.raises(errors.UsageTypeError, match="tags must be"):
             launch.tags(wrong)
@@ -553,17 +610,22 @@ def test_launching_without_a_limit_submits_before_it_returns(store):
     source = Scripted(store, [["hang"]] * 3)
     batch = launch.launch(source, store, 3, Rules(max_concurrent=None), name="", notes={})
     assert source.order == [0, 1, 2]
-    assert json.loads(store.get(paths.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
+    assert json.loads(store.get(layout.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
 
 
 def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
     source = Scripted(store, [["hang"]] * 5)
-    how = launch.rules(max_concurrent="auto", retries=0, fail_fast=False, cancel_running_on_fail=False)
+    how = launch.rules(
+        max_concurrent="auto", retries=0, fail_fast=False, cancel_running_on_fail=False
+    )
     batch = launch.launch(source, store, 5, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == 2)
-    assert "5 inputs, 2 at a time: what there is room for here; max_concurrent= changes it" in capsys.readouterr().err
+    assert (
+        "5 inputs, 2 at a time: what there is room for here; max_concurrent= changes it"
+        in capsys.readouterr().err
+    )
     assert repr(batch) == f"<BatchHandle {batch.group_id}: train, 5 inputs, 2 at a time>"
     for index in range(5):
         until(batch, lambda index=index: index in source.hanging)
@@ -575,7 +637,9 @@ def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
 @pytest.mark.parametrize("given", [3, None])
 def test_a_number_that_was_given_is_obeyed(store, given, capsys):
     source = Scripted(store, [["hang"]] * 4)
-    how = launch.rules(max_concurrent=given, retries=0, fail_fast=False, cancel_running_on_fail=False)
+    how = launch.rules(
+        max_concurrent=given, retries=0, fail_fast=False, cancel_running_on_fail=False
+    )
     batch = launch.launch(source, store, 4, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == (given or 4))
     assert "room" not in capsys.readouterr().err
@@ -584,14 +648,21 @@ def test_a_number_that_was_given_is_obeyed(store, given, capsys):
 
 def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
     script = [["hang"]] * 7 + [["raise"]]
-    batch = begin(Scripted(store, script), 9, Rules(max_concurrent=8, fail_fast=True, cancel_running_on_fail=True))
+    batch = begin(
+        Scripted(store, script),
+        9,
+        Rules(max_concurrent=8, fail_fast=True, cancel_running_on_fail=True),
+    )
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)
     told = str(caught.value).splitlines()
     assert re.match(r"  input 7 \(job-[0-9a-f]{8}\): ValueError", told[1])
     assert type(caught.value.__cause__) is ValueError
     assert all(line.startswith("  ") for line in told[1:-1])
-    assert told[-1] == f"More: kinetic jobs logs {batch.jobs[7].job_id}, kinetic jobs list --group {batch.group_id}"
+    assert (
+        told[-1] == f"More: kinetic jobs logs {batch.jobs[7].job_id}, kinetic jobs list --group "
+        f"{batch.group_id}"
+    )
 
 
 class Speechless(Exception):
@@ -601,5 +672,7 @@ class Speechless(Exception):
 
 def test_an_exception_without_words_does_not_hide_the_others(store):
     batch = begin(Scripted(store, [[Speechless()]]), 2)
-    with pytest.raises(errors.BatchError, match="input 0: Speechless: <its text could not be made: OSError>"):
+    with pytest.raises(
+        errors.BatchError, match="input 0: Speechless: <its text could not be made: OSError>"
+    ):
         batch.results(timeout=PATIENCE_S)

@@ -1,4 +1,5 @@
-"""From a decorated function to the jobs of a batch: what is packaged, once, and what each job gets of its own."""
+"""From a decorated function to the jobs of a batch: what is packaged, once, and what each job gets
+of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from laptop_fakes import InlineBackend
 
 import kinetic
 from kinetic import collections, errors
-from kinetic.backends import registry
-from kinetic.job import paths
-from kinetic.job.plan import Plan
-from kinetic.packaging import bundle
+from kinetic._backends import registry
+from kinetic._core import layout
+from kinetic._core.plan import Plan
+from kinetic._source import bundle
 
 PATIENCE_S = 200.0
 
@@ -38,7 +39,7 @@ def add(a, b=0):
 def plans(batch):
     batch.wait(timeout=PATIENCE_S)
     store = batch._crew.manifest.store
-    return [Plan.from_json(json.loads(store.get(paths.plan(job.job_id)))) for job in batch.jobs]
+    return [Plan.from_json(json.loads(store.get(layout.plan(job.job_id)))) for job in batch.jobs]
 
 
 def test_inputs_become_arguments(backend):
@@ -49,7 +50,9 @@ def test_inputs_become_arguments(backend):
 
 def test_all_is_packaged_once(backend, monkeypatch):
     built = []
-    monkeypatch.setattr(bundle, "build", lambda *a, real=bundle.build, **k: built.append(1) or real(*a, **k))
+    monkeypatch.setattr(
+        bundle, "build", lambda *a, real=bundle.build, **k: built.append(1) or real(*a, **k)
+    )
     batch = add.run_async_map(range(5), tags=["one"], name="five")
     assert batch.results(timeout=PATIENCE_S) == [0, 1, 2, 3, 4]
     assert len(built) == 1
@@ -60,13 +63,18 @@ def test_all_is_packaged_once(backend, monkeypatch):
     assert [plan.labels for plan in made] == [
         {"group_id": batch.group_id, "group_kind": "map", "group_index": str(i)} for i in range(5)
     ]
-    assert [job.job_id for job in kinetic.list_jobs() if job.group_id == batch.group_id][::-1] == [j.job_id for j in batch.jobs]
+    assert [job.job_id for job in kinetic.list_jobs() if job.group_id == batch.group_id][::-1] == [
+        j.job_id for j in batch.jobs
+    ]
 
 
 def test_each_input_has_an_output_folder_of_its_own(backend, tmp_path):
     into = kinetic.run(accelerator="cpu", output_dir=str(tmp_path / "out"))(lambda x: x)
     made = plans(into.run_async_map([1, 2]))
-    assert [plan.output_dir for plan in made] == [str(tmp_path / "out" / "0"), str(tmp_path / "out" / "1")]
+    assert [plan.output_dir for plan in made] == [
+        str(tmp_path / "out" / "0"),
+        str(tmp_path / "out" / "1"),
+    ]
     free = kinetic.run(accelerator="cpu")(lambda x: x)
     assert {plan.output_dir for plan in plans(free.run_async_map([1, 2]))} == {None}
 
@@ -91,7 +99,10 @@ def submit_add(*args, **kwargs):
 def test_map_takes_what_submits(backend, form):
     batch = collections.map(form(add), [1, {"a": 2, "b": 5}], retries=1)
     assert batch.results(timeout=PATIENCE_S) == [1, 7]
-    assert [(job.group_id, job.group_index) for job in batch.jobs] == [(batch.group_id, 0), (batch.group_id, 1)]
+    assert [(job.group_id, job.group_index) for job in batch.jobs] == [
+        (batch.group_id, 0),
+        (batch.group_id, 1),
+    ]
     again = kinetic.attach_batch(batch.group_id)
     assert again.results(timeout=PATIENCE_S) == [1, 7]
     assert {job.group_id for job in kinetic.list_jobs()} == {batch.group_id}
@@ -106,9 +117,15 @@ def test_map_tells_what_does_not_submit(backend):
 
 @pytest.mark.parametrize(
     ("inputs", "words"),
-    [([1, (1, 2, 3)], r"inputs\[1\]: add\(a, b=0\): too many"), ([{"c": 1}], r"inputs\[0\]: add"), ([[]], "missing a required")],
+    [
+        ([1, (1, 2, 3)], r"inputs\[1\]: add\(a, b=0\): too many"),
+        ([{"c": 1}], r"inputs\[0\]: add"),
+        ([[]], "missing a required"),
+    ],
 )
-def test_an_input_that_does_not_fit_is_refused_before_anything_is_submitted(backend, home, inputs, words):
+def test_an_input_that_does_not_fit_is_refused_before_anything_is_submitted(
+    backend, home, inputs, words
+):
     with pytest.raises(errors.UsageTypeError, match=words):
         add.run_async_map(inputs)
     assert not home.exists()
@@ -135,7 +152,9 @@ def test_a_machine_that_cannot_take_one_job_is_told_at_once(backend, home):
 def test_an_argument_that_cannot_be_pickled_costs_only_its_own_input(backend):
     import threading
 
-    found = add.run_async_map([1, threading.Lock(), 3]).results(timeout=PATIENCE_S, return_exceptions=True)
+    found = add.run_async_map([1, threading.Lock(), 3]).results(
+        timeout=PATIENCE_S, return_exceptions=True
+    )
     assert (found[0], found[2]) == (1, 3)
     assert isinstance(found[1], errors.PicklingError)
     assert "rgument 1" in str(found[1])
@@ -144,6 +163,8 @@ def test_an_argument_that_cannot_be_pickled_costs_only_its_own_input(backend):
 def test_a_large_function_is_stored_once(backend, home):
     large = "x" * 1_000_000
     length = kinetic.run(accelerator="cpu")(lambda n: len(large) + n)
-    assert length.run_async_map(range(4)).results(timeout=PATIENCE_S) == [1_000_000 + n for n in range(4)]
+    assert length.run_async_map(range(4)).results(timeout=PATIENCE_S) == [
+        1_000_000 + n for n in range(4)
+    ]
     sizes = [p.stat().st_size for p in Path(home / "blobs").rglob("*") if p.is_file()]
     assert sum(size > 900_000 for size in sizes) == 1

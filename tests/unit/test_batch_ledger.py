@@ -1,4 +1,5 @@
-"""The ledger of a batch, under random events: every input ends once, in one state, and no rule is broken on the way."""
+"""The ledger of a batch, under random events: every input ends once, in one state, and no rule is
+broken on the way."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laptop_fakes import ref
 
-from kinetic.batch.inputs import Call, calls
-from kinetic.batch.ledger import Ledger, Rules, State
+from kinetic._client.batch.inputs import Call, calls
+from kinetic._client.batch.ledger import Ledger, Rules, State
 from kinetic.errors import UsageError, UsageTypeError
 
 RULES = st.builds(
@@ -46,7 +47,9 @@ def step(ledger, data, tries):
     elif act == "gone":
         ledger.gone(data.draw(st.sampled_from(live)))
     else:
-        ledger.ended(data.draw(st.sampled_from(live)), ok=act == "succeed", again=act != "cancelled")
+        ledger.ended(
+            data.draw(st.sampled_from(live)), ok=act == "succeed", again=act != "cancelled"
+        )
     return True
 
 
@@ -75,7 +78,9 @@ def test_every_input_ends_once_whatever_happens(total, rules, data):
         assert (child.ref is None) == (index not in tries)
         assert (child.state is State.REFUSED) <= (child.error is not None)
         assert child.tries == tries.get(index, 0)
-    if rules.fail_fast and any(child.state in (State.FAILED, State.REFUSED) for child in ledger.children):
+    if rules.fail_fast and any(
+        child.state in (State.FAILED, State.REFUSED) for child in ledger.children
+    ):
         assert ledger.stopped
     if not ledger.stopped:
         assert all(child.state is not State.SKIPPED for child in ledger.children)
@@ -99,7 +104,11 @@ def test_a_failure_stops_the_rest_only_when_asked_to():
     careful.take()
     careful.submitted(0, ref())
     careful.ended(0, ok=False)
-    assert [child.state for child in careful.children] == [State.FAILED, State.SKIPPED, State.SKIPPED]
+    assert [child.state for child in careful.children] == [
+        State.FAILED,
+        State.SKIPPED,
+        State.SKIPPED,
+    ]
     assert careful.stopped
     patient = Ledger(3, Rules(max_concurrent=1))
     patient.take()

@@ -16,17 +16,17 @@ import pytest
 from cli_fakes import DAY, NOW, World, chunk
 
 import kinetic
-from kinetic.backends.base import LogRequest
+from kinetic._backends.base import LogRequest
+from kinetic._core import layout
+from kinetic._core.log_format import STDERR
+from kinetic._core.outcome import Exit, HostReport, Outcome, RemoteError, Verdict
+from kinetic._core.ref import JobRef
+from kinetic._pickling import call as payload
+from kinetic._store.gc_lock import submitting
 from kinetic.cli import output, pruning
-from kinetic.cli.desk import Desk
+from kinetic.cli.context import Desk
 from kinetic.cli.main import call
 from kinetic.errors import HostLost, PreflightError
-from kinetic.job import paths
-from kinetic.job.logformat import STDERR
-from kinetic.job.outcome import Exit, HostReport, Outcome, RemoteError, Verdict
-from kinetic.job.ref import JobRef
-from kinetic.packaging import payload
-from kinetic.storage.turn import submitting
 
 ROOT = Path(kinetic.__file__).parent.parent
 
@@ -39,7 +39,7 @@ def world(tmp_path: Path) -> World:
 Capture = pytest.CaptureFixture[str]
 
 
-# -- list and status -------------------------------------------------------------------------------------------------------------
+# -- list and status -------------------------------------------------------------------------------
 
 
 def test_list_shows_all_states_newest_first(world: World, capsys: Capture) -> None:
@@ -76,13 +76,16 @@ def test_list_filters_before_it_counts(world: World, capsys: Capture) -> None:
 def test_a_batch_goes_with_its_last_job(world: World, capsys: Capture) -> None:
     for group_id, job_id in (("grp-00000001", "job-00000001"), ("grp-00000002", "job-00000002")):
         ref = replace(world.job(job_id, age=30 * DAY), group_id=group_id)
-        world.store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
-        world.store.put(paths.batch(group_id), b"{}")
-        os.utime(world.store.path(paths.group(group_id)), (NOW - 30 * DAY, NOW - 30 * DAY))
+        world.store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
+        world.store.put(layout.batch(group_id), b"{}")
+        os.utime(world.store.path(layout.group(group_id)), (NOW - 30 * DAY, NOW - 30 * DAY))
     world.succeed("job-00000001", ended=NOW - 30 * DAY)
-    world.store.put(paths.batch("grp-00000003"), b"{}")  # it has only just begun
+    world.store.put(layout.batch("grp-00000003"), b"{}")  # it has only just begun
     assert world("jobs", "prune", "--yes") == 0
-    assert [*world.store.list(paths.GROUPS)] == [paths.batch("grp-00000002"), paths.batch("grp-00000003")]
+    assert [*world.store.list(layout.GROUPS)] == [
+        layout.batch("grp-00000002"),
+        layout.batch("grp-00000003"),
+    ]
 
 
 def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
@@ -90,9 +93,12 @@ def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
         ref = world.job(f"job-0000000{number}")
         if number % 2:
             grouped = replace(ref, group_id="grp-00000001", group_kind="map", group_index=number)
-            world.store.put(paths.ref(ref.job_id), json.dumps(grouped.to_json()).encode())
+            world.store.put(layout.ref(ref.job_id), json.dumps(grouped.to_json()).encode())
     assert world("jobs", "list", "--group", "grp-00000001", "--json") == 0
-    assert [job["job_id"] for job in json.loads(capsys.readouterr().out)] == ["job-00000003", "job-00000001"]
+    assert [job["job_id"] for job in json.loads(capsys.readouterr().out)] == [
+        "job-00000003",
+        "job-00000001",
+    ]
     assert world("jobs", "status", "job-00000003") == 0
     assert "grp-00000001, input 3" in capsys.readouterr().out
 
@@ -105,10 +111,10 @@ def test_an_empty_list_is_no_error(world: World, capsys: Capture) -> None:
 
 def test_garbage_hides_no_other_job(world: World, capsys: Capture) -> None:
     world.job("job-00000001")
-    world.store.put(paths.outcome("job-00000001"), b"\0garbage")
+    world.store.put(layout.outcome("job-00000001"), b"\0garbage")
     world.job("job-00000002", name="evil\x1b]0;title\x07\n")
     for number, data in enumerate((b"", b"[]", b'{"job_id": 3}', b"\xff\xfe")):
-        world.store.put(paths.ref(f"job-bad{number}"), data)
+        world.store.put(layout.ref(f"job-bad{number}"), data)
     assert world("jobs", "list") == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 3
@@ -116,7 +122,9 @@ def test_garbage_hides_no_other_job(world: World, capsys: Capture) -> None:
     assert "\x07" not in out
 
 
-def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(world: World, capsys: Capture) -> None:
+def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
+    world: World, capsys: Capture
+) -> None:
     def missing(ref: JobRef) -> Any:
         raise PreflightError("no such backend")
 
@@ -125,7 +133,7 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(world: World, 
     assert call(["jobs", "list"], desk) == 0
     assert "UNKNOWN" in capsys.readouterr().out
     assert call(["jobs", "prune", "--yes", "--older-than", "1s"], desk) == 0
-    assert world.store.has(paths.ref("job-00000001"))
+    assert world.store.has(layout.ref("job-00000001"))
 
 
 def test_status(world: World, capsys: Capture) -> None:
@@ -146,7 +154,9 @@ def test_status(world: World, capsys: Capture) -> None:
 
 def test_nobody_is_blamed_for_a_job_that_was_cancelled(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=2)
-    world.end("job-00000001", Outcome(Verdict.CANCELLED, reason="The job was cancelled.", blamed=(0, 1)))
+    world.end(
+        "job-00000001", Outcome(Verdict.CANCELLED, reason="The job was cancelled.", blamed=(0, 1))
+    )
     assert world("jobs", "status", "job-00000001") == 0
     out = capsys.readouterr().out
     assert "CANCELLED" in out
@@ -155,8 +165,13 @@ def test_nobody_is_blamed_for_a_job_that_was_cancelled(world: World, capsys: Cap
 
 def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=1024)
-    reports = tuple(HostReport(i, Exit.STOPPED if i != 777 else Exit.SIGNAL, signal=9) for i in range(1024))
-    world.end("job-00000001", Outcome(Verdict.FAILED, blamed=(777,), reason="host 777 died", reports=reports))
+    reports = tuple(
+        HostReport(i, Exit.STOPPED if i != 777 else Exit.SIGNAL, signal=9) for i in range(1024)
+    )
+    world.end(
+        "job-00000001",
+        Outcome(Verdict.FAILED, blamed=(777,), reason="host 777 died", reports=reports),
+    )
     assert world("jobs", "status", "job-0") == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) < 50
@@ -164,7 +179,9 @@ def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) 
     assert "992 hosts more" in err
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "result", "wait", "cancel", "cleanup", "stacks"])
+@pytest.mark.parametrize(
+    "command", ["status", "logs", "result", "wait", "cancel", "cleanup", "stacks"]
+)
 def test_ids(world: World, command: str, capsys: Capture) -> None:
     world.job("job-aaaa0001")
     world.job("job-aaaa0002")
@@ -180,10 +197,12 @@ def test_ids(world: World, command: str, capsys: Capture) -> None:
     assert "Traceback" not in err
 
 
-# -- logs ------------------------------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
-def test_logs_are_the_bytes_that_were_printed(world: World, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_logs_are_the_bytes_that_were_printed(
+    world: World, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     world.job("job-00000001")
     odd = b"\x00\xff[rank0] [/tmp/x] arr[i] \x1b[31m\r\n" + b"x" * 500 + b"\nno end"
     world.backend.output["job-00000001"] = [chunk(odd[:7]), None, chunk(odd[7:], stream=STDERR)]
@@ -212,7 +231,10 @@ def test_a_log_without_a_line_is_told_apart_from_no_log(world: World, capfd: Cap
     world.backend.output["job-00000001"] = []
     assert world("jobs", "logs", "job-0") == 0
     out, err = capfd.readouterr()
-    assert (out, err) == ("", "There is no output. `kinetic jobs status job-00000001` shows where the job stands.\n")
+    assert (out, err) == (
+        "",
+        "There is no output. `kinetic jobs status job-00000001` shows where the job stands.\n",
+    )
     assert world("jobs", "logs", "-n", "0", "job-0") == 0
     assert capfd.readouterr().err == ""
 
@@ -226,7 +248,9 @@ def test_logs_of_all_hosts_name_the_host(world: World, capfd: Capture) -> None:
     assert capfd.readouterr().out == "2001-09-09T01:46:40.000Z a\n2001-09-09T01:46:40.000Z b\n"
 
 
-def test_logs_always_begin_at_the_beginning_also_when_that_is_asked_for(world: World, capfd: Capture) -> None:
+def test_logs_always_begin_at_the_beginning_also_when_that_is_asked_for(
+    world: World, capfd: Capture
+) -> None:
     world.job("job-00000001")
     world.backend.output["job-00000001"] = [chunk(b"one\n")]
     world.backend.at_end = lambda: world.succeed("job-00000001")
@@ -247,14 +271,18 @@ def test_a_reader_that_goes_away_is_no_error(world: World) -> None:
     """As with cat: `kinetic jobs logs ID | head -1` is quiet."""
     ref = world.job("job-00000001")
     big = b"line\n" * 100_000
-    world.store.put(paths.outcome(ref.job_id), b"{}")
+    world.store.put(layout.outcome(ref.job_id), b"{}")
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_cli_commands import World, chunk; from pathlib import Path\n"
-        "world = World(Path(sys.argv[2])); world.backend.output['job-00000001'] = [chunk(b'line\\n' * 100_000)] * 3\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_cli_commands import World, chunk; "
+        "from pathlib import Path\n"
+        "world = World(Path(sys.argv[2])); world.backend.output['job-00000001'] = "
+        "[chunk(b'line\\n' * 100_000)] * 3\n"
         "sys.exit(world('jobs', 'logs', 'job-0'))"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent), world.store.uri]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(5) == big[:5]
@@ -263,7 +291,7 @@ def test_a_reader_that_goes_away_is_no_error(world: World) -> None:
     assert process.returncode == 0
 
 
-# -- result and wait -------------------------------------------------------------------------------------------------------------
+# -- result and wait -------------------------------------------------------------------------------
 
 
 def test_result_prints_the_value_again_and_again(world: World, capsys: Capture) -> None:
@@ -299,9 +327,11 @@ def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) 
         BrokenPipeError(32, "theirs"),
         SystemExit("theirs"),
     ):
-        key = paths.error("job-00000001", 1)
+        key = layout.error("job-00000001", 1)
         world.store.put(key, payload.pack_exception(problem))
-        remote = RemoteError(type(problem).__name__, str(problem), "Traceback: line 7 in train\n", key=key)
+        remote = RemoteError(
+            type(problem).__name__, str(problem), "Traceback: line 7 in train\n", key=key
+        )
         world.fail("job-00000001", HostReport(1, Exit.RAISED, error=remote))
         assert world("jobs", "result", "job-0") == 1
         out, err = capsys.readouterr()
@@ -333,7 +363,7 @@ def test_giving_up_leaves_the_job_running(world: World, command: str, capsys: Ca
     assert world("jobs", command, "--timeout", "soon", "job-0") == 2
 
 
-# -- stopping and removing -------------------------------------------------------------------------------------------------------
+# -- stopping and removing -------------------------------------------------------------------------
 
 
 def test_cancel_takes_several_and_passes_over_what_has_ended(world: World, capsys: Capture) -> None:
@@ -343,16 +373,18 @@ def test_cancel_takes_several_and_passes_over_what_has_ended(world: World, capsy
     assert world("jobs", "cancel", "00000000", "00000001", "job-00000001") == 0
     assert world.backend.cancelled == ["job-00000001"]
     assert world("jobs", "cancel", "00000002", "nobody") == 3
-    assert world.backend.cancelled == ["job-00000001"], "a wrong id must not leave half of the others cancelled"
+    assert world.backend.cancelled == ["job-00000001"], (
+        "a wrong id must not leave half of the others cancelled"
+    )
 
 
 def test_cleanup(world: World) -> None:
     world.job("job-00000001")
     world.succeed("job-00000001")
     assert world("jobs", "cleanup", "--no-gcs", "job-0") == 0
-    assert world.store.has(paths.ref("job-00000001"))
+    assert world.store.has(layout.ref("job-00000001"))
     assert world("jobs", "cleanup", "job-0") == 0
-    assert not world.store.has(paths.ref("job-00000001"))
+    assert not world.store.has(layout.ref("job-00000001"))
 
 
 def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: Capture) -> None:
@@ -360,11 +392,12 @@ def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: 
     world.backend.output["job-00000001"] = [None]
     assert world("jobs", "cleanup", "--cleanup-timeout", "0.01", "job-0") == 124
     assert world.backend.cancelled == ["job-00000001"]
-    assert world.store.has(paths.ref("job-00000001"))
+    assert world.store.has(layout.ref("job-00000001"))
 
 
 def history(world: World) -> None:
-    """An old job, a young one, one that runs since long ago, and content: shared, unused, unused but young."""
+    """An old job, a young one, one that runs since long ago, and content: shared, unused, unused
+    but young."""
     world.job("job-0000000d", age=30 * DAY)
     world.succeed("job-0000000d", ended=NOW - 20 * DAY)
     world.job("job-0000000e", age=2 * DAY)
@@ -372,16 +405,18 @@ def history(world: World) -> None:
     world.job("job-0000000f", age=90 * DAY)
     shared = world.blob("a")
     world.plan("job-0000000d", world.blob("b"), shared)
-    world.plan("job-0000000f", world.blob("c"), world.blob("1", b'{"files": {"x": "%s"}}' % (b"2" * 64)))
+    world.plan(
+        "job-0000000f", world.blob("c"), world.blob("1", b'{"files": {"x": "%s"}}' % (b"2" * 64))
+    )
     world.plan("job-0000000e", world.blob("d"), shared)
     world.blob("2", b"source file")
     world.blob("e")
     world.blob("f", age=3600)
-    world.store.put(f"{paths.outputs('job-0000000d')}/model.bin", b"weights")
+    world.store.put(f"{layout.outputs('job-0000000d')}/model.bin", b"weights")
 
 
 def remaining(world: World) -> str:
-    return "".join(sorted(key[-1] for key in world.store.list(paths.BLOBS)))
+    return "".join(sorted(key[-1] for key in world.store.list(layout.BLOBS)))
 
 
 def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
@@ -393,14 +428,16 @@ def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
     assert world("jobs", "prune", "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out) == promised
     assert remaining(world) == "12acdf"
-    assert not world.store.has(paths.ref("job-0000000d"))
-    assert not list(world.store.list(paths.job("job-0000000d")))
-    assert world.store.has(paths.ref("job-0000000e"))
-    assert world.store.get(f"{paths.outputs('job-0000000d')}/model.bin") == b"weights"
+    assert not world.store.has(layout.ref("job-0000000d"))
+    assert not list(world.store.list(layout.job("job-0000000d")))
+    assert world.store.has(layout.ref("job-0000000e"))
+    assert world.store.get(f"{layout.outputs('job-0000000d')}/model.bin") == b"weights"
     assert world.backend.cleaned == ["job-0000000d"]
 
 
-def test_prune_of_many_jobs_keeps_to_one_screen_and_ends_with_what_it_did(world: World, capsys: Capture) -> None:
+def test_prune_of_many_jobs_keeps_to_one_screen_and_ends_with_what_it_did(
+    world: World, capsys: Capture
+) -> None:
     for number in range(25):
         world.job(f"job-{number:08x}", name="many", age=30 * DAY)
         world.succeed(f"job-{number:08x}", ended=NOW - 20 * DAY)
@@ -413,7 +450,9 @@ def test_prune_of_many_jobs_keeps_to_one_screen_and_ends_with_what_it_did(world:
     assert len(lines) == 22
 
 
-def test_prune_asks_and_does_nothing_without_an_answer(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_asks_and_does_nothing_without_an_answer(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history(world)
     with open(os.devnull) as nobody:
         monkeypatch.setattr(sys, "stdin", nobody)
@@ -426,7 +465,7 @@ def test_prune_takes_no_chances_with_plans_that_it_cannot_read(world: World) -> 
     history(world)
     newer = {"schema_version": 99, "forest": [{"root": "1" * 64}], "payload": "c" * 64}
     for plan in (json.dumps(newer).encode(), b"garbage " + b"1" * 64 + b" \xff " + b"c" * 64):
-        world.store.put(paths.plan("job-0000000f"), plan)
+        world.store.put(layout.plan("job-0000000f"), plan)
         assert world("jobs", "prune", "--yes") == 0
         assert set("12c") <= set(remaining(world))
 
@@ -438,29 +477,30 @@ def test_prune_goes_on_when_a_job_cannot_be_removed(world: World, capsys: Captur
     world.succeed("job-00000002", ended=NOW - 20 * DAY)
     world.backend.broken = {"job-00000001"}
     assert world("jobs", "prune", "--yes") == 5
-    assert world.store.has(paths.ref("job-00000001"))
-    assert not world.store.has(paths.ref("job-00000002"))
+    assert world.store.has(layout.ref("job-00000001"))
+    assert not world.store.has(layout.ref("job-00000002"))
     assert "job-00000001 was kept" in capsys.readouterr().err
 
 
 def test_prune_removes_what_a_killed_submission_left(world: World) -> None:
     world.plan("job-0000000a", world.blob("a"))
-    os.utime(world.store.path(paths.job("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
+    os.utime(world.store.path(layout.job("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
     world.plan("job-0000000b", world.blob("b"))
-    os.utime(world.store.path(paths.job("job-0000000b")), (NOW - 60, NOW - 60))
+    os.utime(world.store.path(layout.job("job-0000000b")), (NOW - 60, NOW - 60))
     assert world("jobs", "prune", "--yes") == 0
     assert remaining(world) == "b"
-    assert not list(world.store.list(paths.job("job-0000000a")))
+    assert not list(world.store.list(layout.job("job-0000000a")))
 
 
 def ship(world: World, folder: Path, *, age: float) -> str:
-    """Send a real tree, as a submission does, and let it age. Returns the digest of its manifest."""
-    from kinetic.packaging import bundle
+    """Send a real tree, as a submission does, and let it age. Returns the digest of its
+    manifest."""
+    from kinetic._source import bundle
 
-    before = set(world.store.list(paths.BLOBS))
+    before = set(world.store.list(layout.BLOBS))
     built = bundle.build(folder, cache_dir=folder.parent / "cache")
     bundle.upload(built, world.store)
-    for key in set(world.store.list(paths.BLOBS)) - before:
+    for key in set(world.store.list(layout.BLOBS)) - before:
         os.utime(world.store.path(key), (NOW - age, NOW - age))
     return built.tree.manifest.digest
 
@@ -471,18 +511,19 @@ def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: P
     (tmp_path / "tree/b.py").write_text("b = 1")
     world.job("job-00000001")
     world.plan("job-00000001", world.blob("a"), ship(world, tmp_path / "tree", age=9 * DAY))
-    before = set(world.store.list(paths.BLOBS))
+    before = set(world.store.list(layout.BLOBS))
     assert len(before) == 5
     pruning.sweep(world.store, older_than=NOW - DAY)
-    assert set(world.store.list(paths.BLOBS)) == before
+    assert set(world.store.list(layout.BLOBS)) == before
     world.succeed("job-00000001")
     assert world("jobs", "cleanup", "job-00000001") == 0
     pruning.sweep(world.store, older_than=NOW - DAY)
-    assert set(world.store.list(paths.BLOBS)) == set()
+    assert set(world.store.list(layout.BLOBS)) == set()
 
 
 def test_old_files_of_a_young_tree_stay_with_its_manifest(world: World, tmp_path: Path) -> None:
-    """Or the next submission would find the manifest, send nothing, and the job would miss its files."""
+    """Or the next submission would find the manifest, send nothing, and the job would miss its
+    files."""
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.py").write_text("a = 1")
     old = ship(world, tmp_path / "tree", age=9 * DAY)
@@ -490,11 +531,13 @@ def test_old_files_of_a_young_tree_stay_with_its_manifest(world: World, tmp_path
     young = ship(world, tmp_path / "tree", age=60)
     swept = pruning.sweep(world.store, older_than=NOW - DAY)
     assert [content.digest for content in swept.contents] == [old]
-    assert world.store.has(paths.blob(young))
-    assert len(list(world.store.list(paths.BLOBS))) == 3
+    assert world.store.has(layout.blob(young))
+    assert len(list(world.store.list(layout.BLOBS))) == 3
 
 
-def test_a_sweep_that_is_killed_leaves_no_manifest_without_its_files(world: World, tmp_path: Path) -> None:
+def test_a_sweep_that_is_killed_leaves_no_manifest_without_its_files(
+    world: World, tmp_path: Path
+) -> None:
     (tmp_path / "tree").mkdir()
     for number in range(20):
         (tmp_path / f"tree/{number}.py").write_text(f"a = {number}")
@@ -516,22 +559,26 @@ def grove(root: Path, leaf: str) -> None:
 
 def names_below(world: World, key: str) -> set[str]:
     """The keys of what a list names; none for other content."""
-    from kinetic.packaging import manifest
+    from kinetic._source import manifest
 
     data = world.store.get(key)
     if not data.startswith(b'{"schema"'):
         return set()
-    return {paths.blob(each.digest) for each in manifest.contents("", data) if not isinstance(each, manifest.Link)}
+    return {
+        layout.blob(each.digest)
+        for each in manifest.contents("", data)
+        if not isinstance(each, manifest.Link)
+    }
 
 
 def test_a_sweep_takes_lists_from_the_root_down(world: World, tmp_path: Path) -> None:
     """Wherever it is killed, a list that is left has all below it."""
     grove(tmp_path / "tree", "a = 0")
     ship(world, tmp_path / "tree", age=9 * DAY)
-    left = set(world.store.list(paths.BLOBS))
+    left = set(world.store.list(layout.BLOBS))
     below = {key: names_below(world, key) for key in left}
     for content in pruning.find_unused(world.store, older_than=NOW - DAY).contents:
-        left.remove(paths.blob(content.digest))
+        left.remove(layout.blob(content.digest))
         assert all(below[key] <= left for key in left)
     assert not left
 
@@ -540,31 +587,40 @@ def test_what_a_young_tree_took_over_from_an_old_one_stays(world: World, tmp_pat
     """Deep below lists that are old themselves; also what a plan names by a root that is young."""
     grove(tmp_path / "tree", "a = 0")
     old = ship(world, tmp_path / "tree", age=9 * DAY)
-    before = set(world.store.list(paths.BLOBS))
+    before = set(world.store.list(layout.BLOBS))
     grove(tmp_path / "tree", "a = -1")
     young = ship(world, tmp_path / "tree", age=60)
-    needed = set(world.store.list(paths.BLOBS)) - before
+    needed = set(world.store.list(layout.BLOBS)) - before
     assert len(needed) == 3, "the file, and the lists on the way to it"
-    assert {content.digest for content in pruning.find_unused(world.store, older_than=NOW).contents} >= {old, young}
-    kept = {paths.blob(young)}
+    assert {
+        content.digest for content in pruning.find_unused(world.store, older_than=NOW).contents
+    } >= {old, young}
+    kept = {layout.blob(young)}
     while new := {key for each in kept for key in names_below(world, each)} - kept:
         kept |= new
     pruning.sweep(world.store, older_than=NOW - DAY)
-    assert set(world.store.list(paths.BLOBS)) == kept >= needed
+    assert set(world.store.list(layout.BLOBS)) == kept >= needed
     world.plan("job-00000001", world.blob("a"), young)
     world.job("job-00000001")
     pruning.sweep(world.store, older_than=NOW + DAY)
-    assert set(world.store.list(paths.BLOBS)) == kept | {paths.blob("a" * 64)}
+    assert set(world.store.list(layout.BLOBS)) == kept | {layout.blob("a" * 64)}
 
 
-def test_a_sweep_survives_content_that_vanishes_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_survives_content_that_vanishes_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A host removes what it finds damaged, without a lock."""
-    young, old = world.blob("1", b'{"schema":2,"entries":[]}', age=60), world.blob("2", b'{"schema":2,"entries":[]}')
+    young, old = (
+        world.blob("1", b'{"schema":2,"entries":[]}', age=60),
+        world.blob("2", b'{"schema":2,"entries":[]}'),
+    )
     found = list(pruning._contents(world.store))
     for digest in (young, old):
-        world.store.delete(paths.blob(digest))
+        world.store.delete(layout.blob(digest))
     monkeypatch.setattr(pruning, "_contents", lambda _: found)
-    assert [each.digest for each in pruning.sweep(world.store, older_than=NOW - DAY).contents] == [old]
+    assert [each.digest for each in pruning.sweep(world.store, older_than=NOW - DAY).contents] == [
+        old
+    ]
 
 
 def test_lists_that_damage_has_made_to_name_each_other_are_swept(world: World) -> None:
@@ -580,24 +636,27 @@ def test_prune_of_nothing(world: World, capsys: Capture) -> None:
 
 
 def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
-    """A submission finds old content in place, and names it in its plan only later: the sweep must not come between."""
+    """A submission finds old content in place, and names it in its plan only later: the sweep must
+    not come between."""
     import threading
 
     content = world.blob("a")
     order: list[str] = []
     with submitting(world.store):
-        assert world.store.has(paths.blob(content))
-        sweeper = threading.Thread(target=lambda: (pruning.sweep(world.store, older_than=NOW), order.append("swept")))
+        assert world.store.has(layout.blob(content))
+        sweeper = threading.Thread(
+            target=lambda: (pruning.sweep(world.store, older_than=NOW), order.append("swept"))
+        )
         sweeper.start()
         sweeper.join(0.05)
         world.plan("job-00000001", content)
         order.append("submitted")
     sweeper.join()
     assert order == ["submitted", "swept"]
-    assert world.store.has(paths.blob(content))
+    assert world.store.has(layout.blob(content))
 
 
-# -- run -------------------------------------------------------------------------------------------------------------------------
+# -- run -------------------------------------------------------------------------------------------
 
 
 def run(world: World, *argv: str) -> int:
@@ -607,7 +666,18 @@ def run(world: World, *argv: str) -> int:
 def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    options = ["--env", "A=1=2", "--env", "B=", "--secret", "HF_TOKEN", "--timeout", "2h", "--start-timeout", "30s"]
+    options = [
+        "--env",
+        "A=1=2",
+        "--env",
+        "B=",
+        "--secret",
+        "HF_TOKEN",
+        "--timeout",
+        "2h",
+        "--start-timeout",
+        "30s",
+    ]
     more = [
         "--slices",
         "1",
@@ -643,8 +713,15 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
     assert function.__name__ == "train.py"
 
 
-def test_run_prints_what_the_leader_prints_where_it_printed_it(world: World, capfd: Capture) -> None:
-    world.backend.output["job-00000001"] = [chunk(b"out\n"), chunk(b"err\n", stream=STDERR), chunk(b"other\n", 1), None]
+def test_run_prints_what_the_leader_prints_where_it_printed_it(
+    world: World, capfd: Capture
+) -> None:
+    world.backend.output["job-00000001"] = [
+        chunk(b"out\n"),
+        chunk(b"err\n", stream=STDERR),
+        chunk(b"other\n", 1),
+        None,
+    ]
     world.backend.at_end = lambda: world.succeed("job-00000001")
     assert run(world, "--", "ls") == 0
     assert capfd.readouterr() == ("out\n", "err\n")
@@ -659,7 +736,9 @@ def test_run_ends_with_the_code_of_the_program(world: World, capfd: Capture) -> 
     assert run(world, "--", "make", "all") == 42
     out, err = capfd.readouterr()
     assert (out, err) == ("", "error: make exited with code 42 on host 1 of 2 (job-00000001).\n")
-    world.backend.at_end = lambda: world.fail("job-00000001", HostReport(1, Exit.SIGNAL, signal=9, detail="Killed by SIGKILL."))
+    world.backend.at_end = lambda: world.fail(
+        "job-00000001", HostReport(1, Exit.SIGNAL, signal=9, detail="Killed by SIGKILL.")
+    )
     assert run(world, "--", "make") == 137
     assert "SIGKILL" in capfd.readouterr().err
 
@@ -692,7 +771,9 @@ def test_ctrl_c_says_how_to_come_back(world: World, capfd: Capture) -> None:
         ["--unknown", "--", "ls"],
     ],
 )
-def test_a_wrong_command_line_creates_nothing(world: World, argv: list[str], capsys: Capture) -> None:
+def test_a_wrong_command_line_creates_nothing(
+    world: World, argv: list[str], capsys: Capture
+) -> None:
     assert run(world, *argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -705,7 +786,7 @@ def test_an_accelerator_is_needed(world: World, capsys: Capture) -> None:
     assert "--accelerator" in capsys.readouterr().err
 
 
-# -- accelerators, the root, and errors ------------------------------------------------------------------------------------------
+# -- accelerators, the root, and errors ------------------------------------------------------------
 
 
 def test_accelerators(world: World, capsys: Capture) -> None:
@@ -721,7 +802,9 @@ def test_accelerators(world: World, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_on_a_terminal_only_names_are_cut(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def test_on_a_terminal_only_names_are_cut(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
     world.job("job-00000001", name="a" * 100)
     world.job("job-00000002", name="[red]bracket :smile:")
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -747,7 +830,13 @@ def test_typing_errors_get_a_hint(world: World, capsys: Capture) -> None:
 
 
 def test_help_is_whole(world: World, capsys: Capture) -> None:
-    for argv in ([], ["jobs"], ["run"], ["accelerators"], *(["jobs", c] for c in ("list", "status", "logs", "result", "wait"))):
+    for argv in (
+        [],
+        ["jobs"],
+        ["run"],
+        ["accelerators"],
+        *(["jobs", c] for c in ("list", "status", "logs", "result", "wait")),
+    ):
         assert world(*argv, "--help") == 0
         out = capsys.readouterr().out
         assert "Example" in out
@@ -759,7 +848,9 @@ def test_help_is_whole(world: World, capsys: Capture) -> None:
     assert capsys.readouterr().out == f"kinetic {kinetic.__version__}\n"
 
 
-def test_an_error_shows_its_traceback_only_when_debugging(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_shows_its_traceback_only_when_debugging(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fault(*_: Any) -> Any:
         raise ZeroDivisionError("a fault of ours")
 
@@ -788,13 +879,28 @@ def loaded_by(*argv: str) -> set[str]:
         "import sys; from kinetic.cli.main import call; code = call(sys.argv[1:]);"
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("jobs", "list"), ("accelerators",), ("run", "--help"), ("--version",)])
+@pytest.mark.parametrize(
+    "argv", [("--help",), ("jobs", "list"), ("accelerators",), ("run", "--help"), ("--version",)]
+)
 def test_light_commands_load_no_heavy_package(argv: tuple[str, ...]) -> None:
-    heavy = {"rich", "grpc", "google", "cloudpickle", "tblib", "jax", "numpy", "pathspec", "asyncio", "multiprocessing"}
+    heavy = {
+        "rich",
+        "grpc",
+        "google",
+        "cloudpickle",
+        "tblib",
+        "jax",
+        "numpy",
+        "pathspec",
+        "asyncio",
+        "multiprocessing",
+    }
     assert not {name.partition(".")[0] for name in loaded_by(*argv)} & heavy
 
 
@@ -802,13 +908,15 @@ def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
     ours = {name for name in loaded_by("--help") if name.startswith("kinetic.")}
     assert ours <= {
         "kinetic.version",
-        "kinetic.shadows",
+        "kinetic._shadows",
         "kinetic.errors",
         "kinetic.cli",
         "kinetic.cli.main",
         "kinetic.cli.lazy",
         "kinetic.cli.output",
-        "kinetic.cli.text",
+        "kinetic._client",
+        "kinetic._client.board",
+        "kinetic._client.board.text",
         "kinetic.cli.exit_codes",
     }
 
@@ -821,8 +929,13 @@ def test_the_configured_store_is_read(home: Path, capsys: Capture) -> None:
     assert (job["job_id"], job["state"]) == ("job-00000007", "UNKNOWN")
 
 
-def test_on_a_terminal_errors_break_between_words(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    words = "These words are too long for the terminal at hand, `kinetic jobs list` with some-thing-with-hyphens."
+def test_on_a_terminal_errors_break_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    words = (
+        "These words are too long for the terminal at hand, `kinetic jobs list` with "
+        "some-thing-with-hyphens."
+    )
     code = "  File x, line 1, as it is, long or not"
     output.error(f"{words}\n{code}\nlast", "hint")
     assert capsys.readouterr().err == f"error: {words}\n{code}\nlast\nhint\n"

@@ -1,4 +1,5 @@
-"""`kinetic profile`, `kinetic config`, `kinetic --profile` and shell completion, from argv to exit code."""
+"""`kinetic profile`, `kinetic config`, `kinetic --profile` and shell completion, from argv to exit
+code."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import kinetic
+from kinetic._config import profiles, settings
+from kinetic._core import layout
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
 from kinetic.cli import shells
 from kinetic.cli.main import call, root
-from kinetic.config import profiles, settings
-from kinetic.job import paths
-from kinetic.job.ref import JobRef
-from kinetic.storage.local import LocalStore
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(kinetic.__file__).parent.parent
@@ -31,11 +32,13 @@ def kn(*argv: str) -> int:
 def two() -> None:
     profiles.change(
         settings.profiles_file(),
-        lambda before: before.added("dev", {"project": "my-dev", "zone": "us-central2-b"}).added("ops", {"cluster": "ops"}),
+        lambda before: before.added("dev", {"project": "my-dev", "zone": "us-central2-b"}).added(
+            "ops", {"cluster": "ops"}
+        ),
     )
 
 
-# -- profile -------------------------------------------------------------------------------------------------------------------
+# -- profile ---------------------------------------------------------------------------------------
 
 
 def test_the_life_of_a_profile(capsys: Capture) -> None:
@@ -53,7 +56,9 @@ def test_the_life_of_a_profile(capsys: Capture) -> None:
     assert kn("profile", "use", "ops") == 0
     assert settings.load().cluster == "ops"
     assert kn("profile", "show", "--json") == 0
-    assert capsys.readouterr().out.endswith('"name": "ops",\n  "in_use": true,\n  "cluster": "ops",\n  "namespace": "alice"\n}\n')
+    assert capsys.readouterr().out.endswith(
+        '"name": "ops",\n  "in_use": true,\n  "cluster": "ops",\n  "namespace": "alice"\n}\n'
+    )
     assert kn("profile", "unset") == 0
     assert settings.load().cluster is None
     assert kn("profile", "show") == 2
@@ -61,7 +66,9 @@ def test_the_life_of_a_profile(capsys: Capture) -> None:
     assert kn("profile", "rm", "ops", "-y") == 0
     assert "No profile is in use" in capsys.readouterr().out
     assert kn("profile", "ls", "--json") == 0
-    assert [(p["name"], p["in_use"]) for p in json.loads(capsys.readouterr().out)] == [("dev", False)]
+    assert [(p["name"], p["in_use"]) for p in json.loads(capsys.readouterr().out)] == [
+        ("dev", False)
+    ]
 
 
 @pytest.mark.usefixtures("two")
@@ -79,7 +86,9 @@ def test_the_life_of_a_profile(capsys: Capture) -> None:
         (("create",), "NAME is missing"),
     ],
 )
-def test_what_cannot_work_changes_nothing(argv: tuple[str, ...], words: str, capsys: Capture) -> None:
+def test_what_cannot_work_changes_nothing(
+    argv: tuple[str, ...], words: str, capsys: Capture
+) -> None:
     before = settings.profiles_file().read_bytes()
     assert kn("profile", *argv) == 2
     assert words in capsys.readouterr().err
@@ -92,20 +101,31 @@ def test_a_profile_is_replaced_by_force(capsys: Capture) -> None:
     assert profiles.read(settings.profiles_file()).by_name["dev"] == {"zone": "z"}
 
 
-def test_what_no_option_says_is_taken_from_our_own_variables(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_what_no_option_says_is_taken_from_our_own_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     monkeypatch.setenv("KINETIC_ZONE", "env-zone")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-other-tools")
     assert kn("profile", "create", "dev", "--cluster", "c") == 0
-    assert profiles.read(settings.profiles_file()).by_name["dev"] == {"zone": "env-zone", "cluster": "c"}
+    assert profiles.read(settings.profiles_file()).by_name["dev"] == {
+        "zone": "env-zone",
+        "cluster": "c",
+    }
 
 
-def test_on_a_terminal_the_rest_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_on_a_terminal_the_rest_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     answers = iter(["dev", "p", " c-1 ", "", "y"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _prompt: next(answers))
     monkeypatch.setenv("KINETIC_ZONE", "env-zone")
     assert kn("profile", "create") == 0
-    assert profiles.read(settings.profiles_file()).by_name["dev"] == {"project": "p", "zone": "env-zone", "cluster": "c-1"}
+    assert profiles.read(settings.profiles_file()).by_name["dev"] == {
+        "project": "p",
+        "zone": "env-zone",
+        "cluster": "c-1",
+    }
     assert list(answers) == ["y"]
 
 
@@ -126,7 +146,7 @@ def test_a_damaged_file_is_told_and_kept(capsys: Capture) -> None:
     assert place.read_bytes() == broken
 
 
-# -- --profile and config ------------------------------------------------------------------------------------------------------
+# -- --profile and config --------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("two")
@@ -149,10 +169,15 @@ def test_a_profile_for_one_command(capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("two")
-def test_config_shows_every_setting_with_its_source(capsys: Capture, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_config_shows_every_setting_with_its_source(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
     monkeypatch.setenv("KINETIC_ZONE", "env-zone")
     assert kn("config", "show", "--cluster", "mine") == 0
-    rows = {line.split()[0]: re.split(r" {2,}", line)[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    rows = {
+        line.split()[0]: re.split(r" {2,}", line)[1:]
+        for line in capsys.readouterr().out.splitlines()[1:]
+    }
     assert rows["zone"] == ["env-zone", "environment KINETIC_ZONE"]
     assert rows["cluster"] == ["mine", "flag"]
     assert rows["project"] == ["my-dev", "profile dev"]
@@ -164,12 +189,21 @@ def test_config_shows_every_setting_with_its_source(capsys: Capture, monkeypatch
 
 
 def test_without_profiles_none_of_their_code_is_loaded() -> None:
-    code = "import sys; from kinetic.cli.main import call; call(['jobs', 'list']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {"kinetic.config.profiles", "kinetic.config.carried", "logging", "kinetic.job.spec"} & set(done.stdout.split())
+    code = (
+        "import sys; from kinetic.cli.main import call; call(['jobs', 'list']); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {
+        "kinetic._config.profiles",
+        "kinetic._config.environment",
+        "logging",
+        "kinetic._core.spec",
+    } & set(done.stdout.split())
 
 
-# -- completion ----------------------------------------------------------------------------------------------------------------
+# -- completion ------------------------------------------------------------------------------------
 
 
 def offered(*words: str) -> list[str]:
@@ -182,7 +216,7 @@ def test_names_are_completed(home: Path) -> None:
     store = LocalStore(home)
     for number in (1, 2):
         ref = JobRef(f"job-0000000{number}", "local", "gke", "cpu", "f", "f", number, store.uri)
-        store.put(paths.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+        store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
     assert offered("jobs", "logs", "job-") == ["job-00000002", "job-00000001"]
     assert offered("jobs", "logs", "00000001") == ["00000001"]
     assert offered("jobs", "cancel", "job-") == []
@@ -191,14 +225,18 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("--profile", "") == ["dev", "ops"]
     assert offered("profile", "use", "o") == ["ops"]
     assert offered("comp") == ["completion"]
-    assert offered("stauts", "") == offered("")  # a misspelt command must not spill its error into the line
+    assert offered("stauts", "") == offered(
+        ""
+    )  # a misspelt command must not spill its error into the line
     assert "--all-hosts" in offered("run", "--a")
     assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]  # a file, as far as we know
     assert offered("run", "-a", "cpu:4", "--det") == ["--detach"]
     assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
     assert offered("run", "-a", "cpu:s") == []
     assert offered("run", "--backend", "g") == ["gke"]
-    assert offered("jobs", "list", "--state=fa") == ["--state=failed"]  # shells replace the whole word
+    assert offered("jobs", "list", "--state=fa") == [
+        "--state=failed"
+    ]  # shells replace the whole word
     assert {"list", "top", "prune"} <= set(offered("jobs", ""))
 
 
@@ -211,7 +249,16 @@ def test_a_completion_that_fails_offers_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "kinetic", "kinetic ", "kinetic nosuch ", "kinetic jobs logs 'open", "A=1 kinetic jobs lo", "\0 \t"]
+    "line",
+    [
+        "",
+        "kinetic",
+        "kinetic ",
+        "kinetic nosuch ",
+        "kinetic jobs logs 'open",
+        "A=1 kinetic jobs lo",
+        "\0 \t",
+    ],
 )
 def test_whatever_is_written_is_answered(line: str) -> None:
     answers = [answer.split("\t") for answer in shells.answers(root, line)]
@@ -221,7 +268,8 @@ def test_whatever_is_written_is_answered(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "word"), [("bash", "complete -o"), ("zsh", "#compdef kinetic"), ("fish", "complete --command kinetic")]
+    ("shell", "word"),
+    [("bash", "complete -o"), ("zsh", "#compdef kinetic"), ("fish", "complete --command kinetic")],
 )
 def test_the_script_of_a_shell(shell: str, word: str, capsys: Capture) -> None:
     assert kn("completion", shell) == 0
@@ -229,12 +277,18 @@ def test_the_script_of_a_shell(shell: str, word: str, capsys: Capture) -> None:
     assert word in out
     assert f"kinetic completion {shell} --line" in out.replace('"$1"', "kinetic")
     assert kn("completion", shell, "--line", "kinetic jobs st") == 0
-    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == ["status", "stacks"]
+    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == [
+        "status",
+        "stacks",
+    ]
     assert kn("completion", "tcsh") == 2
 
 
 def test_help_is_whole(capsys: Capture) -> None:
-    commands = ["profile", *(f"profile {c}" for c in ("create", "ls", "use", "unset", "show", "rm"))]
+    commands = [
+        "profile",
+        *(f"profile {c}" for c in ("create", "ls", "use", "unset", "show", "rm")),
+    ]
     for words in (*commands, "config", "doctor", "completion", "jobs top"):
         assert kn(*words.split(), "--help") == 0
         out = capsys.readouterr().out

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import kinetic
+from kinetic._host.worker import command
+from kinetic._source import shipment
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
-from kinetic.packaging import shipment
-from kinetic.runner import command
 
 ROOT = Path(kinetic.__file__).parent.parent
 
@@ -32,10 +32,15 @@ def write(path: Path, code: str) -> Path:
     return path
 
 
-def test_a_script_runs_as_main_with_its_folder_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_runs_as_main_with_its_folder_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "sub/friend.py", "NAME = 'friend'")
     script = str(tmp_path / "sub/s.py")
-    write(tmp_path / "sub/s.py", "import sys, friend; print(__name__, friend.NAME, sys.argv, __file__)")
+    write(
+        tmp_path / "sub/s.py",
+        "import sys, friend; print(__name__, friend.NAME, sys.argv, __file__)",
+    )
     command.run("script", "sub/s.py", ("--x", "1"))
     assert capfd.readouterr().out == f"__main__ friend [{script!r}, '--x', '1'] {script}\n"
     assert sys.path[0] == str(tmp_path / "sub")
@@ -70,11 +75,15 @@ def test_the_traceback_of_a_script_begins_in_it(tmp_path: Path) -> None:
     assert files[-2:] == ["s.py", "s.py"]
 
 
-def test_a_script_that_cannot_be_compiled_has_no_traceback_of_what_compiled_it(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_compiled_has_no_traceback_of_what_compiled_it(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "s.py", "x = = 1\n")
     with pytest.raises(SyntaxError) as caught:
         command.run("script", "s.py", ())
-    assert not {"runpy.py", "<frozen runpy>"} & {Path(str(entry.path)).name for entry in caught.traceback}
+    assert not {"runpy.py", "<frozen runpy>"} & {
+        Path(str(entry.path)).name for entry in caught.traceback
+    }
 
 
 def test_a_script_that_exits_keeps_its_code(tmp_path: Path) -> None:
@@ -114,21 +123,40 @@ def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixtur
     ("command_name", "args", "filled"),
     [
         ("", ["--out=$KINETIC_OUTPUT_DIR/x", "${KINETIC_OUTPUT_DIR}y"], ["--out=/out/x", "/outy"]),
-        ("", ["$HOME", "$KINETIC_NO", "$$", "KINETIC_OUTPUT_DIR"], ["$HOME", "$KINETIC_NO", "$$", "KINETIC_OUTPUT_DIR"]),
+        (
+            "",
+            ["$HOME", "$KINETIC_NO", "$$", "KINETIC_OUTPUT_DIR"],
+            ["$HOME", "$KINETIC_NO", "$$", "KINETIC_OUTPUT_DIR"],
+        ),
         ("python", ["-c", "print('$KINETIC_OUTPUT_DIR')"], ["-c", "print('/out')"]),
-        ("/bin/sh", ["-ec", "echo '$KINETIC_OUTPUT_DIR'", "$KINETIC_OUTPUT_DIR"], ["-ec", "echo '$KINETIC_OUTPUT_DIR'", "/out"]),
+        (
+            "/bin/sh",
+            ["-ec", "echo '$KINETIC_OUTPUT_DIR'", "$KINETIC_OUTPUT_DIR"],
+            ["-ec", "echo '$KINETIC_OUTPUT_DIR'", "/out"],
+        ),
     ],
 )
-def test_arguments_may_name_what_only_the_host_knows(command_name: str, args: list[str], filled: list[str]) -> None:
-    assert command.filled_in(command_name, args, {"KINETIC_OUTPUT_DIR": "/out", "HOME": "/h"}) == filled
+def test_arguments_may_name_what_only_the_host_knows(
+    command_name: str, args: list[str], filled: list[str]
+) -> None:
+    assert (
+        command.filled_in(command_name, args, {"KINETIC_OUTPUT_DIR": "/out", "HOME": "/h"})
+        == filled
+    )
 
 
 @pytest.mark.parametrize(("own", "code_of_all"), [(9, 9), (0, 143)])
 def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: int) -> None:
-    """In a process of its own: the command traps SIGTERM and leaves with a code of its choice, but never as if it were done."""
+    """In a process of its own: the command traps SIGTERM and leaves with a code of its choice, but
+    never as if it were done."""
     script = f"trap 'echo cleaned; exit {own}' TERM; echo ready; while :; do sleep 0.02; done"
-    code = f"from kinetic.runner import command; command.run('command', 'sh', ('-c', {script!r}))"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    code = (
+        "from kinetic._host.worker import command; command.run('command', 'sh', ('-c', "
+        f"{script!r}))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
@@ -136,7 +164,9 @@ def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: i
     assert process.returncode == code_of_all
 
 
-def test_a_signal_that_comes_before_the_command_has_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_comes_before_the_command_has_started_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = subprocess.Popen
 
     def interrupted(argv: list[str]) -> subprocess.Popen[bytes]:
@@ -161,9 +191,19 @@ def test_what_is_sent_needs_no_module_of_the_command_line(kind: Kind, tmp_path: 
     script = write(tmp_path / "s.py", "print('ran')")
     target = {"script": str(script), "module": "this", "command": "true"}[kind]
     data = cloudpickle.dumps(program.function(Program(kind, target), tmp_path))
-    check = "import sys, pickle; f = pickle.load(sys.stdin.buffer); print([m for m in sys.modules if 'kinetic' in m]); f()"
+    check = (
+        "import sys, pickle; f = pickle.load(sys.stdin.buffer); print([m for m in sys.modules if "
+        "'kinetic' in m]); f()"
+    )
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", check], input=data, capture_output=True, check=True, cwd=tmp_path, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        input=data,
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+        env=env,
+    )
     assert done.stdout.splitlines()[0] == b"[]"
     assert pickle.loads(data).__name__ == Path(target).name
 
@@ -187,8 +227,11 @@ def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
     del sys.modules[func.__module__]
 
 
-def test_a_function_of_a_console_script_belongs_to_the_callers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a program that embeds kinetic is started by a script in the bin of its environment, by a link or directly."""
+def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a program that embeds kinetic is started by a script in the bin of its
+    environment, by a link or directly."""
     (tmp_path / "env/conda-meta").mkdir(parents=True)
     (tmp_path / "local/bin").mkdir(parents=True)
     console = write(tmp_path / "env/bin/tool", "")

@@ -1,4 +1,5 @@
-"""What makes the command line easy: the order of options, aliases, the newest job, durations, a running job's hosts."""
+"""What makes the command line easy: the order of options, aliases, the newest job, durations, a
+running job's hosts."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 from cli_fakes import NOW, World, chunk
 
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core import layout
+from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
 
 Capture = pytest.CaptureFixture[str]
 
@@ -21,21 +22,26 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "store")
 
 
-# -- options of run come first ---------------------------------------------------------------------------------------------------
+# -- options of run come first ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ("train.py -a cpu", "kinetic run -a cpu train.py"),
-        ("train.py --epochs 3 -a tpu-v6e-8 --all-hosts", "kinetic run -a tpu-v6e-8 --all-hosts train.py --epochs 3"),
+        (
+            "train.py --epochs 3 -a tpu-v6e-8 --all-hosts",
+            "kinetic run -a tpu-v6e-8 --all-hosts train.py --epochs 3",
+        ),
         ("train.py --accelerator=cpu -v", "kinetic run --accelerator=cpu train.py -v"),
         ("-d train.py -a cpu 'two words'", "kinetic run -d -a cpu train.py 'two words'"),
         ("-m pkg.train -a cpu", "kinetic run -a cpu -m pkg.train"),
         ("--env A=1 -- make all -a v6e-16", "kinetic run --env A=1 -a v6e-16 -- make all"),
     ],
 )
-def test_options_behind_the_program_get_the_corrected_line(world: World, capsys: Capture, words: str, line: str) -> None:
+def test_options_behind_the_program_get_the_corrected_line(
+    world: World, capsys: Capture, words: str, line: str
+) -> None:
     assert world("run", *shlex.split(words)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -54,7 +60,9 @@ def test_options_behind_the_program_get_the_corrected_line(world: World, capsys:
         (("fit.py", "-a"), "kinetic run -a cpu fit.py -a"),
     ],
 )
-def test_a_missing_accelerator_gets_a_line_to_write(world: World, capsys: Capture, words: tuple[str, ...], line: str) -> None:
+def test_a_missing_accelerator_gets_a_line_to_write(
+    world: World, capsys: Capture, words: tuple[str, ...], line: str
+) -> None:
     assert world("run", *words) == 2
     err = capsys.readouterr().err
     assert "-a / --accelerator" in err
@@ -77,12 +85,15 @@ def test_a_program_that_refuses_our_options_is_explained(world: World, capfd: Ca
     world.backend.output["job-00000001"] = [chunk(b"usage: train.py\n")]
     world.backend.at_end = lambda: world.fail("job-00000001", refused)
     assert world("run", "-a", "cpu", "--", "train", "--all-hosts", "x") == 2
-    assert "--all-hosts went to train: options of `kinetic run` come before the program." in capfd.readouterr().err
+    assert (
+        "--all-hosts went to train: options of `kinetic run` come before the program."
+        in capfd.readouterr().err
+    )
     assert world("run", "-a", "cpu", "--", "train", "x") == 2
     assert "went to" not in capfd.readouterr().err
 
 
-# -- names of commands and of jobs -----------------------------------------------------------------------------------------------
+# -- names of commands and of jobs -----------------------------------------------------------------
 
 
 def test_aliases(world: World, capfd: Capture) -> None:
@@ -97,8 +108,12 @@ def test_aliases(world: World, capfd: Capture) -> None:
     assert world("profile", "list") == 0
 
 
-@pytest.mark.parametrize(("word", "meant"), [("ps", "list"), ("ls", "list"), ("cancel", "cancel"), ("wait", "wait")])
-def test_a_command_about_jobs_is_named_in_full(world: World, capsys: Capture, word: str, meant: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "meant"), [("ps", "list"), ("ls", "list"), ("cancel", "cancel"), ("wait", "wait")]
+)
+def test_a_command_about_jobs_is_named_in_full(
+    world: World, capsys: Capture, word: str, meant: str
+) -> None:
     assert world(word) == 2
     assert f"Did you mean `kinetic jobs {meant}`?" in capsys.readouterr().err
 
@@ -119,7 +134,9 @@ def test_the_newest_job_needs_no_id(world: World, capfd: Capture, newest: str) -
     assert {"job-00000002", "job-00000003"} == set(world.backend.cleaned)
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "result", "wait", "stacks", "cancel", "cleanup", "debug"])
+@pytest.mark.parametrize(
+    "command", ["status", "logs", "result", "wait", "stacks", "cancel", "cleanup", "debug"]
+)
 def test_without_jobs_there_is_no_newest(world: World, capsys: Capture, command: str) -> None:
     assert world("jobs", command, "--last") == 3
     assert capsys.readouterr().err == "error: There are no jobs yet.\n"
@@ -133,41 +150,55 @@ def test_an_id_and_last_are_one_too_many(world: World, capsys: Capture) -> None:
     assert "either an ID or --last" in capsys.readouterr().err
 
 
-# -- durations -------------------------------------------------------------------------------------------------------------------
+# -- durations -------------------------------------------------------------------------------------
 
 
 def test_list_shows_how_long_the_function_ran(world: World, capsys: Capture) -> None:
     for number, (started, ended) in enumerate(((1000.0, 999.6), (900.0, 100.0))):
         world.job(f"job-0000000{number}", age=2000 - number)
-        reports = tuple(HostReport(host, Exit.RETURNED, started_at=NOW - started + host, ended_at=NOW - ended) for host in (0, 1))
-        world.end(f"job-0000000{number}", Outcome(Verdict.SUCCEEDED, reports=reports, ended_at=NOW - ended))
+        reports = tuple(
+            HostReport(host, Exit.RETURNED, started_at=NOW - started + host, ended_at=NOW - ended)
+            for host in (0, 1)
+        )
+        world.end(
+            f"job-0000000{number}",
+            Outcome(Verdict.SUCCEEDED, reports=reports, ended_at=NOW - ended),
+        )
     world.job("job-00000002", age=1000)
-    world.store.put(paths.events("job-00000002"), b'{"time": %f, "kind": "ready"}\n' % (NOW - 65))
+    world.store.put(layout.events("job-00000002"), b'{"time": %f, "kind": "ready"}\n' % (NOW - 65))
     world.job("job-00000003", age=10)
     assert world("jobs", "list") == 0
     rows = [line.split()[-2] for line in capsys.readouterr().out.splitlines()]
     assert rows == ["TIME", "-", "65s", "13m20s", "0.4s"]
     assert world("jobs", "list", "--json") == 0
     times = [(job["started_at"], job["ended_at"]) for job in json.loads(capsys.readouterr().out)]
-    assert times == [(None, None), (NOW - 65, None), (NOW - 900, NOW - 100), (NOW - 1000, NOW - 999.6)]
+    assert times == [
+        (None, None),
+        (NOW - 65, None),
+        (NOW - 900, NOW - 100),
+        (NOW - 1000, NOW - 999.6),
+    ]
 
 
 def test_status_of_an_ended_job_says_how_long_it_ran(world: World, capsys: Capture) -> None:
     world.job("job-00000001", age=60)
     report = HostReport(0, Exit.RETURNED, started_at=NOW - 50, ended_at=NOW - 49.6)
-    world.end("job-00000001", Outcome(Verdict.SUCCEEDED, reports=(report,), ended_at=NOW - 49.6, result_digest="x"))
+    world.end(
+        "job-00000001",
+        Outcome(Verdict.SUCCEEDED, reports=(report,), ended_at=NOW - 49.6, result_digest="x"),
+    )
     assert world("jobs", "status", "--last") == 0
     assert "(ran for 0.4s)" in capsys.readouterr().out
 
 
-# -- batches ---------------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -> None:
     for number, group in enumerate(("grp-aa000001", "grp-aa000002", None)):
         ref = replace(world.job(f"job-0000000{number}"), group_id=group)
-        world.store.put(paths.ref(ref.job_id), json.dumps(ref.to_json()).encode())
-    world.store.put(paths.batch("grp-bb000001"), b"{}")  # nothing of it is submitted yet
+        world.store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    world.store.put(layout.batch("grp-bb000001"), b"{}")  # nothing of it is submitted yet
     for unknown in ("grp-0000000x", "x", "", "../x", "grp-bb"):
         assert world("jobs", "list", "--group", unknown) == 3
         out, err = capsys.readouterr()

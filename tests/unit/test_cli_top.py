@@ -9,34 +9,55 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kinetic.backends.base import ControlAddress, Phase
-from kinetic.cli import activity
-from kinetic.cli.activity import Rates
+from kinetic._backends.base import ControlAddress, Phase
+from kinetic._client.board import activity
+from kinetic._client.board.activity import Rates
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
 from kinetic.cli.commands import top
-from kinetic.cli.desk import Desk
+from kinetic.cli.context import Desk
 from kinetic.cli.main import call
 from kinetic.errors import CoordinatorLost
-from kinetic.handle import JobHandle
-from kinetic.job import paths
-from kinetic.job.ref import JobRef
-from kinetic.storage.local import LocalStore
 
 NOW = 1_700_000_000.0
 Capture = pytest.CaptureFixture[str]
 
 
 def member(host: int, **changes: Any) -> dict[str, Any]:
-    beat = {"state": "running", "rss_bytes": 100 << 20, "cpu_s": 30.0, "log_bytes": 2048, "stalled_s": 0.0, "silent_s": 0.5}
+    beat = {
+        "state": "running",
+        "rss_bytes": 100 << 20,
+        "cpu_s": 30.0,
+        "log_bytes": 2048,
+        "stalled_s": 0.0,
+        "silent_s": 0.5,
+    }
     return {"host": host, "last_line": f"step {host}", **beat, **changes}
 
 
 def snapshot(*members: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"phase": "running", "attempt": 1, "running_s": 60.0, "members": list(members), **changes}
+    return {
+        "phase": "running",
+        "attempt": 1,
+        "running_s": 60.0,
+        "members": list(members),
+        **changes,
+    }
 
 
 def ref(job_id: str = "job-00000001", **changes: Any) -> JobRef:
-    told = {"backend": "fake", "requested_backend": "fake", "accelerator": "tpu-v6e-8", "func_name": "f", "display_name": "train"}
-    return JobRef(job_id=job_id, created_at=NOW - 90, store_uri="/s", hosts=2, **{**told, **changes})
+    told = {
+        "backend": "fake",
+        "requested_backend": "fake",
+        "accelerator": "tpu-v6e-8",
+        "func_name": "f",
+        "display_name": "train",
+    }
+    return JobRef(
+        job_id=job_id, created_at=NOW - 90, store_uri="/s", hosts=2, **{**told, **changes}
+    )
 
 
 def test_the_share_of_a_processor_is_taken_between_two_tellings() -> None:
@@ -50,7 +71,9 @@ def test_the_share_of_a_processor_is_taken_between_two_tellings() -> None:
 
 
 def test_a_line_for_each_host() -> None:
-    hosts = snapshot(member(0), member(1, stalled_s=12.0, last_line="\x1b[32mgreen\x1b[0m\x1b]0;title\x07 line"))
+    hosts = snapshot(
+        member(0), member(1, stalled_s=12.0, last_line="\x1b[32mgreen\x1b[0m\x1b]0;title\x07 line")
+    )
     first, second = activity.lines(ref(), "RUNNING", hosts, Rates(), NOW)
     assert (first.cpu_percent, first.still_s, first.last_line) == (50.0, 0.0, "step 0")
     assert (second.still_s, second.last_line) == (12.0, "green line")
@@ -75,7 +98,12 @@ def test_a_line_for_each_host() -> None:
         ({"silent_s": 5.0}, "silent", "100.0 MiB", "-"),
         ({"state": "debugging"}, "debugging", "100.0 MiB", "-"),
         ({"state": "waiting", "stalled_s": 40.0}, "waiting", "100.0 MiB", "-"),
-        ({"state": "missing", "silent_s": 50.0, "rss_bytes": 0, "log_bytes": 0}, "missing", "-", "-"),
+        (
+            {"state": "missing", "silent_s": 50.0, "rss_bytes": 0, "log_bytes": 0},
+            "missing",
+            "-",
+            "-",
+        ),
         ({"state": "raised", "silent_s": 50.0}, "raised", "-", "-"),
     ],
 )
@@ -100,7 +128,7 @@ def test_narrow_terminals_show_less() -> None:
     assert len(activity.cells(long, ("NAME",))[0]) == 40
 
 
-# -- the command -----------------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 class Backend:
@@ -139,14 +167,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
     backend, store = Backend(), LocalStore(tmp_path / "store")
     Client.gangs = {"job-00000001": lambda: snapshot(member(0), member(1)), "job-00000002": lost}
-    monkeypatch.setattr("kinetic.coordinator.client.ControlClient", Client)
+    monkeypatch.setattr("kinetic._rpc.client.ControlClient", Client)
     for number, phase in enumerate((Phase.SUCCEEDED, Phase.RUNNING, Phase.RUNNING)):
         job = ref(f"job-0000000{number}")
         backend.phases[job.job_id] = phase
-        store.put(paths.ref(job.job_id), json.dumps(job.to_json()).encode())
+        store.put(layout.ref(job.job_id), json.dumps(job.to_json()).encode())
     nothing: Any = None
     place: Any = backend
-    return Desk(store, lambda job: place, lambda job: JobHandle(job, place, store), nothing, lambda: NOW)
+    return Desk(
+        store, lambda job: place, lambda job: JobHandle(job, place, store), nothing, lambda: NOW
+    )
 
 
 def test_once(world: Desk, capsys: Capture) -> None:
@@ -171,7 +201,9 @@ def test_json(world: Desk, capsys: Capture) -> None:
 
 
 def test_nothing_runs(world: Desk, capsys: Capture, tmp_path: Path) -> None:
-    empty = Desk(LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.submit, world.now)
+    empty = Desk(
+        LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.submit, world.now
+    )
     assert call(["jobs", "top"], empty) == 0
     assert capsys.readouterr() == ("", "No job is running.\n")
     assert call(["jobs", "top", "--json"], empty) == 0
@@ -188,26 +220,37 @@ def test_what_has_ended_is_not_looked_at_twice(world: Desk) -> None:
         watch.look()
         assert backend.asked.count("job-00000000") == 0
         assert backend.asked.count("job-00000001") == 1
-        world.store.delete(paths.ref("job-00000002"))
+        world.store.delete(layout.ref("job-00000002"))
         assert watch.look() == []
 
 
-def test_status_of_a_running_job_shows_what_its_hosts_are_doing(world: Desk, capsys: Capture) -> None:
+def test_status_of_a_running_job_shows_what_its_hosts_are_doing(
+    world: Desk, capsys: Capture
+) -> None:
     events = [("ready", 80.0), ("retry", 40.0), ("ready", 30.5)]
     told = "".join(json.dumps({"time": NOW - ago, "kind": kind}) + "\n" for kind, ago in events)
-    world.store.put(paths.events("job-00000001"), told.encode() + b"\0damaged\n")
+    world.store.put(layout.events("job-00000001"), told.encode() + b"\0damaged\n")
     assert call(["jobs", "status", "job-00000001"], world) == 0
     out = capsys.readouterr().out
     assert "(running for 30s)" in out
     rows = [line.split() for line in out.splitlines()[-3:]]
     assert rows[0] == ["HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST", "LINE"]
-    assert [(row[0], row[1], row[-2:]) for row in rows[1:]] == [("0", "running", ["step", "0"]), ("1", "running", ["step", "1"])]
+    assert [(row[0], row[1], row[-2:]) for row in rows[1:]] == [
+        ("0", "running", ["step", "0"]),
+        ("1", "running", ["step", "1"]),
+    ]
     assert call(["jobs", "status", "--json", "job-00000001"], world) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["started_at"], document["ended_at"], len(document["members"])) == (NOW - 30.5, None, 2)
+    assert (document["started_at"], document["ended_at"], len(document["members"])) == (
+        NOW - 30.5,
+        None,
+        2,
+    )
 
 
-def test_status_of_a_large_running_gang_shows_the_hosts_that_stand_still(world: Desk, capsys: Capture) -> None:
+def test_status_of_a_large_running_gang_shows_the_hosts_that_stand_still(
+    world: Desk, capsys: Capture
+) -> None:
     hosts = [member(host, stalled_s=60.0 if host == 77 else 0.0) for host in range(100)]
     Client.gangs["job-00000001"] = lambda: snapshot(*hosts)
     assert call(["jobs", "status", "job-00000001"], world) == 0

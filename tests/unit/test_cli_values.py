@@ -1,4 +1,5 @@
-"""The pure parts of the command line: durations, programs, marks on log lines, tables, exit codes."""
+"""The pure parts of the command line: durations, programs, marks on log lines, tables, exit
+codes."""
 
 import math
 
@@ -7,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic import errors
-from kinetic.cli import exit_codes, program, text
-from kinetic.cli.prefix import Prefixer
+from kinetic._client.board import text
+from kinetic._client.board.line_prefix import Prefixer
+from kinetic._core.duration import parse_duration_s
+from kinetic._core.log_format import STDOUT, LogChunk
+from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic.cli import exit_codes, program
 from kinetic.cli.program import Kind, Program
-from kinetic.job.duration import parse_duration_s
-from kinetic.job.logformat import STDOUT, LogChunk
-from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
 
 VALUE_OPTIONS = {"-a", "--accelerator", "--name", "-m", "--module"}
 
@@ -36,7 +38,23 @@ def test_duration(words: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["", "s", "0", "-3", "-3s", "nan", "inf", "3 parsecs", "5m-", "1..2s", "m5", "5mm", "٣s", "1e999"]
+    "words",
+    [
+        "",
+        "s",
+        "0",
+        "-3",
+        "-3s",
+        "nan",
+        "inf",
+        "3 parsecs",
+        "5m-",
+        "1..2s",
+        "m5",
+        "5mm",
+        "٣s",
+        "1e999",
+    ],
 )
 def test_no_duration(words: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
@@ -57,7 +75,11 @@ def test_any_text_is_a_duration_above_zero_or_refused(words: str) -> None:
     ("words", "options", "expected"),
     [
         ("-a cpu train.py -a x", "-a cpu", Program(Kind.SCRIPT, "train.py", ("-a", "x"))),
-        ("--accelerator=cpu train.py -- x", "--accelerator=cpu", Program(Kind.SCRIPT, "train.py", ("--", "x"))),
+        (
+            "--accelerator=cpu train.py -- x",
+            "--accelerator=cpu",
+            Program(Kind.SCRIPT, "train.py", ("--", "x")),
+        ),
         ("-acpu -d train.py", "-acpu -d", Program(Kind.SCRIPT, "train.py")),
         ("-da cpu train.py", "-da cpu", Program(Kind.SCRIPT, "train.py")),
         ("-a cpu -m pkg.mod --name x", "-a cpu", Program(Kind.MODULE, "pkg.mod", ("--name", "x"))),
@@ -73,7 +95,9 @@ def test_any_text_is_a_duration_above_zero_or_refused(words: str) -> None:
         ("", "", None),
     ],
 )
-def test_options_end_where_the_program_begins(words: str, options: str, expected: Program | None) -> None:
+def test_options_end_where_the_program_begins(
+    words: str, options: str, expected: Program | None
+) -> None:
     assert program.split(words.split(), VALUE_OPTIONS) == (options.split(), expected)
 
 
@@ -122,19 +146,25 @@ def test_an_open_line_goes_on_without_a_second_mark() -> None:
 
 
 def test_two_hosts_never_share_a_line() -> None:
-    assert marked(chunk(b"a", 0), chunk(b"x\n", 1), chunk(b"b", 0), hosts=True) == b"[host 0] a\n[host 1] x\n[host 0] b\n"
+    assert (
+        marked(chunk(b"a", 0), chunk(b"x\n", 1), chunk(b"b", 0), hosts=True)
+        == b"[host 0] a\n[host 1] x\n[host 0] b\n"
+    )
 
 
 def test_times() -> None:
     assert marked(chunk(b"a\n"), times=True) == b"2023-11-14T22:13:20.123Z a\n"
-    assert marked(chunk(b"a\n", 2), times=True, hosts=True) == b"2023-11-14T22:13:20.123Z [host 2] a\n"
+    assert (
+        marked(chunk(b"a\n", 2), times=True, hosts=True) == b"2023-11-14T22:13:20.123Z [host 2] a\n"
+    )
     for lost in (0, 2**64 - 1):
         assert marked(chunk(b"a\n", time_ns=lost), times=True) == b"????-??-??T??:??:??.???Z a\n"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20)), max_size=12))
 def test_marks_lose_nothing(parts: list[tuple[int, bytes]]) -> None:
-    """Every host's lines come out whole and in order, save that a line cut by another host is continued on a new one."""
+    """Every host's lines come out whole and in order, save that a line cut by another host is
+    continued on a new one."""
     out = marked(*(chunk(data, host) for host, data in parts), hosts=True)
     assert not out or out.endswith(b"\n")
     for host in range(3):
@@ -182,13 +212,39 @@ def test_long_chunks_are_not_gathered_in_memory() -> None:
 
 def test_durations() -> None:
     seconds = (-1, 0, 0.04, 0.44, 8.21, 45.9, 119, 120, 755, 7199, 7200, 11100, 172800)
-    shown = ["0.0s", "0.0s", "0.04s", "0.4s", "8.2s", "45s", "119s", "2m00s", "12m35s", "119m59s", "2h00m", "3h05m", "48h00m"]
+    shown = [
+        "0.0s",
+        "0.0s",
+        "0.04s",
+        "0.4s",
+        "8.2s",
+        "45s",
+        "119s",
+        "2m00s",
+        "12m35s",
+        "119m59s",
+        "2h00m",
+        "3h05m",
+        "48h00m",
+    ]
     assert [text.duration(s) for s in seconds] == shown
 
 
 def test_ages_and_sizes() -> None:
     seconds = (-1, 0, 0.03, 0.44, 59, 119, 120, 7199, 7200, 172799, 172800)
-    assert [text.age(s) for s in seconds] == ["0s", "0s", "0.03s", "0.4s", "59s", "119s", "2m", "119m", "2h", "47h", "2d"]
+    assert [text.age(s) for s in seconds] == [
+        "0s",
+        "0s",
+        "0.03s",
+        "0.4s",
+        "59s",
+        "119s",
+        "2m",
+        "119m",
+        "2h",
+        "47h",
+        "2d",
+    ]
     assert [text.size(b) for b in (0, 1023, 1024, 1536, 2**40, 2**60)] == [
         "0 B",
         "1023 B",
@@ -246,7 +302,9 @@ def test_exit_codes_of_errors(error: BaseException, code: int) -> None:
     ],
 )
 def test_a_program_passes_its_own_code_on(report: HostReport, code: int) -> None:
-    outcome = Outcome(Verdict.FAILED, blamed=(1,), reports=(HostReport(0, Exit.STOPPED, exit_code=0), report))
+    outcome = Outcome(
+        Verdict.FAILED, blamed=(1,), reports=(HostReport(0, Exit.STOPPED, exit_code=0), report)
+    )
     assert exit_codes.of_program(outcome) == code
 
 

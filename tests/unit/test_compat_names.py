@@ -1,4 +1,5 @@
-"""Names, commands and options of keras-kinetic: those that are here go on working, those that are not say what to do instead."""
+"""Names, commands and options of keras-kinetic: those that are here go on working, those that are
+not say what to do instead."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        ("kinetic", "run RemoteCallable Data JobHandle attach list_jobs BatchHandle BatchError attach_batch __version__"),
+        (
+            "kinetic",
+            "run RemoteCallable Data JobHandle attach list_jobs BatchHandle BatchError "
+            "attach_batch __version__",
+        ),
         ("kinetic.job_status", "JobStatus"),
         ("kinetic.collections", "map BatchHandle BatchError attach_batch"),
         ("kinetic.jobs", "JobHandle JobStatus attach list_jobs"),
@@ -40,7 +45,9 @@ def test_one_class_under_all_its_names():
 @pytest.mark.parametrize(("name", "instead"), [("submit", "run_async"), ("map", "run_async_map")])
 def test_a_name_that_is_gone_says_what_to_write_instead(name, instead):
     assert not hasattr(kinetic, name)
-    with pytest.raises(AttributeError, match=rf"'kinetic' has no attribute '{name}': .*\b{instead}\b"):
+    with pytest.raises(
+        AttributeError, match=rf"'kinetic' has no attribute '{name}': .*\b{instead}\b"
+    ):
         getattr(kinetic, name)
 
 
@@ -75,6 +82,8 @@ def test_a_command_about_clusters_is_refused_with_the_reason(words, capsys: Capt
     assert "no cluster backends yet" in told.err
 
 
-@pytest.mark.parametrize("words", ["jobs list --output-dir out --namespace n", "accelerators --project p v6e-8"])
+@pytest.mark.parametrize(
+    "words", ["jobs list --output-dir out --namespace n", "accelerators --project p v6e-8"]
+)
 def test_an_option_that_changes_nothing_here_is_taken(words, home):
     assert call(words.split()) == 0

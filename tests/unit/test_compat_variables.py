@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import kinetic
-from kinetic import planning
-from kinetic.config import carried, settings, verbosity
+from kinetic._client import planning
+from kinetic._client.planning import Planned
+from kinetic._config import environment, settings, verbosity
+from kinetic._source import manifest
 from kinetic.errors import UsageError
-from kinetic.packaging import manifest
-from kinetic.planning import Planned
 
 
 @pytest.fixture
@@ -36,7 +36,11 @@ def planned(func=len, **options) -> Planned:
 
 def shipped(found: Planned) -> list[str]:
     assert found.bundle is not None
-    return [entry.path for entry in manifest.unfold(found.bundle.manifests) if isinstance(entry, manifest.File)]
+    return [
+        entry.path
+        for entry in manifest.unfold(found.bundle.manifests)
+        if isinstance(entry, manifest.File)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,10 @@ def test_force_destroy(text, meant, monkeypatch):
     assert settings.load().force_destroy is meant
 
 
-@pytest.mark.parametrize(("text", "level"), [("debug", "DEBUG"), ("INFO", "INFO"), ("warn", "WARNING"), ("FATAL", "CRITICAL")])
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [("debug", "DEBUG"), ("INFO", "INFO"), ("warn", "WARNING"), ("FATAL", "CRITICAL")],
+)
 def test_the_log_level_is_read(text, level, monkeypatch):
     monkeypatch.setenv("KINETIC_LOG_LEVEL", text)
     assert settings.load().log_level == level
@@ -179,8 +186,8 @@ def test_a_program_that_has_set_up_logging_keeps_its_handlers(monkeypatch):
 
 def test_capturing_all_of_ours_does_not_put_the_callers_folder_in_place_of_the_hosts():
     environ = {"KINETIC_OUTPUT_DIR": "here", "KINETIC_JOB_ID": "job", "KINETIC_MINE": "1"}
-    assert carried.captured(["KINETIC_*"], environ) == {"KINETIC_MINE": "1"}
-    assert carried.captured(["KINETIC_OUTPUT_DIR"], environ) == {"KINETIC_OUTPUT_DIR": "here"}
+    assert environment.captured(["KINETIC_*"], environ) == {"KINETIC_MINE": "1"}
+    assert environment.captured(["KINETIC_OUTPUT_DIR"], environ) == {"KINETIC_OUTPUT_DIR": "here"}
 
 
 def test_messages_name_us_once(monkeypatch, capsys):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.coordinator.blame import (
+from kinetic._core.gang.blame import (
     RETURNED,
     explain_hang,
     format_groups,
@@ -29,8 +29,14 @@ WAITING = JAX + USER
 
 
 def dump(main: str, address: str = "0x00007fa0b2e8ab80", *, others: int = 1) -> str:
-    thread = f'Thread {address[:-3]}{{:03x}} (most recent call first):\n  File "threading.py", line 982 in run\n\n'
-    return "".join(map(thread.format, range(others))) + f"Current thread {address} (most recent call first):\n{main}"
+    thread = (
+        f"Thread {address[:-3]}{{:03x}} (most recent call first):\n"
+        '  File "threading.py", line 982 in run\n\n'
+    )
+    return (
+        "".join(map(thread.format, range(others)))
+        + f"Current thread {address} (most recent call first):\n{main}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,11 @@ def test_the_odd_host_out(stacks, returned, odd):
 
 
 def test_addresses_and_side_threads_do_not_tell_hosts_apart():
-    assert parse(dump(LOADING)) == parse(dump(LOADING, "0x00001111deadbeef", others=3)) == parse(LOADING)
+    assert (
+        parse(dump(LOADING))
+        == parse(dump(LOADING, "0x00001111deadbeef", others=3))
+        == parse(LOADING)
+    )
 
 
 def test_the_main_thread_is_found_in_a_real_dump():
@@ -80,14 +90,21 @@ def test_with_too_many_threads_the_one_that_took_the_signal_counts():
     assert parse(text) == parse(LOADING)
 
 
-@pytest.mark.parametrize("path", ["/home/me/jax/train.py", "/w/jaxlib_notes.py", "/w/myjax/_src.py"])
+@pytest.mark.parametrize(
+    "path", ["/home/me/jax/train.py", "/w/jaxlib_notes.py", "/w/myjax/_src.py"]
+)
 def test_a_users_own_file_is_no_waiter(path):
     assert not parse(f'  File "{path}", line 1 in f\n').waits
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/v/site-packages/jax/experimental/x.py", "/v/dist-packages/jaxlib/x.py", "/src/jax/jax/_src/api.py", r"C:\s\jaxlib\x.py"],
+    [
+        "/v/site-packages/jax/experimental/x.py",
+        "/v/dist-packages/jaxlib/x.py",
+        "/src/jax/jax/_src/api.py",
+        r"C:\s\jaxlib\x.py",
+    ],
 )
 def test_jax_is_a_waiter(path):
     assert parse(f'  File "{path}", line 1 in f\n').waits
@@ -109,14 +126,17 @@ def test_who_did_not_answer_is_shown():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "name"), [([3], "host 3"), ([2, 5], "hosts 2, 5"), ([3, 0, 2], "hosts 0, 2-3"), (range(9), "hosts 0-8")]
+    ("hosts", "name"),
+    [([3], "host 3"), ([2, 5], "hosts 2, 5"), ([3, 0, 2], "hosts 0, 2-3"), (range(9), "hosts 0-8")],
 )
 def test_names_of_hosts(hosts, name):
     assert name_hosts(hosts) == name
 
 
 @given(
-    st.dictionaries(st.integers(0, 9), st.one_of(st.text(), st.sampled_from([WAITING, LOADING, OTHER, ""]))),
+    st.dictionaries(
+        st.integers(0, 9), st.one_of(st.text(), st.sampled_from([WAITING, LOADING, OTHER, ""]))
+    ),
     st.sets(st.integers(0, 9)),
 )
 def test_somebody_is_always_blamed_and_never_who_has_returned(stacks, returned):
@@ -129,10 +149,13 @@ def test_somebody_is_always_blamed_and_never_who_has_returned(stacks, returned):
 
 def test_the_gist_names_who_holds_up_and_what_the_others_wait_in():
     many_calls = '  File "/v/site-packages/jax/_src/api.py", line 7 in call\n' * 9
-    assert summarize_groups({0: JAX + many_calls + LOADING, 1: LOADING, 2: JAX + many_calls + LOADING}, (1,)) == (
+    assert summarize_groups(
+        {0: JAX + many_calls + LOADING, 1: LOADING, 2: JAX + many_calls + LOADING}, (1,)
+    ) == (
         "host 1 is at data.py:3 in load:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n"
         "hosts 0, 2 wait at data.py:3 in load:\n"
-        "  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  … 9 more calls …\n  jax/_src/array.py:9 in _value\n"
+        "  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  … 9 more calls …\n"
+        "  jax/_src/array.py:9 in _value\n"
     )
 
 
@@ -143,9 +166,15 @@ def test_the_gist_says_who_did_not_answer_and_who_said_something_else():
     )
 
 
-@given(st.dictionaries(st.integers(0, 999), st.sampled_from([WAITING, LOADING * 40, OTHER * 99, "", "text\n" * 50])))
+@given(
+    st.dictionaries(
+        st.integers(0, 999), st.sampled_from([WAITING, LOADING * 40, OTHER * 99, "", "text\n" * 50])
+    )
+)
 def test_the_gist_fits_on_a_screen(stacks):
-    by_itself = {host: f'  File "/w/own-{host}.py", line 1 in f\n{text}' for host, text in stacks.items()}
+    by_itself = {
+        host: f'  File "/w/own-{host}.py", line 1 in f\n{text}' for host, text in stacks.items()
+    }
     for shown in (stacks, by_itself):
         text = summarize_groups(shown, odd_hosts(shown, ()))
         assert len(text.splitlines()) <= 43
@@ -153,11 +182,16 @@ def test_the_gist_fits_on_a_screen(stacks):
 
 
 def test_very_many_hosts_are_counted_not_listed():
-    assert name_hosts(range(0, 1000, 2)) == "hosts 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 488 more"
+    assert (
+        name_hosts(range(0, 1000, 2))
+        == "hosts 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 488 more"
+    )
 
 
 def test_a_host_that_runs_no_python_code_is_said_to():
-    assert format_groups({0: dump(LOADING), 1: dump("", others=0)}).startswith("host 1:\n  (runs no Python code)\n")
+    assert format_groups({0: dump(LOADING), 1: dump("", others=0)}).startswith(
+        "host 1:\n  (runs no Python code)\n"
+    )
 
 
 EARLY = JAX + '  File "/w/train.py", line 7 in early\n' + USER
@@ -170,13 +204,18 @@ STILL = "hosts 0-1, 3 of 4 stood still for 31 s"
     [
         (
             {0: EARLY, 1: EARLY, 2: RETURNED, 3: EARLY},
-            "host 2 has returned; hosts 0-1, 3 wait for it at train.py:7 in early. Hosts 0-1, 3 of 4 stood still for 31 s",
+            "host 2 has returned; hosts 0-1, 3 wait for it at train.py:7 in early. Hosts 0-1, 3 of "
+            "4 stood still for 31 s",
         ),
         (
             {0: EARLY, 1: LATE, 2: RETURNED, 3: RETURNED},
-            "hosts 2-3 have returned; host 0 waits for them at train.py:7 in early; host 1 waits for them at train.py:9 in late.",
+            "hosts 2-3 have returned; host 0 waits for them at train.py:7 in early; host 1 waits "
+            "for them at train.py:9 in late.",
         ),
-        ({0: EARLY, 1: LOADING, 2: RETURNED, 3: EARLY}, f"{STILL}; host 1 stands apart; host 2 has returned"),
+        (
+            {0: EARLY, 1: LOADING, 2: RETURNED, 3: EARLY},
+            f"{STILL}; host 1 stands apart; host 2 has returned",
+        ),
         ({0: EARLY, 1: EARLY, 2: "", 3: EARLY}, f"{STILL}; waiting for host 2"),
         ({0: EARLY, 1: EARLY, 3: EARLY}, STILL),
     ],
@@ -188,7 +227,9 @@ def test_a_hang_is_explained_by_who_has_returned(stacks, told):
 def test_who_has_returned_is_shown_first_and_never_blamed():
     stacks = {0: EARLY, 1: EARLY, 2: RETURNED}
     assert odd_hosts(stacks, ()) == (0, 1)
-    assert format_groups(stacks).startswith("host 2 has returned\n\nhosts 0-1 wait at train.py:7 in early:\n  /w/train.py:5")
+    assert format_groups(stacks).startswith(
+        "host 2 has returned\n\nhosts 0-1 wait at train.py:7 in early:\n  /w/train.py:5"
+    )
     assert summarize_groups(stacks, (0, 1)) == (
         "host 2 has returned\nhosts 0-1 wait at train.py:7 in early:\n"
         "  /w/train.py:5 in <module>\n  /w/train.py:7 in early\n  jax/_src/array.py:9 in _value\n"
@@ -196,15 +237,20 @@ def test_who_has_returned_is_shown_first_and_never_blamed():
 
 
 def test_a_long_stack_shows_its_own_lines_and_the_innermost_calls():
-    library = "".join(f'  File "/v/site-packages/requests/s.py", line {n} in f{n}\n' for n in range(9))
+    library = "".join(
+        f'  File "/v/site-packages/requests/s.py", line {n} in f{n}\n' for n in range(9)
+    )
     assert summarize_groups({0: library + LOADING + USER * 30}, (0,)) == (
-        "host 0 is at data.py:3 in load:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n  … 4 more calls …\n"
-        + "".join(f"  requests/s.py:{n} in f{n}\n" for n in (4, 3, 2, 1, 0))
+        "host 0 is at data.py:3 in load:\n  /w/train.py:5 in <module>\n  /w/data.py:3 in load\n"
+        "  … 4 more calls …\n" + "".join(f"  requests/s.py:{n} in f{n}\n" for n in (4, 3, 2, 1, 0))
     )
 
 
 def test_the_notice_is_one_line():
     assert notice_of((2,), (0, 1, 3), 30) == (
-        "host 2 has returned, and hosts 0-1, 3 have stood still for 30 s: do they wait for it in a collective?"
+        "host 2 has returned, and hosts 0-1, 3 have stood still for 30 s: do they wait for it in a "
+        "collective?"
     )
-    assert notice_of((0, 1), (2,), 30.0).endswith("host 2 has stood still for 30 s: does it wait for them in a collective?")
+    assert notice_of((0, 1), (2,), 30.0).endswith(
+        "host 2 has stood still for 30 s: does it wait for them in a collective?"
+    )

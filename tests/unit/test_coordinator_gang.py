@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic.coordinator.blame import notice_of
-from kinetic.coordinator.gang import Beat, Gang, GangPhase, GangSpec
+from kinetic._core.gang.blame import notice_of
+from kinetic._core.gang.machine import Beat, Gang, GangPhase, GangSpec
+from kinetic._core.outcome import Exit, HostReport, RemoteError, Verdict, blame_rank, judge
 from kinetic.errors import UsageError
-from kinetic.job.outcome import Exit, HostReport, RemoteError, Verdict, blame_rank, judge
 
-WAITING = 'File "/v/site-packages/jax/_src/array.py", line 9 in _value\n  File "train.py", line 5 in <module>'
+WAITING = (
+    'File "/v/site-packages/jax/_src/array.py", line 9 in _value\n'
+    '  File "train.py", line 5 in <module>'
+)
 SLEEPING = 'File "train.py", line 3 in load\n  File "train.py", line 5 in <module>'
 
 
@@ -31,10 +34,19 @@ def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
 
 def raised(host: int, *, consequence: bool = False) -> HostReport:
     kind = "XlaRuntimeError" if consequence else "ValueError"
-    return ended(host, Exit.RAISED, error=RemoteError(kind, f"on {host}", "", consequence=consequence))
+    return ended(
+        host, Exit.RAISED, error=RemoteError(kind, f"on {host}", "", consequence=consequence)
+    )
 
 
-def let_pass(gang: Gang, start: float, seconds: float, beating=(), state: str = "running", stalled_s: float = 0.0) -> float:
+def let_pass(
+    gang: Gang,
+    start: float,
+    seconds: float,
+    beating=(),
+    state: str = "running",
+    stalled_s: float = 0.0,
+) -> float:
     """Sweep ten times a second, with a beat each second of the hosts that are alive."""
     for step in range(1, round(seconds * 10) + 1):
         now = start + step / 10
@@ -98,7 +110,10 @@ def test_hosts_that_never_join_are_named_and_nothing_runs():
     assert gang.first_failure == (2, 5)
     assert gang.stop_reason == "hosts 2, 5 of 8 did not join within 30 s"
     assert not gang.ready
-    assert [(r.host, r.exit) for r in gang.reports] == [(2, Exit.NEVER_JOINED), (5, Exit.NEVER_JOINED)]
+    assert [(r.host, r.exit) for r in gang.reports] == [
+        (2, Exit.NEVER_JOINED),
+        (5, Exit.NEVER_JOINED),
+    ]
     assert "nothing was heard" in gang.reports[0].detail
     assert "preparing" in gang.reports[1].detail
     assert gang.view(0).stop_exit is Exit.STOPPED
@@ -469,7 +484,9 @@ def test_code_that_fails_on_all_hosts_is_reported_of_all():
     gang = gang_of(3, peers_window_s=0.3)
     for host, now in ((2, 1.0), (0, 1.2), (1, 1.4)):
         assert gang.phase is GangPhase.RUNNING
-        gang.report(ended(host, Exit.RAISED, error=RemoteError("ModuleNotFoundError", "no x", "")), now)
+        gang.report(
+            ended(host, Exit.RAISED, error=RemoteError("ModuleNotFoundError", "no x", "")), now
+        )
     assert gang.finished, "nobody is waited for any more"
     assert gang.first_failure == (2, 0, 1)
     assert gang.stop_reason == "all 3 hosts: ModuleNotFoundError: no x"
@@ -563,7 +580,10 @@ def test_a_gang_without_hosts_and_an_agent_without_name_are_refused():
 
 
 def test_the_state_machine_needs_no_grpc():
-    code = "import sys, kinetic.coordinator.gang; assert not {'grpc', 'google.protobuf', 'asyncio'} & set(sys.modules)"
+    code = (
+        "import sys, kinetic._core.gang.machine; assert not {'grpc', 'google.protobuf', 'asyncio'} "
+        "& set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -592,7 +612,10 @@ reports = st.one_of(
     st.builds(raised, hosts, consequence=st.booleans()),
 )
 beats = st.builds(
-    Beat, hosts, st.sampled_from(["preparing", "waiting", "running", "returned"]), stalled_s=st.sampled_from([0.0, 100.0])
+    Beat,
+    hosts,
+    st.sampled_from(["preparing", "waiting", "running", "returned"]),
+    stalled_s=st.sampled_from([0.0, 100.0]),
 )
 steps = st.one_of(
     st.tuples(st.just("join"), hosts, st.sampled_from(["a", "a", "a", "b"]), st.just("h")),
@@ -601,12 +624,18 @@ steps = st.one_of(
     st.tuples(st.just("lost"), hosts, st.just("gone")),
     st.tuples(st.just("cancel"), st.just("")),
     st.tuples(st.just("request_stacks")),
-    st.tuples(st.just("stacks"), hosts, st.integers(0, 3), st.sampled_from(["", WAITING, SLEEPING])),
+    st.tuples(
+        st.just("stacks"), hosts, st.integers(0, 3), st.sampled_from(["", WAITING, SLEEPING])
+    ),
     st.tuples(st.just("sweep")),
 )
 moments = st.sampled_from([0.0, 0.01, 0.5, 1.5, 5.0, 40.0, -3.0])
 everybody_joins = st.just([(("join", host, "a", "h"), 0.0) for host in range(HOSTS)])
-stories = st.builds(lambda a, b: a + b, st.one_of(st.just([]), everybody_joins), st.lists(st.tuples(steps, moments), max_size=40))
+stories = st.builds(
+    lambda a, b: a + b,
+    st.one_of(st.just([]), everybody_joins),
+    st.lists(st.tuples(steps, moments), max_size=40),
+)
 specs = st.builds(
     GangSpec,
     hosts=st.just(HOSTS),
@@ -634,7 +663,9 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
             views, told = {}, gang.version
         for host in range(HOSTS):
             view = gang.view(host)
-            assert views.setdefault(host, view) == view == gang._make_view(view.stop_exit)  # news come with a new version
+            assert (
+                views.setdefault(host, view) == view == gang._make_view(view.stop_exit)
+            )  # news come with a new version
             assert not view.ready or joined == set(range(HOSTS))
             assert view.all_done == (exits(gang) == [Exit.RETURNED] * HOSTS)
     for step in range(200):
@@ -644,13 +675,19 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
     assert gang.view(0).all_done == all(r.ok for r in gang.reports)
     first = [r for r in gang.reports if r.host in gang.first_failure[:1]]
     causes = [r for r in before_stop.values() if blame_rank(r) < 3]
-    stopped_by_failure = gang.first_failure and not gang._stop_exits and Exit.NEVER_JOINED not in exits(gang)
+    stopped_by_failure = (
+        gang.first_failure and not gang._stop_exits and Exit.NEVER_JOINED not in exits(gang)
+    )
     if causes and stopped_by_failure:
         assert blame_rank(first[0]) < 5
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.permutations(range(5)), st.sets(st.integers(0, 4), min_size=1), st.lists(st.floats(0.0, 0.19), min_size=5, max_size=5))
+@given(
+    st.permutations(range(5)),
+    st.sets(st.integers(0, 4), min_size=1),
+    st.lists(st.floats(0.0, 0.19), min_size=5, max_size=5),
+)
 def test_a_cause_reported_within_the_window_is_blamed(order, causes, pauses):
     gang, now = gang_of(5), 0.0
     for host, pause in zip(order, pauses, strict=True):

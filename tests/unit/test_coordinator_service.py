@@ -14,12 +14,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kinetic.coordinator import wire
-from kinetic.coordinator.client import AgentClient, ControlClient
-from kinetic.coordinator.gang import Beat, Gang, GangSpec
-from kinetic.coordinator.service import Coordinator
+from kinetic._core.gang.machine import Beat, Gang, GangSpec
+from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._rpc import codec
+from kinetic._rpc.client import AgentClient, ControlClient
+from kinetic._rpc.server import Coordinator
 from kinetic.errors import CoordinatorLost, CorruptRecord, SubmitError, UsageError
-from kinetic.job.outcome import Exit, HostReport, RemoteError
 
 TOKEN = "s3cret"
 PATIENCE_S = 200.0
@@ -87,12 +87,16 @@ def opened():
 
 @pytest.fixture
 def serve(opened, tmp_path):
-    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(Served(address, hosts, **limits))
+    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(
+        Served(address, hosts, **limits)
+    )
 
 
 @pytest.fixture
 def agents(opened):
-    return lambda served, **options: [opened(Agent(served.address, h, **options)) for h in range(served.gang.spec.hosts)]
+    return lambda served, **options: [
+        opened(Agent(served.address, h, **options)) for h in range(served.gang.spec.hosts)
+    ]
 
 
 def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
@@ -116,7 +120,9 @@ def test_a_gang_joins_runs_and_ends(serve, agents, address):
         agent.report(ended(i))
     served.finish()
     assert gang[1].hear(lambda v: v.all_done).stop is False
-    assert [e.kind for e in served.events] == ["joined"] * 3 + ["ready"] + ["report"] * 3 + ["finished"]
+    assert [e.kind for e in served.events] == ["joined"] * 3 + ["ready"] + ["report"] * 3 + [
+        "finished"
+    ]
 
 
 def test_the_address_that_was_bound_is_returned(serve):
@@ -129,7 +135,9 @@ def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
     first.listen()
     first.join("a", "x")
     second.join("b", "y")
-    error = RemoteError("ValueError", "no \udcff good", "Traceback…", key="jobs/1/hosts/1/error.pkl")
+    error = RemoteError(
+        "ValueError", "no \udcff good", "Traceback…", key="jobs/1/hosts/1/error.pkl"
+    )
     report = ended(1, Exit.RAISED, error=error, leftover_threads=("t",), peak_rss_bytes=7, signal=0)
     second.report(report)
     told = first.hear(lambda v: v.stop)
@@ -252,14 +260,18 @@ def test_the_last_news_end_the_watch(serve, agents):
     assert not first._watcher.is_alive()  # nobody closed it: the coordinator has ended the stream
 
 
-def test_the_same_view_is_shown_once_however_often_the_stream_is_renewed(serve, agents, monkeypatch):
-    monkeypatch.setattr("kinetic.coordinator.client._WATCH_S", 0.05)
+def test_the_same_view_is_shown_once_however_often_the_stream_is_renewed(
+    serve, agents, monkeypatch
+):
+    monkeypatch.setattr("kinetic._rpc.client._WATCH_S", 0.05)
     served = serve(1)
     (agent,) = agents(served)
     renewed = threading.Event()
     streams = []
     view = served.coordinator._view
-    served.coordinator._view = lambda host: streams.append(host) or (len(streams) > 3 and renewed.set()) or view(host)
+    served.coordinator._view = lambda host: (
+        streams.append(host) or (len(streams) > 3 and renewed.set()) or view(host)
+    )
     agent.listen()
     assert renewed.wait(PATIENCE_S)
     assert agent.hear(lambda v: True).version == 1
@@ -294,7 +306,8 @@ def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
 
 
 @pytest.mark.parametrize(
-    "metadata", [(), (("authorization", TOKEN),), (("authorization", "Bearer "),), (("other-bin", b"\xff"),)]
+    "metadata",
+    [(), (("authorization", TOKEN),), (("authorization", "Bearer "),), (("other-bin", b"\xff"),)],
 )
 def test_bare_calls_are_refused(serve, metadata):
     served = serve(1)
@@ -326,13 +339,16 @@ def test_nonsense_is_refused_with_a_reason(serve, opened):
     with pytest.raises(UsageError, match="no host 7"):
         opened(Agent(served.address, 0)).heartbeat(Beat(7))
     with pytest.raises(CorruptRecord, match="not JSON"):
-        wire.report_from_wire(wire.pb.ReportRequest(report=b"\xff{"))
+        codec.report_from_wire(codec.pb.ReportRequest(report=b"\xff{"))
     with pytest.raises(CorruptRecord):
-        wire.report_from_wire(wire.pb.ReportRequest(report=b"[1]"))
+        codec.report_from_wire(codec.pb.ReportRequest(report=b"[1]"))
     with grpc.insecure_channel(served.address) as channel:
-        call = channel.unary_unary(wire.REPORT.path)
+        call = channel.unary_unary(codec.REPORT.path)
         with pytest.raises(grpc.RpcError) as caught:
-            call(wire.pb.ReportRequest(report=b"{}").SerializeToString(), metadata=(("authorization", f"Bearer {TOKEN}"),))
+            call(
+                codec.pb.ReportRequest(report=b"{}").SerializeToString(),
+                metadata=(("authorization", f"Bearer {TOKEN}"),),
+            )
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -402,11 +418,18 @@ def test_people_see_cancel_and_get_stacks(serve, agents, opened):
     gang[2].report(ended(2))
     control = opened(ControlClient(served.address, TOKEN))
     member = control.snapshot()["members"][0]
-    assert (member["state"], member["last_line"], member["log_bytes"]) == ("running", "hällo ?", 2**40)
+    assert (member["state"], member["last_line"], member["log_bytes"]) == (
+        "running",
+        "hällo ?",
+        2**40,
+    )
     with ThreadPoolExecutor(1) as pool:
         dumping = pool.submit(control.dump_stacks, 60.0)
         for agent in gang[:2]:
-            agent.stacks(agent.hear(lambda v: v.stacks_request).stacks_request, f"stack \udcff of {agent._host}")
+            agent.stacks(
+                agent.hear(lambda v: v.stacks_request).stacks_request,
+                f"stack \udcff of {agent._host}",
+            )
         assert dumping.result(PATIENCE_S) == {0: "stack ? of 0", 1: "stack ? of 1"}
     control.cancel("enough")
     assert gang[0].hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
@@ -425,9 +448,10 @@ def test_stacks_come_as_far_as_they_came_in_time(serve, agents, opened):
 
 FORK = """
 import os, sys, threading, asyncio, tempfile, time
-import kinetic.coordinator.service as service, kinetic.coordinator.client as client
-from kinetic.coordinator.gang import Gang, GangSpec
-assert threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
+import kinetic._rpc.server as service, kinetic._rpc.client as client
+from kinetic._core.gang.machine import Gang, GangSpec
+tasks = os.listdir("/proc/self/task")
+assert threading.active_count() == 1 and len(tasks) == 1, tasks
 folder = tempfile.mkdtemp()
 address = f"unix:{folder}/s"
 async def serve():
@@ -443,7 +467,7 @@ agent = client.AgentClient(address, "t", 0)
 assert agent.join("a", "x").ready
 control = client.ControlClient(address, "t")
 control.cancel("done")
-from kinetic.job.outcome import Exit, HostReport
+from kinetic._core.outcome import Exit, HostReport
 agent.report(HostReport(0, Exit.CANCELLED))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 os.rmdir(folder)
@@ -456,5 +480,7 @@ def test_importing_starts_nothing_so_that_the_importer_may_fork():
 
 
 def test_the_generated_code_loads_with_the_oldest_protobuf_that_we_support():
-    generated = Path(wire.pb.__file__).read_text()
-    assert "# Protobuf Python Version: 5.29." in generated  # made by a newer protoc it would refuse every older protobuf
+    generated = Path(codec.pb.__file__).read_text()
+    assert (
+        "# Protobuf Python Version: 5.29." in generated
+    )  # made by a newer protoc it would refuse every older protobuf

@@ -15,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kinetic
-from kinetic import planning
-from kinetic.config import settings as configuration
+from kinetic._client import planning
+from kinetic._client.decorator import RemoteCallable
+from kinetic._config import settings as configuration
+from kinetic._core.plan import Plan
+from kinetic._datasets import attach, content_hash, delivery
+from kinetic._datasets.data import Data
+from kinetic._source import bundle, download, manifest
+from kinetic._store.local import LocalStore
 from kinetic.errors import SetupFailed, UsageError, UsageTypeError
-from kinetic.job.plan import Plan
-from kinetic.packaging import arrival, bundle, cargo, datahash, delivery, manifest
-from kinetic.packaging.data import Data
-from kinetic.remote import RemoteCallable
-from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -39,30 +40,41 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def load(*args, cache: Path, volumes=(), **kwargs) -> cargo.Cargo:
-    return cargo.load(args, kwargs, dict(volumes), cache_dir=cache)
+def load(*args, cache: Path, volumes=(), **kwargs) -> attach.Cargo:
+    return attach.load(args, kwargs, dict(volumes), cache_dir=cache)
 
 
-# -- declaring ---------------------------------------------------------------------------------------------------------
+# -- declaring -------------------------------------------------------------------------------------
 
 
 def test_a_local_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     data = kinetic.Data("images")
-    assert (data.path, data.is_dir, data.fuse, data.hf_trust_remote_code) == (str(folder), True, False, False)
+    assert (data.path, data.is_dir, data.fuse, data.hf_trust_remote_code) == (
+        str(folder),
+        True,
+        False,
+        False,
+    )
     assert (data.is_gcs, data.is_hf) == (False, False)
     assert not Data(Path("images/a.txt")).is_dir
     assert os.listdir(data) == os.listdir(folder)  # it is a path wherever one is taken
 
 
 def test_a_bucket():
-    assert (Data("gs://bucket/images/").is_dir, Data("gs://bucket").is_dir, Data("gs://bucket/").is_gcs) == (True, True, True)
+    assert (
+        Data("gs://bucket/images/").is_dir,
+        Data("gs://bucket").is_dir,
+        Data("gs://bucket/").is_gcs,
+    ) == (True, True, True)
     with pytest.warns(UserWarning, match="single object. For a folder write gs://bucket/x/"):
         assert not Data("gs://bucket/x").is_dir
 
 
 def test_a_data_set_of_hugging_face():
-    data = Data("hf://owner/name?split=train&config_name=en&revision=main", hf_trust_remote_code=True)
+    data = Data(
+        "hf://owner/name?split=train&config_name=en&revision=main", hf_trust_remote_code=True
+    )
     assert (data.is_hf, data.is_dir, data.hf_trust_remote_code) == (True, True, True)
     assert Data("hf://squad").path == "hf://squad"
 
@@ -111,11 +123,15 @@ def test_a_copy_elsewhere_checks_nothing_again(folder):
     assert repr(back) == repr(data) == f"Data({str(folder)!r}, fuse=True)"
 
 
-# -- the digest --------------------------------------------------------------------------------------------------------
+# -- the digest ------------------------------------------------------------------------------------
 
 
-names = st.text(alphabet="abc.é ", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
-trees = st.dictionaries(st.lists(names, min_size=1, max_size=3).map(tuple), st.binary(max_size=4), max_size=6)
+names = st.text(alphabet="abc.é ", min_size=1, max_size=3).filter(
+    lambda name: name not in (".", "..")
+)
+trees = st.dictionaries(
+    st.lists(names, min_size=1, max_size=3).map(tuple), st.binary(max_size=4), max_size=6
+)
 
 
 def write(top: Path, tree: dict[tuple[str, ...], bytes]) -> dict[tuple[str, ...], bytes]:
@@ -140,7 +156,9 @@ def test_the_digest_is_that_of_names_and_contents(tmp_path_factory, tree, other)
     second = write(top / "second", dict(reversed(first.items())))
     third = write(top / "third", other)
     assert Data(top / "first").content_hash() == Data(top / "second").content_hash()
-    assert (first == third) is (Data(top / "first").content_hash() == Data(top / "third").content_hash())
+    assert (first == third) is (
+        Data(top / "first").content_hash() == Data(top / "third").content_hash()
+    )
     assert first == second
 
 
@@ -153,7 +171,7 @@ def test_the_digest_is_the_same_with_threads(folder, monkeypatch):
     for n in range(40):
         (folder / f"{n}.bin").write_bytes(bytes([n]) * n)
     threaded = Data(folder).content_hash()
-    monkeypatch.setattr(datahash, "_THREADED_FROM", 1000)
+    monkeypatch.setattr(content_hash, "_THREADED_FROM", 1000)
     assert Data(folder).content_hash() == threaded
 
 
@@ -177,7 +195,7 @@ def test_only_local_data_has_a_digest():
         Data("gs://bucket/x/").content_hash()
 
 
-# -- packing -----------------------------------------------------------------------------------------------------------
+# -- packing ---------------------------------------------------------------------------------------
 
 
 def paths_in(found: bundle.Bundle) -> list[str]:
@@ -192,7 +210,15 @@ def test_nothing_is_left_out_of_data(folder, cache):
     (folder / ".kineticignore").write_text("sub/\n")
     (folder / "empty").mkdir()
     found = bundle.build_data(folder, cache_dir=cache)
-    assert {"a.txt", "sub/b.txt", ".git/x", "__pycache__/x", ".venv/x", "node_modules/x", "empty"} <= set(paths_in(found))
+    assert {
+        "a.txt",
+        "sub/b.txt",
+        ".git/x",
+        "__pycache__/x",
+        ".venv/x",
+        "node_modules/x",
+        "empty",
+    } <= set(paths_in(found))
 
 
 def test_a_file_is_a_tree_of_one(folder, cache, tmp_path):
@@ -200,7 +226,7 @@ def test_a_file_is_a_tree_of_one(folder, cache, tmp_path):
     found = bundle.build_data(folder / "a.txt", cache_dir=cache)
     assert paths_in(found) == ["a.txt"]
     bundle.upload(found, store)
-    arrival.unpack(store, found.tree, tmp_path / "there")
+    download.unpack(store, found.tree, tmp_path / "there")
     assert (tmp_path / "there" / "a.txt").read_text() == "a"
 
 
@@ -241,7 +267,9 @@ def test_data_that_cannot_be_read_is_refused(folder, cache, monkeypatch):
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    monkeypatch.setattr(os, "scandir", guarded)  # the tests may run as root, whom no permission stops
+    monkeypatch.setattr(
+        os, "scandir", guarded
+    )  # the tests may run as root, whom no permission stops
     with pytest.raises(UsageError, match=r"cannot be read: sub\."):
         bundle.build_data(folder, cache_dir=cache)
 
@@ -253,12 +281,14 @@ def test_secrets_in_data_are_named(folder, cache):
     assert "id_rsa" in "".join(found.warnings)
 
 
-# -- with a call -------------------------------------------------------------------------------------------------------
+# -- with a call -----------------------------------------------------------------------------------
 
 
 def test_what_the_plan_says(folder, cache):
     data, mounted = Data(folder), Data(folder / "a.txt", fuse=True)
-    found = load([data, {"k": data}], cache=cache, volumes={"/in/a": mounted}, more=Data("gs://bucket/x/"))
+    found = load(
+        [data, {"k": data}], cache=cache, volumes={"/in/a": mounted}, more=Data("gs://bucket/x/")
+    )
     assert [(each.source, each.is_dir, each.mount) for each in found.data] == [
         (mounted.path, False, "/in/a"),
         (data.path, True, ""),
@@ -307,7 +337,15 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
     (project / "more" / "c.txt").write_text("c")
     monkeypatch.chdir(project)
     sources = lambda *a, **k: paths_in(planned(os.path.basename, *a, **k).bundle)  # noqa: E731 - no function of this project
-    assert sources("x") == ["images", "images/a.txt", "images/sub", "images/sub/b.txt", "more", "more/c.txt", "pyproject.toml"]
+    assert sources("x") == [
+        "images",
+        "images/a.txt",
+        "images/sub",
+        "images/sub/b.txt",
+        "more",
+        "more/c.txt",
+        "pyproject.toml",
+    ]
     assert sources(Data(folder)) == ["more", "more/c.txt", "pyproject.toml"]
     assert sources("x", volumes={"/in": Data(project / "more")})[-1] == "pyproject.toml"
     assert "more/c.txt" not in sources([{"deep": Data(project / "more" / "c.txt")}])
@@ -331,14 +369,22 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
     ],
 )
 def test_wrong_volumes_are_refused_at_the_decorator(folder, volumes, told):
-    fill = {k: Data(folder) if v is None else v for k, v in volumes.items()} if isinstance(volumes, dict) else volumes
+    fill = (
+        {k: Data(folder) if v is None else v for k, v in volumes.items()}
+        if isinstance(volumes, dict)
+        else volumes
+    )
     with pytest.raises(UsageError, match=told):
         kinetic.run(accelerator="cpu", volumes=fill)
 
 
 def test_volumes_with_similar_names_are_fine(folder):
     data = Data(folder)
-    assert list(cargo.volumes({"/a/": data, "/ab": data, "//c/./d": data})) == ["/a", "/ab", "/c/d"]
+    assert list(attach.volumes({"/a/": data, "/ab": data, "//c/./d": data})) == [
+        "/a",
+        "/ab",
+        "/c/d",
+    ]
 
 
 def test_a_call_in_this_process_gets_the_local_path(folder):
@@ -358,9 +404,16 @@ def test_without_data_nothing_of_it_is_loaded(tmp_path):
         "import kinetic, sys\n"
         "f = kinetic.run(accelerator='cpu')(len)\n"
         "f.plan([1])\n"
-        "print([m for m in ('data', 'cargo', 'nested', 'delivery') if 'kinetic.packaging.' + m in sys.modules])"
+        "print([m for m in ('data', 'attach', 'nested', 'delivery') if 'kinetic._datasets.' + m in "
+        "sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+        cwd=tmp_path,
+    )
     assert done.stdout == "[]\n", done.stderr
 
 

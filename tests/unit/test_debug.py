@@ -14,19 +14,29 @@ from laptop_fakes import NOW, FakeBackend, plan, put_ref, ref
 
 import kinetic
 import kinetic.debug
-from kinetic import debug
-from kinetic.backends import registry, simulation
-from kinetic.backends.local import LocalBackend
-from kinetic.errors import CorruptRecord, NotFound, PreflightError, SetupFailed, UsageError, UsageTypeError
-from kinetic.handle import JobHandle
-from kinetic.job import paths
-from kinetic.job.debugger import Debugger, DebuggerState, launch_configuration
-from kinetic.job.plan import Limits
-from kinetic.runner import debugger
-from kinetic.runner.identity import Identity, from_environ
-from kinetic.storage.local import LocalStore
+from kinetic._backends import registry
+from kinetic._backends.local import simulation
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._client import debugging as debug
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.debug_address import Debugger, DebuggerState, launch_configuration
+from kinetic._core.plan import Limits
+from kinetic._host.agent.identity import Identity, from_environ
+from kinetic._host.worker import debugger
+from kinetic._store.local import LocalStore
+from kinetic.errors import (
+    CorruptRecord,
+    NotFound,
+    PreflightError,
+    SetupFailed,
+    UsageError,
+    UsageTypeError,
+)
 
-WAITING = Debugger(DebuggerState.WAITING, 4321, "/scratch/tree", "/home/me/project", closes_at=NOW + 600)
+WAITING = Debugger(
+    DebuggerState.WAITING, 4321, "/scratch/tree", "/home/me/project", closes_at=NOW + 600
+)
 
 
 @pytest.fixture
@@ -75,7 +85,7 @@ def debug_ref():
 
 
 def put_debugger(store, record):
-    store.put(paths.debugger("job-00000001"), json.dumps(record.to_json()).encode())
+    store.put(layout.debugger("job-00000001"), json.dumps(record.to_json()).encode())
 
 
 def talk(port, data):
@@ -85,7 +95,7 @@ def talk(port, data):
         return b"".join(iter(lambda: near.recv(1 << 16), b""))
 
 
-# -- the forwarded port ------------------------------------------------------------------------------------------------
+# -- the forwarded port ----------------------------------------------------------------------------
 
 
 def test_a_port_is_forwarded_both_ways(store, echo):
@@ -107,7 +117,9 @@ def test_a_port_is_forwarded_both_ways(store, echo):
 
 def test_terminate_ends_open_connections(store, echo):
     put_debugger(store, WAITING)
-    forward = debug.attach(Reachable(store, echo), store, debug_ref(), local_port=0, ended=lambda: False)
+    forward = debug.attach(
+        Reachable(store, echo), store, debug_ref(), local_port=0, ended=lambda: False
+    )
     with socket.create_connection(("127.0.0.1", forward.port), timeout=200) as near:
         near.sendall(b"x")
         assert near.recv(1) == b"x"
@@ -131,7 +143,9 @@ def test_a_debugger_that_is_gone_closes_the_connection(store, caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     put_debugger(store, WAITING)
-    forward = debug.attach(Reachable(store, port), store, debug_ref(), local_port=0, ended=lambda: False)
+    forward = debug.attach(
+        Reachable(store, port), store, debug_ref(), local_port=0, ended=lambda: False
+    )
     with contextlib.suppress(ConnectionResetError):
         assert talk(forward.port, b"") == b""
     forward.terminate()
@@ -148,7 +162,7 @@ def test_cleaning_up_is_for_anything_like_a_process():
     assert kinetic.debug.cleanup_port_forward is debug.cleanup_port_forward
 
 
-# -- waiting for it ----------------------------------------------------------------------------------------------------
+# -- waiting for it --------------------------------------------------------------------------------
 
 
 def test_attaching_waits_until_the_leader_listens(store, echo):
@@ -159,11 +173,15 @@ def test_attaching_waits_until_the_leader_listens(store, echo):
         if len(pauses) == 2:
             import dataclasses
 
-            put_debugger(store, dataclasses.replace(WAITING, state=DebuggerState.CLOSED))  # of an attempt before
+            put_debugger(
+                store, dataclasses.replace(WAITING, state=DebuggerState.CLOSED)
+            )  # of an attempt before
         if len(pauses) == 3:
             put_debugger(store, WAITING)
 
-    forward = debug.attach(Reachable(store, echo), store, debug_ref(), local_port=0, ended=lambda: False, pause=pause)
+    forward = debug.attach(
+        Reachable(store, echo), store, debug_ref(), local_port=0, ended=lambda: False, pause=pause
+    )
     forward.terminate()
     assert len(pauses) == 3
 
@@ -179,11 +197,14 @@ def test_what_cannot_be_attached_to_says_so(store, echo):
 
 
 @pytest.mark.parametrize(
-    ("port", "error"), [("5678", UsageTypeError), (True, UsageTypeError), (-1, UsageError), (65536, UsageError)]
+    ("port", "error"),
+    [("5678", UsageTypeError), (True, UsageTypeError), (-1, UsageError), (65536, UsageError)],
 )
 def test_ports_are_checked(store, echo, port, error):
     with pytest.raises(error, match="local_port"):
-        debug.attach(Reachable(store, echo), store, debug_ref(), local_port=port, ended=lambda: False)
+        debug.attach(
+            Reachable(store, echo), store, debug_ref(), local_port=port, ended=lambda: False
+        )
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_waited_for(store, echo):
@@ -194,7 +215,14 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_waited_for(store, ec
 
 def test_instructions_can_be_pasted(store, echo):
     put_debugger(store, WAITING)
-    forward = debug.attach(Reachable(store, echo), store, debug_ref(), local_port=0, working_dir="/src", ended=lambda: False)
+    forward = debug.attach(
+        Reachable(store, echo),
+        store,
+        debug_ref(),
+        local_port=0,
+        working_dir="/src",
+        ended=lambda: False,
+    )
     forward.terminate()
     words, _, document = forward.instructions.partition("{")
     (attach,) = json.loads("{" + document)["configurations"]
@@ -214,7 +242,9 @@ def test_without_a_project_there_are_no_paths_to_map():
 def test_instructions_say_whether_the_function_waits():
     import dataclasses
 
-    assert "starts once you have attached, or in 540 s" in debug.instructions(ref(), WAITING, 5678, "", now=NOW + 60)
+    assert "starts once you have attached, or in 540 s" in debug.instructions(
+        ref(), WAITING, 5678, "", now=NOW + 60
+    )
     released = dataclasses.replace(WAITING, state=DebuggerState.RELEASED)
     assert "is running" in debug.instructions(ref(), released, 5678, "", now=NOW + 60)
 
@@ -226,7 +256,7 @@ def test_a_damaged_record_is_said_to_be_one(damage):
     assert Debugger.from_json(WAITING.to_json() | {"later": 1}) == WAITING
 
 
-# -- calling -----------------------------------------------------------------------------------------------------------
+# -- calling ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -288,7 +318,7 @@ def test_a_job_that_is_no_debug_job_cannot_be_attached_to(store, backend):
         handle.debug_attach()
 
 
-# -- on hosts ----------------------------------------------------------------------------------------------------------
+# -- on hosts --------------------------------------------------------------------------------------
 
 
 class Wire:
@@ -308,7 +338,10 @@ class Wire:
 def gate(store, host, clock=lambda: 0.0, attempt=1):
     who = Identity(store.uri, "job-00000001", host, 4, "", "", "", "", attempt=attempt)
     return debugger.Gate(
-        who, plan(debug=True, client_root="/home/me/project", limits=Limits(debug_wait_s=100.0)), store, clock=clock
+        who,
+        plan(debug=True, client_root="/home/me/project", limits=Limits(debug_wait_s=100.0)),
+        store,
+        clock=clock,
     )
 
 
@@ -360,7 +393,9 @@ def test_hosts_look_only_now_and_then(store):
     now, looks = [0.0], []
     other = gate(store, 1, clock=lambda: now[0])
     other.take({"event": debugger.HELD}, "")
-    other._store = type("Counting", (), {"get": lambda self, key: looks.append(key) or store.get(key)})()
+    other._store = type(
+        "Counting", (), {"get": lambda self, key: looks.append(key) or store.get(key)}
+    )()
     for tick in range(100):
         now[0] = tick / 100
         other.opens()
@@ -393,7 +428,9 @@ def test_a_held_worker_waits_for_the_word():
 
 
 def test_a_cluster_has_the_port_of_its_manifest():
-    env = dict.fromkeys(("KINETIC_STORE", "KINETIC_JOB_ID", "KINETIC_COORDINATOR", "KINETIC_TOKEN"), "x")
+    env = dict.fromkeys(
+        ("KINETIC_STORE", "KINETIC_JOB_ID", "KINETIC_COORDINATOR", "KINETIC_TOKEN"), "x"
+    )
     env |= {"KINETIC_HOST_INDEX": "0", "KINETIC_HOSTS": "1"}
     assert from_environ(env).debug_port == 5678
     assert from_environ(env | {"KINETIC_DEBUG_PORT": "6000"}).debug_port == 6000

@@ -11,21 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.backends import launcher, simulation
+from kinetic._backends.local import launcher, simulation
+from kinetic._client.doctor import checks, examination, facts, leftovers
+from kinetic._client.doctor.checks import Folder, Machine, Preloader
+from kinetic._client.doctor.findings import Finding, Level
+from kinetic._client.doctor.leftovers import Job, Process, Scrap, Traces
+from kinetic._client.doctor.repair import repair
+from kinetic._config import settings
+from kinetic._core import layout
+from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
 from kinetic.cli.main import call
-from kinetic.config import settings
-from kinetic.doctor import checks, examination, facts, leftovers
-from kinetic.doctor.checks import Folder, Machine, Preloader
-from kinetic.doctor.findings import Finding, Level
-from kinetic.doctor.leftovers import Job, Process, Scrap, Traces
-from kinetic.doctor.repair import repair
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport
-from kinetic.job.ref import JobRef
-from kinetic.storage.local import LocalStore
 
 GIB = 1 << 30
-MACHINE = Machine("linux", (3, 11, 7), {"kinetic-sdk": "0.1.0", "jax": "0.7.1", "keras": "3.11"}, 16 * GIB, True, 2)
+MACHINE = Machine(
+    "linux",
+    (3, 11, 7),
+    {"kinetic-sdk": "0.1.0", "jax": "0.7.1", "keras": "3.11"},
+    16 * GIB,
+    True,
+    2,
+)
 SLICES = {"tpu-v6e-8": 2, "tpu-v6e-16": 4, "tpu-v6e-256": 64, "tpu-v5p-12288": 3072}
 
 
@@ -33,11 +40,15 @@ def levels(*found: Finding) -> list[str]:
     return [str(f.level) for f in found]
 
 
-# -- findings from facts -------------------------------------------------------------------------------------------------------
+# -- findings from facts ---------------------------------------------------------------------------
 
 
 def test_a_machine_in_order() -> None:
-    assert set(levels(*checks.versions(MACHINE), checks.memory(MACHINE, SLICES), checks.namespaces(MACHINE))) == {"ok"}
+    assert set(
+        levels(
+            *checks.versions(MACHINE), checks.memory(MACHINE, SLICES), checks.namespaces(MACHINE)
+        )
+    ) == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,10 @@ def test_memory_says_which_slices_fit(available: int | None, level: str, words: 
     ("cpus", "words"),
     [
         (None, "unknown"),
-        (1, "1 processor: good for slices of up to about 8 hosts, for example tpu-v6e-16 (4 hosts)"),
+        (
+            1,
+            "1 processor: good for slices of up to about 8 hosts, for example tpu-v6e-16 (4 hosts)",
+        ),
         (2, "up to about 16 hosts, for example tpu-v6e-16 (4 hosts)"),
         (16, "up to about 128 hosts, for example tpu-v6e-256 (64 hosts)"),
     ],
@@ -87,7 +101,9 @@ def test_processors_say_which_slices_are_sensible(cpus: int | None, words: str) 
     assert words in found.detail
 
 
-@pytest.mark.parametrize(("quota", "most"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("", None)])
+@pytest.mark.parametrize(
+    ("quota", "most"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("", None)]
+)
 def test_a_quota_leaves_fewer_processors(tmp_path: Path, quota: str, most: int | None) -> None:
     (tmp_path / "cpu.max").write_text(quota)
     own = len(os.sched_getaffinity(0))
@@ -124,10 +140,13 @@ def test_the_store(folder: Folder, expected: list[str]) -> None:
 def test_the_preloader() -> None:
     assert checks.preloader(None).level == "ok"
     assert "with JAX" in checks.preloader(Preloader(("numpy", "jax"), "", 0.5)).detail
-    assert checks.preloader(Preloader((), "it ended with code 1:\nImportError", 0.5)).level == "problem"
+    assert (
+        checks.preloader(Preloader((), "it ended with code 1:\nImportError", 0.5)).level
+        == "problem"
+    )
 
 
-# -- leftovers -----------------------------------------------------------------------------------------------------------------
+# -- leftovers -------------------------------------------------------------------------------------
 
 DONE = Job("job-1", 0.0, has_verdict=True, goes_on=False, left=("/s/work",))
 RUNS = Job("job-2", 0.0, has_verdict=False, goes_on=True)
@@ -136,14 +155,22 @@ LOST = Job("job-3", 0.0, has_verdict=False, goes_on=False, left=("/s/3/work", "/
 
 def test_what_runs_is_left_alone() -> None:
     traces = Traces((RUNS,), (Process(7, "agent 0", "job-2", 900.0),))
-    assert (leftovers.orphans(traces), leftovers.strays(traces), leftovers.removable(traces)) == ((), (), ())
+    assert (leftovers.orphans(traces), leftovers.strays(traces), leftovers.removable(traces)) == (
+        (),
+        (),
+        (),
+    )
     assert levels(*leftovers.check(traces)) == ["ok"]
 
 
 def test_what_was_killed_is_found() -> None:
     traces = Traces((DONE, RUNS, LOST), damaged=(("/s/refs/x.json", "garbage"),))
     assert leftovers.orphans(traces) == ("job-3",)
-    assert [path for _, path in leftovers.removable(traces)] == ["/s/work", "/s/3/work", "/s/3/socket"]
+    assert [path for _, path in leftovers.removable(traces)] == [
+        "/s/work",
+        "/s/3/work",
+        "/s/3/socket",
+    ]
     found = leftovers.check(traces)
     assert [(f.check, str(f.level), f.fixable) for f in found] == [
         ("records", "warn", False),
@@ -153,7 +180,9 @@ def test_what_was_killed_is_found() -> None:
 
 
 def test_a_job_with_a_living_process_keeps_its_files() -> None:
-    traces = Traces((LOST,), (Process(7, "agent 0", "job-3", 900.0), Process(8, "agent 1", "job-3", 1.0)))
+    traces = Traces(
+        (LOST,), (Process(7, "agent 0", "job-3", 900.0), Process(8, "agent 1", "job-3", 1.0))
+    )
     assert leftovers.removable(traces) == ()
     assert [p.pid for p in leftovers.strays(traces)] == [7]
     stray = next(f for f in leftovers.check(traces) if f.check == "processes")
@@ -165,13 +194,14 @@ def test_processes_of_other_stores_are_not_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age_s", "is_write", "goes"), [(59, False, False), (61, False, True), (61, True, False), (3601, True, True)]
+    ("age_s", "is_write", "goes"),
+    [(59, False, False), (61, False, True), (61, True, False), (3601, True, True)],
 )
 def test_what_is_young_stays(age_s: float, is_write: bool, goes: bool) -> None:
     assert bool(leftovers.removable(Traces(scraps=(Scrap("/t/x", age_s, is_write),)))) is goes
 
 
-# -- facts and repairs -----------------------------------------------------------------------------------------------------------
+# -- facts and repairs -----------------------------------------------------------------------------
 
 NOW = 2_000_000_000.0
 
@@ -185,8 +215,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
 
 def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 3600.0) -> JobRef:
     ref = JobRef(job_id, "local", "gke", "cpu", "f", "f", NOW - age_s, store.uri)
-    store.put(paths.ref(job_id), json.dumps(ref.to_json()).encode())
-    local = store.path(f"{paths.job(job_id)}/local")
+    store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
+    local = store.path(f"{layout.job(job_id)}/local")
     (local / "work" / "host-0").mkdir(parents=True)
     for name in ("lock", "reserve", "supervisor.json") if left else ():
         (local / name).touch()
@@ -197,20 +227,28 @@ def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 360
 
 def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> None:
     job(store, "job-00000001")
-    store.put(paths.report("job-00000001", 0), json.dumps(HostReport(0, Exit.RAISED, detail="no").to_json()).encode())
-    store.put(paths.ref("job-00000002"), b"garbage")
+    store.put(
+        layout.report("job-00000001", 0),
+        json.dumps(HostReport(0, Exit.RAISED, detail="no").to_json()).encode(),
+    )
+    store.put(layout.ref("job-00000002"), b"garbage")
     (Path(store.uri) / ".tmp" / "1-a").touch()
     os.utime(Path(store.uri) / ".tmp" / "1-a", (NOW - 9000, NOW - 9000))
     traces = facts.traces(store, NOW)
     assert leftovers.orphans(traces) == ("job-00000001",)
-    assert {Path(p).name for _, p in leftovers.removable(traces)} == {"work", "reserve", "supervisor.json", "1-a"}
+    assert {Path(p).name for _, p in leftovers.removable(traces)} == {
+        "work",
+        "reserve",
+        "supervisor.json",
+        "1-a",
+    }
     assert [Path(path).name for path, _ in traces.damaged] == ["job-00000002.json"]
     done = repair(store, traces, lambda: NOW)
     assert "job-00000001 is judged: failed." in done
     assert len(done) == 5
     after = facts.traces(store, NOW)
     assert (leftovers.orphans(after), leftovers.removable(after)) == ((), ())
-    assert store.has(paths.outcome("job-00000001"))
+    assert store.has(layout.outcome("job-00000001"))
     assert repair(store, after, lambda: NOW) == []
 
 
@@ -233,8 +271,16 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
         traces = facts.traces(store, NOW)
         assert [j.job_id for j in traces.jobs if j.goes_on] == ["job-00000001", "job-00000002"]
         assert leftovers.removable(traces) == ()
-        lost = replace(traces, jobs=tuple(replace(j, goes_on=False, left=(str(lock.parent / "work"),)) for j in traces.jobs[1:]))
-        assert repair(store, lost, lambda: NOW) == []  # it came to life between the look and the repair
+        lost = replace(
+            traces,
+            jobs=tuple(
+                replace(j, goes_on=False, left=(str(lock.parent / "work"),))
+                for j in traces.jobs[1:]
+            ),
+        )
+        assert (
+            repair(store, lost, lambda: NOW) == []
+        )  # it came to life between the look and the repair
         assert (lock.parent / "work").is_dir()
     finally:
         os.kill(child, 9)
@@ -243,7 +289,9 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
         os.close(writer)
 
 
-def test_folders_of_sockets_are_known_by_whether_somebody_listens(store: LocalStore, tmp_path: Path) -> None:
+def test_folders_of_sockets_are_known_by_whether_somebody_listens(
+    store: LocalStore, tmp_path: Path
+) -> None:
     for name in ("kinetic-dead", "kinetic-live", "kinetic-other", "kinetic-empty"):
         (tmp_path / "tmp" / name).mkdir()
     (tmp_path / "tmp" / "kinetic-other" / "file").touch()
@@ -259,7 +307,9 @@ def test_folders_of_sockets_are_known_by_whether_somebody_listens(store: LocalSt
 def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
     seen = facts.folder(tmp_path / "a" / "b")
     assert seen.free_bytes
-    assert seen == Folder(str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=seen.free_bytes)
+    assert seen == Folder(
+        str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=seen.free_bytes
+    )
     (tmp_path / "file").touch()
     assert not facts.folder(tmp_path / "file" / "x").writable
     assert not facts.folder(tmp_path / "file").is_folder
@@ -267,12 +317,14 @@ def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
 
 def test_the_preloader_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.try_out((), settings.worker_environ()) == ""
-    assert "ended with code 1" in launcher.try_out((), settings.worker_environ() | {"PYTHONHOME": "/no/such/folder"})
+    assert "ended with code 1" in launcher.try_out(
+        (), settings.worker_environ() | {"PYTHONHOME": "/no/such/folder"}
+    )
     monkeypatch.setattr("sys.executable", "/no/such/python")
     assert "No such file" in launcher.try_out((), settings.worker_environ())
 
 
-# -- the command -----------------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -302,7 +354,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], home: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_wrong_with_settings_is_a_finding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_settings_is_a_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = settings.profiles_file()
     place.parent.mkdir(parents=True)
     place.write_bytes(b"{")
@@ -323,7 +377,7 @@ def test_fix_says_what_it_did(capsys: pytest.CaptureFixture[str], home: Path) ->
     store = LocalStore(home)
     ref = job(store, "job-00000001")
     old = time.time() - 3600
-    store.put(paths.ref(ref.job_id), json.dumps(replace(ref, created_at=old).to_json()).encode())
+    store.put(layout.ref(ref.job_id), json.dumps(replace(ref, created_at=old).to_json()).encode())
     for path in store.path("jobs/job-00000001/local").iterdir():
         os.utime(path, (old, old))
     assert call(["doctor"]) == 0

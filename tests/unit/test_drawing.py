@@ -1,4 +1,5 @@
-"""Drawings of jobs: well formed, escaped, bounded, readable without styles, nothing from elsewhere."""
+"""Drawings of jobs: well formed, escaped, bounded, readable without styles, nothing from
+elsewhere."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laptop_fakes import NOW, plan, ref
 
-from kinetic import drawing
-from kinetic.accelerators.resolve import resolve
-from kinetic.job.outcome import Exit, HostReport, judge
-from kinetic.planning import PlanView
+from kinetic._client.board import drawing
+from kinetic._client.planning import PlanView
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.outcome import Exit, HostReport, judge
 
 VOID = {"br", "img", "hr", "input", "meta", "link"}
 
@@ -49,14 +50,16 @@ class Page(HTMLParser):
 def picture(accelerator="tpu-v6e-16", slices=1, states=None, **more):
     topology = resolve(accelerator)
     hosts = states or ("running",) * (slices * topology.hosts)
-    return drawing.Picture("train", ("job-00000001", accelerator), "running", topology, tuple(hosts), **more)
+    return drawing.Picture(
+        "train", ("job-00000001", accelerator), "running", topology, tuple(hosts), **more
+    )
 
 
 def event(kind, host=None, detail="", attempt=1):
     return {"kind": kind, "host": host, "detail": detail, "attempt": attempt}
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 
 def test_every_host_is_written_out_and_has_its_chips():
@@ -64,13 +67,19 @@ def test_every_host_is_written_out_and_has_its_chips():
     for host in ("0 running", "1 returned", "2 failed", "3 pending"):
         assert host in page.text
     assert "tpu-v6e-16 · 4x4 · 4 hosts: 1 running, 1 returned, 1 failed, 1 pending" in page.text
-    squares = [value for name, value in page.attributes if name == "style" and "inline-block" in value]
+    squares = [
+        value for name, value in page.attributes if name == "style" and "inline-block" in value
+    ]
     assert len(squares) == 16
 
 
 def test_slices_are_drawn_apart():
     page = Page(drawing.html(picture("tpu-v6e-8", slices=3)))
-    assert [s for s in ("slice 0", "slice 1", "slice 2", "slice 3") if s in page.text] == ["slice 0", "slice 1", "slice 2"]
+    assert [s for s in ("slice 0", "slice 1", "slice 2", "slice 3") if s in page.text] == [
+        "slice 0",
+        "slice 1",
+        "slice 2",
+    ]
     assert "5 running" in page.text, "hosts are numbered over all slices"
 
 
@@ -83,7 +92,9 @@ def test_names_cannot_break_out(title, fact, row):
 
 
 def test_a_script_stays_text():
-    shown = dataclasses.replace(picture(), title='<script>alert("x")</script>', facts=('"onmouseover="x',))
+    shown = dataclasses.replace(
+        picture(), title='<script>alert("x")</script>', facts=('"onmouseover="x',)
+    )
     html = drawing.html(shown)
     assert "<script" not in html
     assert '<script>alert("x")</script>' in Page(html).text
@@ -91,7 +102,11 @@ def test_a_script_stays_text():
 
 
 def test_nothing_comes_from_elsewhere_and_text_keeps_the_colour_of_its_surroundings():
-    html = drawing.html(picture(states=["running", "failed", "stopped", "joined"], rows=(("reason", "host 1 died"),)))
+    html = drawing.html(
+        picture(
+            states=["running", "failed", "stopped", "joined"], rows=(("reason", "host 1 died"),)
+        )
+    )
     assert not re.search(r"https?:|url\(|<style|<script|<link|<img|@import|src=|href=", html)
     coloured = re.findall(r'<span style="color:[^"]*">([^<]*)</span>', html)
     assert set(coloured) <= {"●"}, "only the dot is coloured, never words"
@@ -99,7 +114,8 @@ def test_nothing_comes_from_elsewhere_and_text_keeps_the_colour_of_its_surroundi
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "slices", "hosts"), [("tpu-v6e-256", 1, 64), ("tpu-v6e-256", 8, 512), ("tpu-v6e-256", 40, 2560)]
+    ("accelerator", "slices", "hosts"),
+    [("tpu-v6e-256", 1, 64), ("tpu-v6e-256", 8, 512), ("tpu-v6e-256", 40, 2560)],
 )
 def test_large_gangs_stay_small(accelerator, slices, hosts):
     html = drawing.html(picture(accelerator, slices))
@@ -111,20 +127,30 @@ def test_large_gangs_stay_small(accelerator, slices, hosts):
 
 
 def test_an_accelerator_of_a_later_version_has_hosts_without_chips():
-    unknown = drawing.of_job(dataclasses.replace(ref(), accelerator="tpu-v99-16"), "running", [], None, NOW)
+    unknown = drawing.of_job(
+        dataclasses.replace(ref(), accelerator="tpu-v99-16"), "running", [], None, NOW
+    )
     page = Page(drawing.html(unknown))
     assert "3 pending" in page.text
     assert "inline-block" not in drawing.html(unknown)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(-1, "0 s"), (0.9, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (3600, "1 h 0 min"), (7500, "2 h 5 min")]
+    ("seconds", "words"),
+    [
+        (-1, "0 s"),
+        (0.9, "0 s"),
+        (59, "59 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+    ],
 )
 def test_durations(seconds, words):
     assert drawing.duration(seconds) == words
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
+# -- states ----------------------------------------------------------------------------------------
 
 
 def test_states_follow_events():
@@ -139,13 +165,18 @@ def test_states_follow_events():
         event("report", 0, "stopped: x"),
     ]
     assert drawing.host_states(events, 3) == ("stopped", "returned", "failed")
-    assert drawing.host_states([*events, event("retry"), event("joined", 0, attempt=2)], 3) == ("joined", "pending", "pending")
+    assert drawing.host_states([*events, event("retry"), event("joined", 0, attempt=2)], 3) == (
+        "joined",
+        "pending",
+        "pending",
+    )
 
 
 @given(
     st.lists(
         st.dictionaries(
-            st.sampled_from(["kind", "host", "detail", "attempt"]), st.none() | st.integers(-3, 9) | st.text(max_size=9)
+            st.sampled_from(["kind", "host", "detail", "attempt"]),
+            st.none() | st.integers(-3, 9) | st.text(max_size=9),
         )
     )
 )
@@ -167,11 +198,14 @@ def test_the_verdict_says_how_each_host_ended():
     assert "host 1" in Page(drawing.html(shown)).text
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def test_a_small_batch_shows_each_job_with_its_hosts():
-    jobs = [picture(states=["running"] * 4), dataclasses.replace(picture(), state="waiting", topology=None, hosts=())]
+    jobs = [
+        picture(states=["running"] * 4),
+        dataclasses.replace(picture(), state="waiting", topology=None, hosts=()),
+    ]
     page = Page(drawing.batch_html("sweep", ("grp-00000001",), jobs))
     assert "sweep · grp-00000001 · 2 inputs: 1 running, 1 waiting" in page.text
     assert "0 running" in page.text
@@ -189,7 +223,7 @@ def test_a_large_batch_stays_small_and_hides_no_failure():
     assert "2,999 live, 1 failed" in page.text
 
 
-# -- plans -------------------------------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 def test_a_plan_is_drawn_with_what_it_says_as_text():
@@ -206,7 +240,9 @@ def test_a_plan_is_drawn_with_what_it_says_as_text():
 def test_it_fits_into_a_narrow_output(accelerator):
     drawn = drawing.html(picture(accelerator))
     assert "overflow-wrap:anywhere" in drawn  # long names
-    assert not re.search(r"repeat\(\d+,max-content\);gap:6px", drawn)  # boxes wrap; a grid of so many columns would not
+    assert not re.search(
+        r"repeat\(\d+,max-content\);gap:6px", drawn
+    )  # boxes wrap; a grid of so many columns would not
     widths = [int(width) for width in re.findall(r"min-width:(\d+)px", drawn)]
     assert widths
     assert max(widths) < 200

@@ -1,4 +1,5 @@
-"""Waiting for the first of many jobs: woken by signals where there are some, by looking where there are none."""
+"""Waiting for the first of many jobs: woken by signals where there are some, by looking where there
+are none."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ import pytest
 from batch_fakes import Scripted
 from laptop_fakes import put_success
 
-from kinetic import endings, errors
-from kinetic.endings import Endings
-from kinetic.handle import JobHandle
-from kinetic.storage.local import LocalStore
+from kinetic import errors
+from kinetic._client import waiter
+from kinetic._client.handle import JobHandle
+from kinetic._client.waiter import Endings
+from kinetic._store.local import LocalStore
 
 PATIENCE_S = 200.0
 LONG_S = 3600.0
@@ -53,7 +55,7 @@ def test_a_signal_wakes_whoever_sleeps(source):
 
 
 def test_more_jobs_than_signals(source, monkeypatch):
-    monkeypatch.setattr(endings, "MOST_SIGNALS", 2)
+    monkeypatch.setattr(waiter, "MOST_SIGNALS", 2)
     waiting = Endings(first_look_s=0.0)
     for index, handle in enumerate(handles(source, 5)):
         waiting.add(index, handle)

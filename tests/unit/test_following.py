@@ -1,4 +1,5 @@
-"""Following: output unchanged, exactly one verdict, and a verdict whatever happened to whoever should have judged."""
+"""Following: output unchanged, exactly one verdict, and a verdict whatever happened to whoever
+should have judged."""
 
 from __future__ import annotations
 
@@ -12,16 +13,26 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laptop_fakes import NOW, FakeBackend, chunk, put_outcome, put_ref, put_report, put_success, raised, ref
+from laptop_fakes import (
+    NOW,
+    FakeBackend,
+    chunk,
+    put_outcome,
+    put_ref,
+    put_report,
+    put_success,
+    raised,
+    ref,
+)
 
-from kinetic import following
-from kinetic.backends.base import LogRequest, Phase
+from kinetic._backends.base import LogRequest, Phase
+from kinetic._client import following
+from kinetic._client.following import Finished, Printer, Tick
+from kinetic._core import layout
+from kinetic._core.log_format import STDERR
+from kinetic._core.outcome import Exit, HostReport
+from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
-from kinetic.following import Finished, Printer, Tick
-from kinetic.job import paths
-from kinetic.job.logformat import STDERR
-from kinetic.job.outcome import Exit, HostReport
-from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -79,14 +90,18 @@ def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
     assert finished.outcome.reason == "the job's supervisor was killed"
     assert [r.exit for r in finished.outcome.reports] == [Exit.AGENT_LOST] * 4
     assert following.stored(store, job, NOW) == finished.outcome
-    assert follow(backend, store, job, now=lambda: NOW + 99) == [finished], "the first verdict stays"
+    assert follow(backend, store, job, now=lambda: NOW + 99) == [finished], (
+        "the first verdict stays"
+    )
 
 
 def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(store, backend):
     job = put_ref(store, ref())
     backend.phases[job.job_id] = Phase.FAILED
     for host in range(4):
-        put_report(store, job, HostReport(host, Exit.RETURNED, result_digest="d" * 64 if host == 0 else ""))
+        put_report(
+            store, job, HostReport(host, Exit.RETURNED, result_digest="d" * 64 if host == 0 else "")
+        )
     (finished,) = follow(backend, store, job)
     assert finished.outcome.ok
     assert finished.outcome.supervisor_lost
@@ -107,12 +122,12 @@ def test_the_supervisors_verdict_wins_a_race(store, backend):
     job = put_ref(store, ref())
     backend.phases[job.job_id] = Phase.FAILED
     true = put_success(store, job, 1)
-    data = store.get(paths.outcome(job.job_id))
-    store.delete(paths.outcome(job.job_id))
+    data = store.get(layout.outcome(job.job_id))
+    store.delete(layout.outcome(job.job_id))
 
     class Racing(LocalStore):
         def put(self, key, content, *, if_absent=False):
-            if key == paths.outcome(job.job_id):
+            if key == layout.outcome(job.job_id):
                 super().put(key, data)
             return super().put(key, content, if_absent=if_absent)
 
@@ -121,20 +136,28 @@ def test_the_supervisors_verdict_wins_a_race(store, backend):
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"{", b"[]", b"\xff\xfe", b'{"verdict": "maybe"}', b'{"verdict": "failed", "reports": [1]}']
+    "garbage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"verdict": "maybe"}',
+        b'{"verdict": "failed", "reports": [1]}',
+    ],
 )
 def test_a_damaged_verdict_is_rebuilt_from_the_reports(store, backend, garbage, caplog):
     job = put_ref(store, ref())
     put_report(store, job, raised(store, job, 1, ValueError("no")))
     for host in (0, 2, 3):
         put_report(store, job, HostReport(host, Exit.STOPPED))
-    store.put(paths.outcome(job.job_id), garbage)
+    store.put(layout.outcome(job.job_id), garbage)
     (finished,) = follow(backend, store, job)
     assert finished.outcome.blamed == (1,)
     assert "ValueError: no" in finished.outcome.reason
     assert "damaged" in finished.outcome.reason
     assert job.job_id in caplog.text
-    assert store.get(paths.outcome(job.job_id)) == garbage, "evidence is not overwritten"
+    assert store.get(layout.outcome(job.job_id)) == garbage, "evidence is not overwritten"
 
 
 def test_a_submission_that_was_interrupted_is_told_after_a_while(store, backend):
@@ -152,17 +175,20 @@ def test_a_clock_that_was_set_back_does_not_make_a_job_start_for_ever(store, bac
 
 def test_a_folder_that_was_removed_is_told_at_once(store, backend):
     job = put_ref(store, ref())
-    store.delete(paths.job(job.job_id))
+    store.delete(layout.job(job.job_id))
     with pytest.raises(NotFound, match="removed"):
         follow(backend, store, job)
-    assert not store.has(paths.outcome(job.job_id))
+    assert not store.has(layout.outcome(job.job_id))
 
 
 def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, backend):
     job = put_ref(store, ref(hosts=1))
     backend.phases[job.job_id] = Phase.FAILED
     put_report(store, job, HostReport(0, Exit.RAISED, detail="of attempt 1"))
-    store.put(paths.events(job.job_id), b'{"kind": "ended", "attempt": 1}\nno json\n{"kind": "retry", "attempt": 1}\n')
+    store.put(
+        layout.events(job.job_id),
+        b'{"kind": "ended", "attempt": 1}\nno json\n{"kind": "retry", "attempt": 1}\n',
+    )
     (finished,) = follow(backend, store, job)
     assert finished.outcome.attempt == 2
     assert finished.outcome.first.exit is Exit.AGENT_LOST
@@ -197,7 +223,7 @@ def test_a_store_that_takes_no_verdict_still_gives_one(store, backend, caplog):
     assert "no space left" in caplog.text
 
 
-# -- printing ----------------------------------------------------------------------------------------------------------
+# -- printing --------------------------------------------------------------------------------------
 
 NASTY = b"[rank0] arr[i] [/tmp/x] \x1b[31mred\x1b[0m \xff\xfe " + b"x" * 5000 + b"\n"
 
@@ -273,11 +299,15 @@ def test_a_stream_that_does_not_block_gets_everything(monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("ab\n", min_size=1, max_size=8)), max_size=12))
 def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
     printer = Printer(prefixed=True)
-    shown = b"".join(printer.shown(chunk(text.encode(), host=host)) for host, text in pieces).decode()
+    shown = b"".join(
+        printer.shown(chunk(text.encode(), host=host)) for host, text in pieces
+    ).decode()
     lines = shown.splitlines()
     assert all(line.startswith("[host ") for line in lines)
     for host in range(4):
-        mine = "".join(line.partition("] ")[2] for line in lines if line.startswith(f"[host {host}]"))
+        mine = "".join(
+            line.partition("] ")[2] for line in lines if line.startswith(f"[host {host}]")
+        )
         assert mine == "".join(text for h, text in pieces if h == host).replace("\n", "")
 
 

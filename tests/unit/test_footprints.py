@@ -8,24 +8,36 @@ from typing import Any
 
 import pytest
 
-from kinetic.accelerators.resolve import resolve
-from kinetic.backends import simulation
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport, Outcome, Verdict
-from kinetic.job.plan import Blob, Plan, Versions
-from kinetic.storage import footprints
-from kinetic.storage.local import LocalStore
+from kinetic._backends.local import simulation
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core.plan import Blob, Plan, Versions
+from kinetic._store import footprints
+from kinetic._store.local import LocalStore
 
 GIB = 1 << 30
 
 
 def plan(name: str = "train", accelerator: str = "tpu-v6e-16", **more: Any) -> Plan:
     topology, versions = resolve(accelerator), Versions("3.11", "3", "0")
-    return Plan("job-00000001", name, "local", topology, payload=Blob("", 0), versions=versions, created_at=0.0, **more)
+    return Plan(
+        "job-00000001",
+        name,
+        "local",
+        topology,
+        payload=Blob("", 0),
+        versions=versions,
+        created_at=0.0,
+        **more,
+    )
 
 
 def ran(*peaks: int, verdict: Verdict = Verdict.SUCCEEDED, started_at: float = 1.0) -> Outcome:
-    reports = [HostReport(host, Exit.RETURNED, peak_rss_bytes=peak, started_at=started_at) for host, peak in enumerate(peaks)]
+    reports = [
+        HostReport(host, Exit.RETURNED, peak_rss_bytes=peak, started_at=started_at)
+        for host, peak in enumerate(peaks)
+    ]
     return Outcome(verdict, reports=tuple(reports))
 
 
@@ -59,7 +71,10 @@ def test_what_any_host_takes_is_not_recorded(store: LocalStore) -> None:
     assert [*store.list("footprints")] == []
 
 
-@pytest.mark.parametrize("garbage", [b"", b"[]", b"{}", b'{"peak_rss_bytes": "much"}', b'{"peak_rss_bytes": -5}', b"\xff"])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"[]", b"{}", b'{"peak_rss_bytes": "much"}', b'{"peak_rss_bytes": -5}', b"\xff"],
+)
 def test_a_damaged_record_is_no_record(store: LocalStore, garbage: bytes) -> None:
     footprints.remember(store, plan(), ran(GIB))
     (key,) = store.list("footprints")
@@ -67,16 +82,19 @@ def test_a_damaged_record_is_no_record(store: LocalStore, garbage: bytes) -> Non
     assert footprints.peak_bytes(store, plan()) == 0
     footprints.remember(store, plan(), ran(GIB))
     assert footprints.peak_bytes(store, plan()) == GIB
-    assert key == paths.footprint(key[11:75])
+    assert key == layout.footprint(key[11:75])
 
 
 def test_a_warning_says_what_may_be_needed() -> None:
     text = simulation.footprint_warning(plan(), 2 * GIB, 6 * GIB)
     assert text.startswith(
-        "train took 2.0 GiB on a host when it ran last: 4 hosts may need about 7.5 GiB, and 6.0 GiB are available"
+        "train took 2.0 GiB on a host when it ran last: 4 hosts may need about 7.5 GiB, and 6.0 "
+        "GiB are available"
     )
     one = simulation.footprint_warning(plan(accelerator="cpu"), 2 * GIB, GIB)
-    assert one.startswith("train took 2.0 GiB on a host when it ran last, and 1.0 GiB are available here.")
+    assert one.startswith(
+        "train took 2.0 GiB on a host when it ran last, and 1.0 GiB are available here."
+    )
     for peak, available in ((2 * GIB, 8 * GIB), (0, 1), (100 << 20, GIB), (2 * GIB, None)):
         assert simulation.footprint_warning(plan(), peak, available) == ""
     assert simulation.footprint_warning(replace(plan(), slices=2), 2 * GIB, 8 * GIB) != ""

@@ -1,4 +1,5 @@
-"""Jobs as futures: callbacks once and in order, `await` beside other work, the first of many to end."""
+"""Jobs as futures: callbacks once and in order, `await` beside other work, the first of many to
+end."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from batch_fakes import Scripted
 from laptop_fakes import put_outcome, put_ref, raised, ref
 
 import kinetic
-from kinetic import errors, futures
-from kinetic.futures import as_completed
-from kinetic.job.outcome import Exit, HostReport
-from kinetic.storage.local import LocalStore
+from kinetic import errors
+from kinetic._client import futures
+from kinetic._client.futures import as_completed
+from kinetic._core.outcome import Exit, HostReport
+from kinetic._store.local import LocalStore
 
 PATIENCE_S = 200.0
 
@@ -40,7 +42,7 @@ def jobs(source, count):
     return [source.submit("grp-00000001", index, f"job-{index:08x}") for index in range(count)]
 
 
-# -- done, exception ---------------------------------------------------------------------------------------------------
+# -- done, exception -------------------------------------------------------------------------------
 
 
 def test_done(source, job):
@@ -68,12 +70,14 @@ def test_waiting_for_the_exception_can_end(job):
         job.exception(timeout="10ms")
 
 
-# -- callbacks ---------------------------------------------------------------------------------------------------------
+# -- callbacks -------------------------------------------------------------------------------------
 
 
 def test_callbacks_are_called_once_in_their_order_in_a_daemon_thread(source, job):
     called, over = [], threading.Event()
-    job.add_done_callback(lambda handle: called.append((1, handle.job_id, threading.current_thread().daemon)))
+    job.add_done_callback(
+        lambda handle: called.append((1, handle.job_id, threading.current_thread().daemon))
+    )
     job.add_done_callback(lambda _: called.append(2))
     job.add_done_callback(lambda _: over.set())
     assert called == []
@@ -154,7 +158,7 @@ def test_nothing_watches_when_nobody_waits(source, job):
     assert watching._jobs == watching._tells == {}
 
 
-# -- await -------------------------------------------------------------------------------------------------------------
+# -- await -----------------------------------------------------------------------------------------
 
 
 def test_awaiting_does_not_block_the_loop(source, job):
@@ -187,7 +191,9 @@ def test_awaiting_raises_what_the_function_raised(source, error):
     async def main():
         await kinetic.JobHandle(failed, source, source.store)
 
-    expected = RuntimeError if isinstance(error, StopIteration) else type(error)  # as any coroutine that raises it
+    expected = (
+        RuntimeError if isinstance(error, StopIteration) else type(error)
+    )  # as any coroutine that raises it
     with pytest.raises(expected):
         asyncio.run(main())
 
@@ -203,7 +209,7 @@ def test_cancelling_the_waiting_leaves_the_job_running(source, job):
     assert asyncio.run(main()) == (0, 1)
 
 
-# -- the first of many -------------------------------------------------------------------------------------------------
+# -- the first of many -----------------------------------------------------------------------------
 
 
 def test_jobs_come_as_they_end_each_once(source):
@@ -224,7 +230,10 @@ def test_no_jobs():
 def test_waiting_for_many_can_end(source):
     first, second, third = jobs(source, 3)
     source.release(0)
-    with pytest.raises(TimeoutError, match=r"2 of 3 jobs have not ended within 0\.01 s: job-00000001, job-00000002\. They go on"):
+    with pytest.raises(
+        TimeoutError,
+        match=r"2 of 3 jobs have not ended within 0\.01 s: job-00000001, job-00000002\. They go on",
+    ):
         list(as_completed([first, second, third], timeout="10ms"))
     assert list(itertools.islice(as_completed([first, second, third]), 1)) == [first]
 
@@ -242,12 +251,21 @@ def test_what_is_not_a_handle_is_refused_at_once(wrong, words):
         as_completed(wrong)
 
 
-# -- completion --------------------------------------------------------------------------------------------------------
+# -- completion ------------------------------------------------------------------------------------
 
 
 def test_what_there_is_to_complete(job):
     names = dir(job)
-    assert {"job_id", "accelerator", "display_name", "group_index", "result", "done", "output_dir", "__await__"} <= set(names)
+    assert {
+        "job_id",
+        "accelerator",
+        "display_name",
+        "group_index",
+        "result",
+        "done",
+        "output_dir",
+        "__await__",
+    } <= set(names)
     assert [name for name in names if name.startswith("_") and not name.startswith("__")] == []
     for name in names:
         with contextlib.suppress(errors.KineticError):

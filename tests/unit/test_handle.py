@@ -12,18 +12,30 @@ import sys
 import traceback
 
 import pytest
-from laptop_fakes import HOSTS, NOW, FakeBackend, chunk, is_gone, put_outcome, put_ref, put_report, put_success, raised, ref
+from laptop_fakes import (
+    HOSTS,
+    NOW,
+    FakeBackend,
+    chunk,
+    is_gone,
+    put_outcome,
+    put_ref,
+    put_report,
+    put_success,
+    raised,
+    ref,
+)
 
 import kinetic
 from kinetic import errors
-from kinetic.backends import registry
-from kinetic.backends.base import ControlAddress, Phase
-from kinetic.handle import JobHandle
-from kinetic.job import paths
-from kinetic.job.outcome import Exit, HostReport, RemoteError
+from kinetic._backends import registry
+from kinetic._backends.base import ControlAddress, Phase
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 from kinetic.jobs import attach, list_jobs
-from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -54,7 +66,7 @@ def ends_with(backend, store, job, value):
     backend.finish = lambda: put_success(store, job, value)
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 def test_the_value_can_be_fetched_again_and_from_elsewhere(store, backend, job, handle):
@@ -148,13 +160,15 @@ def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle):
         assert f'kinetic.attach("{job.job_id}")' in told[-1], "the last words"
         assert f"kinetic jobs logs -f {job.job_id}" in told[-1]
         assert f"kinetic jobs cancel {job.job_id}" in told[-1]
-        assert not [line for line in told if "/kinetic/" in line and "/tests/" not in line], "no frames of ours"
+        assert not [line for line in told if "/kinetic/" in line and "/tests/" not in line], (
+            "no frames of ours"
+        )
     assert backend.calls == []
 
 
 INTERRUPTED = """
 import sys
-from kinetic import following
+from kinetic._client import following
 try:
     try:
         raise KeyboardInterrupt
@@ -167,20 +181,23 @@ except %s as caught:
 
 
 @pytest.mark.parametrize(
-    ("caught", "told"), [("ValueError", "KeyboardInterrupt\nit goes on\n"), ("BaseException", "caught\nit goes on\n")]
+    ("caught", "told"),
+    [("ValueError", "KeyboardInterrupt\nit goes on\n"), ("BaseException", "caught\nit goes on\n")],
 )
 def test_the_way_back_is_the_last_word_whoever_catches_the_interrupt(caught, told):
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED % caught], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED % caught], capture_output=True, text=True
+    )
     assert done.stderr.endswith(told)
     assert done.stderr.count("it goes on") == 1
 
 
-# -- damaged and missing values ----------------------------------------------------------------------------------------
+# -- damaged and missing values --------------------------------------------------------------------
 
 
 def test_a_value_that_was_tampered_with_is_not_unpickled(store, job, handle):
     put_success(store, job, 1)
-    store.put(paths.result(job.job_id), pickle.dumps("evil"))
+    store.put(layout.result(job.job_id), pickle.dumps("evil"))
     with pytest.raises(errors.CorruptRecord, match="not unpickled"):
         handle.result(cleanup=True)
     assert not is_gone(store, job)
@@ -188,7 +205,7 @@ def test_a_value_that_was_tampered_with_is_not_unpickled(store, job, handle):
 
 def test_a_value_that_was_removed(store, job, handle):
     put_success(store, job, 1)
-    store.delete(paths.result(job.job_id))
+    store.delete(layout.result(job.job_id))
     with pytest.raises(errors.ResultUnavailable, match="removed"):
         handle.result()
 
@@ -201,14 +218,15 @@ class Unbuildable:
 def test_a_value_that_cannot_be_rebuilt_here_names_its_job(store, job, handle):
     put_success(store, job, Unbuildable())
     with pytest.raises(
-        errors.ResultUnavailable, match=rf"{job.job_id}\): The value could not be rebuilt here.*no number"
+        errors.ResultUnavailable,
+        match=rf"{job.job_id}\): The value could not be rebuilt here.*no number",
     ) as caught:
         handle.result()
     assert caught.value.job_id == job.job_id
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 class OwnError(Exception):
@@ -218,7 +236,9 @@ class OwnError(Exception):
         self.why = why
 
 
-def test_the_functions_own_exception_is_raised_with_its_type_and_told_where_it_comes_from(store, backend, job, handle):
+def test_the_functions_own_exception_is_raised_with_its_type_and_told_where_it_comes_from(
+    store, backend, job, handle
+):
     backend.output = [chunk(b"line %d\n" % n, host=2) for n in range(3)]
     put_outcome(store, job, raised(store, job, 2, OwnError(7, why="because")))
     with pytest.raises(OwnError) as caught:
@@ -241,12 +261,16 @@ def test_a_traceback_is_shown_once(store, job, handle):
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.count('raise OwnError(7, why="because")') == 1
     assert shown.count("Traceback (most recent call last)") == 1
-    assert re.search(r"Remote traceback \(host 2 of 4, job-00000001\): as above, raised at test_handle.py:\d+ in test_", shown)
+    assert re.search(
+        r"Remote traceback \(host 2 of 4, job-00000001\): as above, raised at test_handle.py:\d+ "
+        r"in test_",
+        shown,
+    )
 
 
 def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(store, job, handle):
     report = raised(store, job, 1, ValueError("no"))
-    store.put(paths.error(job.job_id, 1), b"garbage")
+    store.put(layout.error(job.job_id, 1), b"garbage")
     put_outcome(store, job, report)
     with pytest.raises(errors.UserCodeFailed, match="host 1 of 4 raised ValueError: no") as caught:
         handle.result()
@@ -263,27 +287,59 @@ def test_what_would_end_the_caller_is_wrapped(store, job, handle, kind):
 
 
 CASES = [
-    (HostReport(2, Exit.SYS_EXIT, exit_code=3), errors.UserCodeFailed, r"called sys\.exit\(3\) on host 2"),
+    (
+        HostReport(2, Exit.SYS_EXIT, exit_code=3),
+        errors.UserCodeFailed,
+        r"called sys\.exit\(3\) on host 2",
+    ),
     (
         HostReport(2, Exit.SIGNAL, "The worker process was killed by SIGSEGV.", signal=11),
         errors.HostLost,
         "host 2 of 4 died.*SIGSEGV",
     ),
-    (HostReport(2, Exit.OS_EXIT, "ended with exit code 9", exit_code=9), errors.HostLost, "host 2 of 4 died.*exit code 9"),
-    (HostReport(2, Exit.OUT_OF_MEMORY, "peak memory 3 MiB."), errors.HostLost, "host 2 of 4 ran out of memory.*3 MiB"),
-    (HostReport(2, Exit.OUT_OF_MEMORY, "9 of 10 MiB: probably."), errors.HostLost, "host 2 of 4 probably ran out of memory"),
+    (
+        HostReport(2, Exit.OS_EXIT, "ended with exit code 9", exit_code=9),
+        errors.HostLost,
+        "host 2 of 4 died.*exit code 9",
+    ),
+    (
+        HostReport(2, Exit.OUT_OF_MEMORY, "peak memory 3 MiB."),
+        errors.HostLost,
+        "host 2 of 4 ran out of memory.*3 MiB",
+    ),
+    (
+        HostReport(2, Exit.OUT_OF_MEMORY, "9 of 10 MiB: probably."),
+        errors.HostLost,
+        "host 2 of 4 probably ran out of memory",
+    ),
     (
         HostReport(2, Exit.AGENT_LOST, "No heartbeat for 10 s."),
         errors.HostLost,
         r"host 2 of 4 was lost\. No heartbeat for 10 s\.",
     ),
-    (HostReport(2, Exit.HANG, stacks="Thread 0x1 (most recent call first):\n"), errors.HostHung, "host 2"),
+    (
+        HostReport(2, Exit.HANG, stacks="Thread 0x1 (most recent call first):\n"),
+        errors.HostHung,
+        "host 2",
+    ),
     (HostReport(2, Exit.NEVER_JOINED, "pod pending"), errors.GangTimeout, "host 2"),
     (HostReport(2, Exit.TIMEOUT, "ran longer than 5 s"), errors.JobTimeout, "longer than 5 s"),
     (HostReport(2, Exit.CANCELLED, "by the caller"), errors.JobCancelled, "by the caller"),
-    (HostReport(2, Exit.SETUP_FAILED, "bad bundle"), errors.SetupFailed, "could not be prepared: bad bundle"),
-    (HostReport(2, Exit.SETUP_FAILED, "The host could not be prepared: full"), errors.SetupFailed, "could not be prepared: full"),
-    (HostReport(2, Exit.UNPICKLE_FAILED, "no module x"), errors.SetupFailed, "could not load the function: no module x"),
+    (
+        HostReport(2, Exit.SETUP_FAILED, "bad bundle"),
+        errors.SetupFailed,
+        "could not be prepared: bad bundle",
+    ),
+    (
+        HostReport(2, Exit.SETUP_FAILED, "The host could not be prepared: full"),
+        errors.SetupFailed,
+        "could not be prepared: full",
+    ),
+    (
+        HostReport(2, Exit.UNPICKLE_FAILED, "no module x"),
+        errors.SetupFailed,
+        "could not load the function: no module x",
+    ),
     (
         HostReport(0, Exit.RESULT_UNPICKLABLE, "a lock\nIts repr: <lock>"),
         errors.ResultUnavailable,
@@ -311,7 +367,11 @@ def test_every_way_to_end_is_covered():
 
 def test_several_hosts_to_blame_are_named(store, job, handle):
     put_outcome(
-        store, job, HostReport(1, Exit.NEVER_JOINED), HostReport(3, Exit.NEVER_JOINED), reason="hosts 1, 3 of 4 did not join"
+        store,
+        job,
+        HostReport(1, Exit.NEVER_JOINED),
+        HostReport(3, Exit.NEVER_JOINED),
+        reason="hosts 1, 3 of 4 did not join",
     )
     with pytest.raises(errors.GangTimeout, match="hosts 1, 3 of 4 did not join") as caught:
         handle.result()
@@ -319,8 +379,11 @@ def test_several_hosts_to_blame_are_named(store, job, handle):
 
 
 def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, handle):
-    lines = ["Fatal Python error: Segmentation fault", '  File "/home/me/train.py", line 3 in train']
-    lines += [f'  File "/x/kinetic/runner/worker.py", line {n} in f' for n in range(30)] + [
+    lines = [
+        "Fatal Python error: Segmentation fault",
+        '  File "/home/me/train.py", line 3 in train',
+    ]
+    lines += [f'  File "/x/kinetic/_host/worker/main.py", line {n} in f' for n in range(30)] + [
         "Extension modules: " + "numpy " * 300
     ]
     backend.output = [chunk("\n".join(lines).encode(), host=1)]
@@ -333,7 +396,12 @@ def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, ha
 
 def test_a_cancelled_job_blames_nobody_at_length(store, backend, job, handle):
     backend.output = [chunk(b"step 1\n", host=1)]
-    put_outcome(store, job, *[HostReport(n, Exit.CANCELLED) for n in range(4)], reason="cancelled by somebody.")
+    put_outcome(
+        store,
+        job,
+        *[HostReport(n, Exit.CANCELLED) for n in range(4)],
+        reason="cancelled by somebody.",
+    )
     with pytest.raises(errors.JobCancelled, match=r"cancelled by somebody\.\n") as caught:
         handle.result()
     assert "step 1" not in str(caught.value)
@@ -344,11 +412,16 @@ def test_an_echo_is_called_an_echo(store, job, handle):
     put_outcome(store, job, raised(store, job, 1, ValueError("connection reset"), consequence=True))
     with pytest.raises(ValueError, match="reset") as caught:
         handle.result()
-    assert "hosts 0, 2-3 have returned; the other hosts probably waited for them" in "\n".join(caught.value.__notes__)
+    assert "hosts 0, 2-3 have returned; the other hosts probably waited for them" in "\n".join(
+        caught.value.__notes__
+    )
 
 
 def test_hosts_that_failed_alike_are_named_together(store, job, handle):
-    reports = [dataclasses.replace(raised(store, job, host, ValueError("no")), ended_at=NOW + host) for host in (0, 1, 3)]
+    reports = [
+        dataclasses.replace(raised(store, job, host, ValueError("no")), ended_at=NOW + host)
+        for host in (0, 1, 3)
+    ]
     other = raised(store, job, 2, KeyError("k"))
     put_outcome(store, job, *reports, other)
     with pytest.raises(ValueError, match="no") as caught:
@@ -359,14 +432,23 @@ def test_hosts_that_failed_alike_are_named_together(store, job, handle):
 
 
 def test_all_hosts_that_failed_alike_are_said_to(store, job, handle):
-    reports = [HostReport(host, Exit.SYS_EXIT, "The function called sys.exit(3).", exit_code=3) for host in range(4)]
+    reports = [
+        HostReport(host, Exit.SYS_EXIT, "The function called sys.exit(3).", exit_code=3)
+        for host in range(4)
+    ]
     put_outcome(store, job, *reports)
-    with pytest.raises(errors.UserCodeFailed, match=r"the function called sys.exit\(3\) on all 4 hosts\."):
+    with pytest.raises(
+        errors.UserCodeFailed, match=r"the function called sys.exit\(3\) on all 4 hosts\."
+    ):
         handle.result()
 
 
 def test_an_echo_without_a_cause_is_called_an_echo(store, job, handle):
-    put_outcome(store, job, *(raised(store, job, host, ValueError("reset"), consequence=True) for host in range(4)))
+    put_outcome(
+        store,
+        job,
+        *(raised(store, job, host, ValueError("reset"), consequence=True) for host in range(4)),
+    )
     with pytest.raises(ValueError, match="reset") as caught:
         handle.result()
     assert "echo of another host's end" in "\n".join(caught.value.__notes__)
@@ -406,7 +488,7 @@ def test_long_tracebacks_fit_on_a_screen(store, job, handle):
     assert caught.value.remote_traceback == text
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- looking ---------------------------------------------------------------------------------------
 
 
 def test_status_comes_from_the_verdict_first(store, backend, job, handle):
@@ -425,7 +507,7 @@ def test_a_job_in_the_hands_of_its_submitter_is_pending(store, backend):
     assert JobHandle(job).status() is JobStatus.PENDING
     old = put_ref(store, ref("job-0000abce", created_at=time.time() - 3600))
     assert JobHandle(old).status() is JobStatus.NOT_FOUND
-    store.delete(paths.ref(job.job_id))
+    store.delete(layout.ref(job.job_id))
     assert JobHandle(job).status() is JobStatus.NOT_FOUND
 
 
@@ -454,7 +536,7 @@ def test_a_host_that_is_not_there(handle, host):
 
 def test_events_pass_over_damage(store, job, handle):
     assert handle.events() == []
-    store.put(paths.events(job.job_id), b'{"kind": "joined"}\n{"kin\n[]\n{"kind": "ready"}\n')
+    store.put(layout.events(job.job_id), b'{"kind": "joined"}\n{"kin\n[]\n{"kind": "ready"}\n')
     assert [e["kind"] for e in handle.events()] == ["joined", "ready"]
 
 
@@ -472,7 +554,7 @@ def test_stacks_of_a_running_job_are_asked_for(backend, handle):
         handle.stacks(timeout_s=0.01)
 
 
-# -- ending ------------------------------------------------------------------------------------------------------------
+# -- ending ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", [{}, {"cleanup_timeout": 60, "cleanup_poll_interval": 1}])
@@ -530,11 +612,16 @@ def test_a_handle_whose_records_are_gone(store, backend, job, handle):
         handle.result()
 
 
-# -- finding -----------------------------------------------------------------------------------------------------------
+# -- finding ---------------------------------------------------------------------------------------
 
 
 def test_fields_and_round_trips(job, handle):
-    assert (handle.job_id, handle.accelerator, handle.backend, handle.hosts) == (job.job_id, "tpu-v6e-16", "local", 4)
+    assert (handle.job_id, handle.accelerator, handle.backend, handle.hosts) == (
+        job.job_id,
+        "tpu-v6e-16",
+        "local",
+        4,
+    )
     data = json.loads(json.dumps(handle.to_dict()))
     assert JobHandle.from_dict(data | {"unknown": 1}) == handle
     assert pickle.loads(pickle.dumps(handle)) == handle
@@ -572,10 +659,23 @@ def test_all_jobs_newest_first_and_damage_does_not_hide_them(store, backend, cap
     for n in range(3):
         put_ref(store, ref(f"job-0000000{n}", created_at=NOW + n))
     put_ref(store, dataclasses.replace(ref("job-0000cafe"), backend="gke", created_at=NOW - 1))
-    for name, garbage in (("bad1", b"{"), ("bad2", b"[]"), ("bad3", b'{"job_id": "x"}'), ("bad4", b"\xff")):
-        store.put(paths.ref(f"job-{name}"), garbage)
-    store.put(paths.ref("job-bad5"), json.dumps(ref("job-bad5").to_json() | {"created_at": "yesterday"}).encode())
-    assert [h.job_id for h in list_jobs()] == ["job-00000002", "job-00000001", "job-00000000", "job-0000cafe"]
+    for name, garbage in (
+        ("bad1", b"{"),
+        ("bad2", b"[]"),
+        ("bad3", b'{"job_id": "x"}'),
+        ("bad4", b"\xff"),
+    ):
+        store.put(layout.ref(f"job-{name}"), garbage)
+    store.put(
+        layout.ref("job-bad5"),
+        json.dumps(ref("job-bad5").to_json() | {"created_at": "yesterday"}).encode(),
+    )
+    assert [h.job_id for h in list_jobs()] == [
+        "job-00000002",
+        "job-00000001",
+        "job-00000000",
+        "job-0000cafe",
+    ]
     assert len(caplog.records) == 5
     with pytest.raises(errors.CorruptRecord, match="job-bad1"):
         attach("job-bad1")

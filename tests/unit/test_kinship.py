@@ -1,10 +1,11 @@
-"""Which processes are a job's: by the title of a fork, and by the mark in the environment of a program."""
+"""Which processes are a job's: by the title of a fork, and by the mark in the environment of a
+program."""
 
 from __future__ import annotations
 
 import pytest
 
-from kinetic.job.kinship import VARIABLE, belongs, job_of, mark
+from kinetic._core.kinship import VARIABLE, belongs, job_of, mark
 
 MARKED = f"A=1\0{VARIABLE}={mark('token')}\0KINETIC_JOB_ID=job-1\0".encode()
 

@@ -12,8 +12,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from kinetic.packaging import bundle, modules
-from kinetic.packaging.modules import Shipped
+from kinetic._pickling import modules
+from kinetic._pickling.modules import Shipped
+from kinetic._source import bundle
 
 Shown = SimpleNamespace
 
@@ -27,13 +28,21 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     python_path = list(sys.path)
 
     def looked(
-        files: dict[str, str], imported: list[str], search: tuple[str, ...] = ("",), ignore: str = "", extra: str = ""
+        files: dict[str, str],
+        imported: list[str],
+        search: tuple[str, ...] = ("",),
+        ignore: str = "",
+        extra: str = "",
     ) -> Shown:
         for name, text in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
         (root / ".kineticignore").write_text(ignore)
-        monkeypatch.setattr(sys, "path", [*(str(root / place) for place in search), *([extra] if extra else []), *python_path])
+        monkeypatch.setattr(
+            sys,
+            "path",
+            [*(str(root / place) for place in search), *([extra] if extra else []), *python_path],
+        )
         importlib.invalidate_caches()
         for name in imported:
             importlib.import_module(name)
@@ -64,7 +73,11 @@ def test_modules_of_the_tree_are_imported(look: Callable[..., Shown]) -> None:
 
 
 def test_what_an_ignore_file_leaves_out_travels_by_value(look: Callable[..., Shown]) -> None:
-    found = look({"modtest_c.py": "", "modtest_d.py": ""}, ["modtest_c", "modtest_d"], ignore="modtest_c.py\n")
+    found = look(
+        {"modtest_c.py": "", "modtest_d.py": ""},
+        ["modtest_c", "modtest_d"],
+        ignore="modtest_c.py\n",
+    )
     assert (found.by_value, found.imported) == ({"modtest_c"}, {"modtest_d"})
 
 
@@ -75,7 +88,9 @@ def test_a_module_is_found_by_the_hosts_search_path_only(look: Callable[..., Sho
     assert found.again(("",)).by_value == {"modtest_e"}
 
 
-def test_a_module_that_another_one_hides_on_the_host_travels_by_value(look: Callable[..., Shown]) -> None:
+def test_a_module_that_another_one_hides_on_the_host_travels_by_value(
+    look: Callable[..., Shown],
+) -> None:
     found = look({"second/modtest_g.py": ""}, ["modtest_g"], search=("first", "second"))
     assert found.imported == {"modtest_g"}
     (found.root / "first").mkdir()
@@ -83,7 +98,9 @@ def test_a_module_that_another_one_hides_on_the_host_travels_by_value(look: Call
     assert found.again(("first", "second")).by_value == {"modtest_g"}
 
 
-def test_a_module_outside_the_tree_travels_by_value_unless_the_host_finds_it(look: Callable[..., Shown], tmp_path: Path) -> None:
+def test_a_module_outside_the_tree_travels_by_value_unless_the_host_finds_it(
+    look: Callable[..., Shown], tmp_path: Path
+) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "modtest_h.py").touch()
@@ -101,7 +118,9 @@ def test_a_module_reached_through_a_link_is_that_of_the_tree(look: Callable[...,
     assert (again.by_value, again.imported) == (set(), {"modtest_i"})
 
 
-def test_a_module_loaded_under_a_name_of_its_own_travels_by_value(look: Callable[..., Shown]) -> None:
+def test_a_module_loaded_under_a_name_of_its_own_travels_by_value(
+    look: Callable[..., Shown],
+) -> None:
     found = look({"modtest_j.py": ""}, [])
     spec = importlib.util.spec_from_file_location("modtest_other_name", found.root / "modtest_j.py")
     assert spec is not None
@@ -129,7 +148,9 @@ def test_an_edited_module_is_by_value_until_it_is_reloaded(look: Callable[..., S
     assert (again.edited, again.imported) == (set(), {"modtest_k"})
 
 
-def test_a_module_whose_functions_were_patched_to_the_new_source_is_not_edited(look: Callable[..., Shown]) -> None:
+def test_a_module_whose_functions_were_patched_to_the_new_source_is_not_edited(
+    look: Callable[..., Shown],
+) -> None:
     text = "X = 1\ndef f(): return [i for i in range(3)]\nclass C:\n    def g(self): return 'old'\n"
     found = look({"modtest_p.py": text}, ["modtest_p"])
     edit(found.root / "modtest_p.py", "# a comment\n" + text)
@@ -137,12 +158,17 @@ def test_a_module_whose_functions_were_patched_to_the_new_source_is_not_edited(l
     edit(found.root / "modtest_p.py", text.replace("old", "new").replace("range(3)", "range(4)"))
     assert found.again().edited == {"modtest_p"}
     module, patched = sys.modules["modtest_p"], {"__name__": "modtest_p"}
-    exec(compile((found.root / "modtest_p.py").read_text(), "p", "exec", dont_inherit=True), patched)
+    exec(
+        compile((found.root / "modtest_p.py").read_text(), "p", "exec", dont_inherit=True), patched
+    )
     module.f.__code__ = patched["f"].__code__
     assert found.again().edited == {"modtest_p"}, "one of two functions"
     module.C.g.__code__ = patched["C"].g.__code__
     assert found.again().edited == set()
-    edit(found.root / "modtest_p.py", text.replace("X = 1", "X = 2").replace("old", "new").replace("range(3)", "range(4)"))
+    edit(
+        found.root / "modtest_p.py",
+        text.replace("X = 1", "X = 2").replace("old", "new").replace("range(3)", "range(4)"),
+    )
     assert found.again().edited == {"modtest_p"}, "a constant cannot be patched"
 
 
@@ -161,7 +187,12 @@ def test_modules_that_speak_of_registering_are_named(look: Callable[..., Shown])
     assert look(files, ["modtest_m", "modtest_n"]).registering == {"modtest_n"}
 
 
-def test_a_module_that_the_program_has_made_is_sent(look: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("modtest_made", "json.modtest_made"):  # The package of the second makes it, on a host too.
+def test_a_module_that_the_program_has_made_is_sent(
+    look: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "modtest_made",
+        "json.modtest_made",
+    ):  # The package of the second makes it, on a host too.
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert look({"modtest_a.py": ""}, ["modtest_a"]).by_value == {"modtest_made"}

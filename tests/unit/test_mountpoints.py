@@ -1,4 +1,5 @@
-"""Mount points on the real file system: made only where that is needed, removed by the last, never anybody else's."""
+"""Mount points on the real file system: made only where that is needed, removed by the last, never
+anybody else's."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.job.plan import Dataset
-from kinetic.runner.mountpoints import Mountpoints
+from kinetic._core.plan import Dataset
+from kinetic._host.agent.mountpoints import Mountpoints
 
 
 @pytest.fixture

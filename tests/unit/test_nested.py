@@ -1,4 +1,5 @@
-"""Replacing things inside containers: types, identity, aliasing and circles survive; what cannot be replaced is refused."""
+"""Replacing things inside containers: types, identity, aliasing and circles survive; what cannot be
+replaced is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinetic._datasets import nested
 from kinetic.errors import UsageError
-from kinetic.packaging import nested
 
 
 class Thing:
@@ -52,12 +53,15 @@ def swap(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The same structure, built with what Python has: deepcopy with a replacement, which keeps aliasing and circles."""
+    """The same structure, built with what Python has: deepcopy with a replacement, which keeps
+    aliasing and circles."""
     memo = {id(thing): f"/{thing.name}" for thing in nested.find(value, Thing).things}
     return copy.deepcopy(value, memo)
 
 
-leaves = st.one_of(st.integers(), st.text(max_size=3), st.builds(Thing, st.sampled_from(["a", "b"])))
+leaves = st.one_of(
+    st.integers(), st.text(max_size=3), st.builds(Thing, st.sampled_from(["a", "b"]))
+)
 
 
 def grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -84,7 +88,8 @@ def test_any_structure_comes_out_with_its_types_and_its_sharing(value):
 
 
 def shape(value: Any) -> list[tuple[str, int]]:
-    """Type of each container in the order of a walk, and which of those met before it is the same object."""
+    """Type of each container in the order of a walk, and which of those met before it is the same
+    object."""
     seen: dict[int, int] = {}
     out: list[tuple[str, int]] = []
     todo = [value]
@@ -129,7 +134,16 @@ def test_subclasses_keep_their_class_and_attributes():
     mine.note = "kept"
     counted = Counter({"a": 2})
     counted["thing"] = Thing()  # type: ignore[assignment]
-    got = swap([mine, MyDict(k=Thing()), MyTuple([Thing()]), counted, defaultdict(list, k=Thing()), deque([Thing()], maxlen=3)])
+    got = swap(
+        [
+            mine,
+            MyDict(k=Thing()),
+            MyTuple([Thing()]),
+            counted,
+            defaultdict(list, k=Thing()),
+            deque([Thing()], maxlen=3),
+        ]
+    )
     assert [type(part) for part in got] == [MyList, MyDict, MyTuple, Counter, defaultdict, deque]
     assert (list(got[0]), got[0].note) == (["/t", 1], "kept")
     assert (got[4].default_factory, got[5].maxlen) == (list, 3)

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from kinetic import drawing, notebook
+from kinetic._client import notebook
+from kinetic._client.board import drawing
+from kinetic._core.outcome import Outcome, Verdict
 from kinetic.errors import WaitTimeout
-from kinetic.job.outcome import Outcome, Verdict
 
 
 class Cell:
@@ -89,7 +90,10 @@ def test_a_line_that_is_only_begun_is_not_cut_in_two():
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(KeyboardInterrupt(), "The waiting was interrupted; what runs goes on"), (WaitTimeout("late"), "The waiting has ended")],
+    [
+        (KeyboardInterrupt(), "The waiting was interrupted; what runs goes on"),
+        (WaitTimeout("late"), "The waiting has ended"),
+    ],
 )
 def test_a_drawing_that_nobody_updates_says_so(error, words):
     cell = Cell()

@@ -11,10 +11,10 @@ from laptop_fakes import InlineBackend
 
 import kinetic
 from kinetic import errors
-from kinetic.backends import registry
-from kinetic.job.spec import Options
-from kinetic.options import Changes
-from kinetic.storage.local import LocalStore
+from kinetic._backends import registry
+from kinetic._client.options import Changes
+from kinetic._core.spec import Options
+from kinetic._store.local import LocalStore
 
 
 @pytest.fixture
@@ -96,10 +96,13 @@ def test_bad_options_fail_at_decoration(options, words):
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"), [(90, 90), ("90s", 90), ("1h30m", 5400), (timedelta(minutes=2), 120), (None, None)]
+    ("given", "seconds"),
+    [(90, 90), ("90s", 90), ("1h30m", 5400), (timedelta(minutes=2), 120), (None, None)],
 )
 def test_lengths_of_time(given, seconds):
-    options = kinetic.run("cpu", timeout=given, start_timeout=given, hang_timeout=given)(add).options
+    options = kinetic.run("cpu", timeout=given, start_timeout=given, hang_timeout=given)(
+        add
+    ).options
     assert (options.timeout_s, options.start_timeout_s, options.hang_timeout_s) == (seconds,) * 3
 
 
@@ -107,20 +110,29 @@ def test_slices_of_one_host_are_joined():
     for accelerator, hosts in (("cpu:2", 4), ("gpu-h100x8", 4), ("tpu-v6e-4", 4)):
         remote = kinetic.run(accelerator)(add).with_options(slices=4)
         assert remote.options.slices * remote.options.topology.hosts == hosts
-    with pytest.raises(errors.UsageError, match="tpu-v6e-16 has 4 hosts, and several of those arrive with elastic training"):
+    with pytest.raises(
+        errors.UsageError,
+        match="tpu-v6e-16 has 4 hosts, and several of those arrive with elastic training",
+    ):
         kinetic.run("cpu:2", slices=4)(add).with_options(accelerator="tpu-v6e-16")
 
 
-# -- other options for one call ----------------------------------------------------------------------------------------
+# -- other options for one call --------------------------------------------------------------------
 
 
 def test_other_options_for_one_call(backend):
     remote = kinetic.run("tpu-v6e-16:spot", timeout="1h", env={"A": "1"}, name="train")(add)
     other = remote.with_options(accelerator="cpu", timeout=None, env={"B": "2"})
-    assert (other.options.topology.name, other.options.timeout_s, other.options.env) == ("cpu:spot", None, {"B": "2"})
+    assert (other.options.topology.name, other.options.timeout_s, other.options.env) == (
+        "cpu:spot",
+        None,
+        {"B": "2"},
+    )
     assert other.options.name == "train"
     assert (remote.options.timeout_s, remote.options.env) == (3600, {"A": "1"})
-    assert other.with_options(spot=False).options.topology == kinetic.run("cpu")(add).options.topology
+    assert (
+        other.with_options(spot=False).options.topology == kinetic.run("cpu")(add).options.topology
+    )
     assert remote.with_options(spot=False).options.topology.name == "tpu-v6e-16"
     assert remote.with_options().options == remote.options
     assert other(2, b=3) == 5
@@ -135,7 +147,10 @@ def test_other_options_of_a_method(backend):
 def test_with_options_takes_what_the_decorator_takes():
     given = set(inspect.signature(kinetic.run).parameters)
     assert set(Changes.__annotations__) == given
-    assert {field.removesuffix("_s") for field in Options.__dataclass_fields__} == given - {"accelerator", "spot"} | {"topology"}
+    assert {field.removesuffix("_s") for field in Options.__dataclass_fields__} == given - {
+        "accelerator",
+        "spot",
+    } | {"topology"}
 
 
 def test_an_option_that_does_not_exist():

@@ -16,13 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kinetic._core import layout
+from kinetic._core.plan import Blob, Tree
+from kinetic._source import bundle, cache, hashing, manifest, walk
+from kinetic._source import upload as departure
+from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull, UsageError
-from kinetic.job import paths
-from kinetic.job.plan import Blob, Tree
-from kinetic.packaging import bundle, departure, hashing, manifest, snapshot, walk
-from kinetic.storage.local import LocalStore
 
-FOREVER = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FOREVER = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def later() -> int:
@@ -78,8 +81,13 @@ def sent(root: Path, place: Path, **given) -> tuple[bundle.Bundle, LocalStore]:
     return made, store
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6).filter(
-    lambda n: n not in (".", "..", ".git", "__pycache__", ".gitignore", ".kineticignore", "pyvenv.cfg") and len(n.encode()) < 100
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6
+).filter(
+    lambda n: (
+        n not in (".", "..", ".git", "__pycache__", ".gitignore", ".kineticignore", "pyvenv.cfg")
+        and len(n.encode()) < 100
+    )
 )
 TREES = st.recursive(
     st.tuples(st.binary(max_size=50), st.sampled_from([0o644, 0o755, 0o600, 0o444])),
@@ -143,11 +151,20 @@ def test_special_bits_are_never_restored(root, place):
 
 
 def test_what_is_left_out(root):
-    beside = (".git/HEAD", "p/__pycache__/c", "node_modules/n", ".venv/v", "envy/pyvenv.cfg", "envy/lib", "data/d")
+    beside = (
+        ".git/HEAD",
+        "p/__pycache__/c",
+        "node_modules/n",
+        ".venv/v",
+        "envy/pyvenv.cfg",
+        "envy/lib",
+        "data/d",
+    )
     write(root, dict.fromkeys(("a.py", *beside), "x"))
     assert listed(build(root, exclude=[root / "data"])) == ["a.py", "p"]
     assert listed(build(root, exclude=[Path("data/d")], default_excludes=False)) == [
-        ".venv", ".venv/v", "a.py", "data", "envy", "envy/lib", "envy/pyvenv.cfg", "node_modules", "node_modules/n", "p",
+        ".venv", ".venv/v", "a.py", "data", "envy", "envy/lib", "envy/pyvenv.cfg",
+        "node_modules", "node_modules/n", "p",
     ]  # fmt: skip
 
 
@@ -177,7 +194,8 @@ def test_links_inside_stay_links_and_others_are_followed(root, place):
         "folder": "src",
     }
     assert {path: what[2] for path, what in found.items() if what[0] == "file"} == {
-        ".gitignore": b"ignored/\n", "src/a.py": b"a", "lib/o.py": b"o", "one.py": b"o", "hidden": b"b",
+        ".gitignore": b"ignored/\n", "src/a.py": b"a", "lib/o.py": b"o", "one.py": b"o",
+        "hidden": b"b",
     }  # fmt: skip
     assert made.warnings == ()
 
@@ -199,7 +217,14 @@ def test_loops_and_broken_links_are_named(root, place):
 
 
 def test_secrets_and_tokens_in_files_of_settings_are_named(root):
-    secret = ["secrets.yaml", "secrets.toml", "token.json", "token.txt", "client_secret_1.json", ".pgpass"]
+    secret = [
+        "secrets.yaml",
+        "secrets.toml",
+        "token.json",
+        "token.txt",
+        "client_secret_1.json",
+        ".pgpass",
+    ]
     write(root, dict.fromkeys([*secret, "secrets.py", "tokens.txt"], "x"))
     (warning,) = build(root).warnings
     assert all(name in warning for name in secret)
@@ -222,7 +247,9 @@ def test_secrets_are_named(root):
     (warning,) = build(root).warnings
     assert all(name in warning for name in secret)
     assert not any(name in warning for name in ("id_rsa.pub", "keys.py", "environment.py"))
-    assert build(root, clock_ns=later).warnings == (warning,) == build(root).warnings, "also when nothing has changed"
+    assert build(root, clock_ns=later).warnings == (warning,) == build(root).warnings, (
+        "also when nothing has changed"
+    )
 
 
 def test_many_names_are_cut(root):
@@ -238,7 +265,9 @@ def test_pipes_are_left_out_by_name(root):
 
 
 def test_what_cannot_be_read_is_left_out_by_name():
-    with tempfile.TemporaryDirectory() as folder:  # Unlike pytest's own folders, one that others can look into.
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # Unlike pytest's own folders, one that others can look into.
         root = Path(folder).resolve()
         root.chmod(0o755)
         write(root, {"ok": "1", "locked": "2", "closed/x": "3"})
@@ -323,7 +352,9 @@ def test_only_what_changed_is_read_and_sent(root, place, reads):
     write(root, {"a": "3"})
     made = build(root)
     assert reads == ["a"]
-    assert bundle.upload(made, store) == bundle.Sent(1, 1, made.tree.manifest.size_bytes), "and the list of its folder, no other"
+    assert bundle.upload(made, store) == bundle.Sent(1, 1, made.tree.manifest.size_bytes), (
+        "and the list of its folder, no other"
+    )
     assert bundle.upload(made, store) == bundle.Sent(0, 0)
 
 
@@ -380,7 +411,14 @@ def test_every_change_is_seen(root, place, change):
 
 
 @FOREVER
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from(["w", "d", "m", "l"])), max_size=8))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from(["w", "d", "m", "l"])
+        ),
+        max_size=8,
+    )
+)
 def test_a_tree_packed_with_the_past_in_mind_is_the_tree(tmp_path_factory, steps):
     place = tmp_path_factory.mktemp("p").resolve()
     root = place / "root"
@@ -412,7 +450,9 @@ def test_garbage_in_the_cache_is_no_cache(tmp_path_factory, data):
     how = data.draw(st.sampled_from(["flip", "cut", "noise"]))
     if how == "flip":
         content[at] ^= data.draw(st.integers(1, 255))
-    note.write_bytes(content[:at] if how == "cut" else data.draw(st.binary()) if how == "noise" else content)
+    note.write_bytes(
+        content[:at] if how == "cut" else data.draw(st.binary()) if how == "noise" else content
+    )
     again = build(place / "root")
     assert (again.manifests, again.tree) == (good.manifests, good.tree)
 
@@ -467,9 +507,9 @@ def test_a_list_comes_after_what_it_names(root, place):
     store = Full(place / "store")
     with pytest.raises(StoreFull):
         bundle.upload(made, store)
-    assert not store.has(paths.blob(made.tree.manifest.digest))
+    assert not store.has(layout.blob(made.tree.manifest.digest))
     assert bundle.upload(made, store) == bundle.Sent(11, 22, made.tree.manifest.size_bytes)
-    assert keys[-1] == paths.blob(made.tree.manifest.digest)
+    assert keys[-1] == layout.blob(made.tree.manifest.digest)
 
 
 class Elsewhere:
@@ -489,7 +529,13 @@ class Elsewhere:
     def put(self, key, data, *, if_absent=False):
         if if_absent and key in self.held:
             return False
-        self.held[key] = data.read_bytes() if isinstance(data, Path) else data if isinstance(data, bytes) else b"".join(data)
+        self.held[key] = (
+            data.read_bytes()
+            if isinstance(data, Path)
+            else data
+            if isinstance(data, bytes)
+            else b"".join(data)
+        )
         return True
 
     def has(self, key):
@@ -509,7 +555,7 @@ def test_any_store_will_do(root, place):
     assert bundle.upload(made, store).files == 100
     bundle.unpack(store, made.tree, place / "dest")
     assert shape(place / "dest") == shape(root)
-    store.held[paths.blob(hashlib.sha256(b"7").hexdigest())] = b"8"
+    store.held[layout.blob(hashlib.sha256(b"7").hexdigest())] = b"8"
     with pytest.raises(CorruptRecord, match="d7/f"):
         bundle.unpack(store, made.tree, place / "dest2")
 
@@ -524,7 +570,10 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     write(root, {f"d{i % 7}/f{i}": os.urandom(2000) for i in range(80)})
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_pack_and_send, args=(root, place, barrier, answers)) for _ in range(3)]
+    processes = [
+        context.Process(target=_pack_and_send, args=(root, place, barrier, answers))
+        for _ in range(3)
+    ]
     for process in processes:
         process.start()
     found = [answers.get(timeout=200) for _ in processes]
@@ -538,13 +587,18 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
 
 
 def whole(store: LocalStore) -> None:
-    """Assert that each list in the store has all below it there too: a submission that finds it sends nothing of that."""
-    keys = set(store.list(paths.BLOBS))
+    """Assert that each list in the store has all below it there too: a submission that finds it
+    sends nothing of that."""
+    keys = set(store.list(layout.BLOBS))
     for key in keys:
         data = store.get(key)
         if data.startswith(b'{"schema":2,"entries":'):
-            named = [each.digest for each in manifest.contents("", data) if not isinstance(each, manifest.Link)]
-            assert keys >= {paths.blob(digest) for digest in named}
+            named = [
+                each.digest
+                for each in manifest.contents("", data)
+                if not isinstance(each, manifest.Link)
+            ]
+            assert keys >= {layout.blob(digest) for digest in named}
 
 
 @FOREVER
@@ -582,14 +636,16 @@ def test_a_list_never_precedes_what_it_names(tmp_path_factory, tree, second, sto
 def test_of_an_unchanged_folder_nothing_is_sent(root, place):
     write(root, {f"d{i}/e{j}/f": f"{i} {j}" for i in range(5) for j in range(5)})
     _, store = sent(root, place)
-    before = set(store.list(paths.BLOBS))
+    before = set(store.list(layout.BLOBS))
     write(root, {"d1/e2/f": "changed"})
     made = build(root)
     upload = bundle.upload(made, store)
-    new = set(store.list(paths.BLOBS)) - before
+    new = set(store.list(layout.BLOBS)) - before
     lists = manifest.split(made.manifests)
     assert len(new) == 4, "a file, and the lists of e2, d1 and the root"
-    assert upload == bundle.Sent(1, 7, sum(len(data) for digest, data in lists.items() if paths.blob(digest) in new))
+    assert upload == bundle.Sent(
+        1, 7, sum(len(data) for digest, data in lists.items() if layout.blob(digest) in new)
+    )
 
 
 def test_of_a_wide_folder_a_part_is_sent(root, place):
@@ -637,7 +693,7 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manifest, "_WIDE", 2)
         made, store = sent(place / "root", place)
-    key = data.draw(st.sampled_from(sorted(store.list(paths.BLOBS))))
+    key = data.draw(st.sampled_from(sorted(store.list(layout.BLOBS))))
     content = bytearray(store.get(key))
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] ^= data.draw(st.integers(1, 255))
@@ -652,7 +708,10 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
 def test_missing_blobs_are_noticed_and_mended(root, place):
     write(root, {"a": "1", "b": "2"})
     made, store = sent(root, place)
-    for key in (paths.blob(hashlib.sha256(b"1").hexdigest()), paths.blob(made.tree.manifest.digest)):
+    for key in (
+        layout.blob(hashlib.sha256(b"1").hexdigest()),
+        layout.blob(made.tree.manifest.digest),
+    ):
         store.delete(key)
         with pytest.raises(CorruptRecord, match="missing"):
             bundle.unpack(store, made.tree, place / f"dest-{key[-5:]}")
@@ -673,9 +732,9 @@ def test_what_is_wrong_below_is_told_by_its_place_and_mended(root, place, path, 
         each.path: each.digest for each in manifest.unfold(made.manifests) if each.path == path
     }
     if how == "missing":
-        store.delete(paths.blob(digest[path]))
+        store.delete(layout.blob(digest[path]))
     else:
-        store.put(paths.blob(digest[path]), b"x")
+        store.put(layout.blob(digest[path]), b"x")
     told: list[str] = []
     for number, each in enumerate([made, second]):
         try:
@@ -756,7 +815,8 @@ HOSTILE = {
 
 
 def keep(store: LocalStore, rows: list) -> tuple[Blob, int]:
-    """Put a list, and those that stand in it in place of their digests; return it, and how many files they name."""
+    """Put a list, and those that stand in it in place of their digests; return it, and how many
+    files they name."""
     files, flat = 0, []
     for row in rows:
         if isinstance(row, list) and row and isinstance(row[-1], list):
@@ -768,14 +828,14 @@ def keep(store: LocalStore, rows: list) -> tuple[Blob, int]:
             files += isinstance(row, list) and row[:1] == ["f"]
     data = json.dumps({"schema": manifest.SCHEMA, "entries": flat}).encode()
     digest = hashlib.sha256(data).hexdigest()
-    store.put(paths.blob(digest), data)
+    store.put(layout.blob(digest), data)
     return Blob(digest, len(data)), files
 
 
 @pytest.mark.parametrize("rows", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_manifests_write_nothing(place, rows):
     store = LocalStore(place / "store")
-    store.put(paths.blob(DIGEST), b"x")
+    store.put(layout.blob(DIGEST), b"x")
     root, files = keep(store, rows)
     with pytest.raises(CorruptRecord):
         bundle.unpack(store, Tree(root, files, files), place / "deep/dest")
@@ -785,8 +845,11 @@ def test_hostile_manifests_write_nothing(place, rows):
 def test_harmless_manifests_written_by_hand_are_unpacked(place):
     """Or the test above could find fault with all of them."""
     store = LocalStore(place / "store")
-    store.put(paths.blob(DIGEST), b"x")
-    root, files = keep(store, [["s", [FILE, ["l", "l", "d/a"]]], ["s", [["d", "d", 0o755, [FILE, ["l", "l", "../a"]]]]]])
+    store.put(layout.blob(DIGEST), b"x")
+    root, files = keep(
+        store,
+        [["s", [FILE, ["l", "l", "d/a"]]], ["s", [["d", "d", 0o755, [FILE, ["l", "l", "../a"]]]]]],
+    )
     bundle.unpack(store, Tree(root, files, files), place / "dest")
     assert sorted(shape(place / "dest")) == ["a", "d", "d/a", "d/l", "l"]
 
@@ -797,12 +860,23 @@ def test_lists_that_unfold_without_end_are_refused(place, monkeypatch):
     for kind in (["d", "{}", 0o755], ["s"]):
         below = keep(store, [])[0]
         for _ in range(60):
-            below = keep(store, [[part.format(n) if part == "{}" else part for part in kind] + [below.digest] for n in "12"])[0]
+            below = keep(
+                store,
+                [
+                    [part.format(n) if part == "{}" else part for part in kind] + [below.digest]
+                    for n in "12"
+                ],
+            )[0]
         with pytest.raises(CorruptRecord, match="more than 1,000"):
             bundle.unpack(store, Tree(below, 0, 0), place / "dest")
 
 
-@given(st.binary() | st.sampled_from([b"[]", b"{}", b'{"schema":1,"entries":[]}', b'{"schema":2,"entries":3}', b"[" * 5000]))
+@given(
+    st.binary()
+    | st.sampled_from(
+        [b"[]", b"{}", b'{"schema":1,"entries":[]}', b'{"schema":2,"entries":3}', b"[" * 5000]
+    )
+)
 def test_garbage_is_no_manifest(data):
     with pytest.raises(CorruptRecord):
         manifest.contents("", data)
@@ -817,11 +891,11 @@ def test_a_tree_of_another_size_is_refused(root, place):
 
 def test_stamps_are_trusted_when_both_times_are_old():
     now, second = 10**18, 10**9
-    assert snapshot.trusted((now - 3 * second, now - 3 * second, 1, 1, 1, 1), now)
-    assert not snapshot.trusted((now - 3 * second, now - second, 1, 1, 1, 1), now)
-    assert not snapshot.trusted((now - second, now - 3 * second, 1, 1, 1, 1), now)
-    assert not snapshot.trusted((now - 3 * second, now + 3 * second, 1, 1, 1, 1), now)
-    assert snapshot.trusted((), now)
+    assert cache.trusted((now - 3 * second, now - 3 * second, 1, 1, 1, 1), now)
+    assert not cache.trusted((now - 3 * second, now - second, 1, 1, 1, 1), now)
+    assert not cache.trusted((now - second, now - 3 * second, 1, 1, 1, 1), now)
+    assert not cache.trusted((now - 3 * second, now + 3 * second, 1, 1, 1, 1), now)
+    assert cache.trusted((), now)
 
 
 def test_nothing_is_left_beside_the_notes(root, place):

@@ -10,8 +10,8 @@ import cloudpickle
 import pytest
 from laptop_fakes import plan as make_plan
 
-from kinetic.job.plan import Cell, Plan
-from kinetic.packaging import cells
+from kinetic._core.plan import Cell, Plan
+from kinetic._pickling import cells
 
 CELL = """\
 password = "hunter2"

@@ -1,4 +1,5 @@
-"""Files that change, grow, vanish or are replaced while a tree is packed and sent: what was read is sent, and nothing fails."""
+"""Files that change, grow, vanish or are replaced while a tree is packed and sent: what was read is
+sent, and nothing fails."""
 
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ from pathlib import Path
 import pytest
 from laptop_fakes import FakeBackend, plan
 
-from kinetic import planning, submission
-from kinetic.accelerators.resolve import resolve
-from kinetic.batch.inputs import calls
-from kinetic.batch.sources import Packaged
-from kinetic.config import settings as configuration
+from kinetic._client import planning, submission
+from kinetic._client.batch.inputs import calls
+from kinetic._client.batch.submitters import Packaged
+from kinetic._client.planning import Planned
+from kinetic._config import settings as configuration
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.plan import Blob, Plan
+from kinetic._core.spec import JobSpec, Options
+from kinetic._datasets import attach
+from kinetic._datasets.data import Data
+from kinetic._source import bundle, hashing, manifest, upload, walk
+from kinetic._store.local import LocalStore
 from kinetic.errors import SourceChanged, UsageError
-from kinetic.job import paths
-from kinetic.job.plan import Blob, Plan
-from kinetic.job.spec import JobSpec, Options
-from kinetic.packaging import bundle, cargo, departure, hashing, manifest, walk
-from kinetic.packaging.data import Data
-from kinetic.planning import Planned
-from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def store(root) -> LocalStore:
 def size(request, monkeypatch) -> None:
     """Files are sent whole, or in parts that are never all in memory."""
     if request.param == "large":
-        monkeypatch.setattr(departure, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(upload, "_WHOLE_BYTES", 0)
 
 
 def build(root: Path) -> bundle.Bundle:
@@ -50,7 +52,9 @@ def build(root: Path) -> bundle.Bundle:
 
 def content(store: LocalStore, tree, dest: Path) -> dict[str, bytes]:
     bundle.unpack(store, tree, dest)
-    return {str(path.relative_to(dest)): path.read_bytes() for path in dest.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(dest)): path.read_bytes() for path in dest.rglob("*") if path.is_file()
+    }
 
 
 def sound(store: LocalStore) -> None:
@@ -87,7 +91,10 @@ def test_of_a_file_that_has_changed_what_it_is_now_is_sent(root, store, size, ch
     made = build(root)
     change(root / "a")
     sent = bundle.upload(made, store)
-    assert content(store, sent.changed.tree, root.parent / "dest") == {"a": (root / "a").read_bytes(), "b": b"b"}
+    assert content(store, sent.changed.tree, root.parent / "dest") == {
+        "a": (root / "a").read_bytes(),
+        "b": b"b",
+    }
     assert sent.files == 2
     assert bundle.upload(sent.changed, store) == bundle.Sent(0, 0)
     sound(store)
@@ -129,7 +136,11 @@ def test_a_content_is_taken_from_any_file_that_still_has_it(root, store):
     (root / "a").write_text("changed")
     (root / "c").unlink()
     sent = bundle.upload(made, store)
-    assert content(store, sent.changed.tree, root.parent / "dest") == {"a": b"changed", "b": b"same", "c": b"same"}
+    assert content(store, sent.changed.tree, root.parent / "dest") == {
+        "a": b"changed",
+        "b": b"same",
+        "c": b"same",
+    }
 
 
 def test_what_the_store_has_is_not_read(root, store):
@@ -142,12 +153,14 @@ def test_what_the_store_has_is_not_read(root, store):
 
 
 def test_a_large_file_that_changes_while_it_is_copied_is_taken_aside(root, monkeypatch):
-    monkeypatch.setattr(departure, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(upload, "_WHOLE_BYTES", 0)
     (root / "a").write_text("1")
 
     class Slow(LocalStore):
         def put(self, key, data, *, if_absent=False):
-            (root / "a").write_text("changed again" if list((root.parent / "cache").glob("spool*")) else "changed")
+            (root / "a").write_text(
+                "changed again" if list((root.parent / "cache").glob("spool*")) else "changed"
+            )
             return super().put(key, data, if_absent=if_absent)
 
     store = Slow(root.parent / "store")
@@ -156,7 +169,9 @@ def test_a_large_file_that_changes_while_it_is_copied_is_taken_aside(root, monke
     sound(store)
 
 
-def test_a_file_that_never_stands_still_is_taken_as_it_was_read_and_read_again_next_time(root, store, monkeypatch):
+def test_a_file_that_never_stands_still_is_taken_as_it_was_read_and_read_again_next_time(
+    root, store, monkeypatch
+):
     (root / "log").write_text("x")
     moments = iter(range(100))
     with monkeypatch.context() as restless:
@@ -184,7 +199,9 @@ def test_a_file_that_grows_while_it_is_hashed_is_read_once(root, monkeypatch):
     assert made.tree.size_bytes == 10
 
 
-def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(root, store, monkeypatch):
+def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
+    root, store, monkeypatch
+):
     (root / "gone/deep").mkdir(parents=True)
     (root / "gone/deep/x").write_text("x")
     (root / "a").write_text("a")
@@ -238,11 +255,16 @@ for n in range(10**9):
 """
 
 
-@pytest.mark.parametrize("how", ["grows", "replaced", "truncated", "comes and goes", "changes its rights", "a folder at times"])
+@pytest.mark.parametrize(
+    "how",
+    ["grows", "replaced", "truncated", "comes and goes", "changes its rights", "a folder at times"],
+)
 def test_a_writer_that_never_rests_makes_nothing_fail(root, store, size, how):
     (root / "still.py").write_text("still")
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, how, str(root / "busy")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", WRITER, how, str(root / "busy")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as writer:
         try:
             assert writer.stdout is not None
@@ -268,7 +290,7 @@ def test_the_plan_names_what_was_sent(root, store):
     (root / "a").write_text("sent")
     kept = []
     ref = submission.submit(planned, FakeBackend(store), store, on_sent=kept.append)
-    stored = Plan.from_json(json.loads(store.get(paths.plan(ref.job_id))))
+    stored = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
     assert content(store, stored.tree, root.parent / "dest") == {"a": b"sent"}
     assert kept[0].plan == stored
     assert kept[0].bundle.tree == stored.tree
@@ -279,14 +301,16 @@ def test_all_inputs_of_a_batch_get_one_tree(root, store, monkeypatch):
     (root / "a").write_text("packed")
     monkeypatch.chdir(root)
     settings = configuration.load()
-    about = planning.frame(JobSpec(len, (), {}, "len", Options(topology=resolve("cpu"))), settings, backend="local")
+    about = planning.frame(
+        JobSpec(len, (), {}, "len", Options(topology=resolve("cpu"))), settings, backend="local"
+    )
     backend = FakeBackend(store)
     source = Packaged(calls(["x", "y"], "auto"), len, about, backend, store)
     trees = []
     for index in (0, 1):
         (root / "a").write_text(f"at {index}")
         handle = source.submit("grp-00000001", index, f"job-0000000{index}")
-        trees.append(Plan.from_json(json.loads(store.get(paths.plan(handle.job_id)))).tree)
+        trees.append(Plan.from_json(json.loads(store.get(layout.plan(handle.job_id)))).tree)
     assert trees[0] == trees[1]
     assert content(store, trees[0], root.parent / "dest")["a"] == b"at 0"
 
@@ -296,29 +320,32 @@ def test_data_may_change_until_it_is_sent_and_then_stands_for_what_was_sent(root
     data = Data(root)
 
     def load():
-        return cargo.load((data, {"again": data}), {}, {}, cache_dir=root.parent / "cache")
+        return attach.load((data, {"again": data}), {}, {}, cache_dir=root.parent / "cache")
 
     packed = load()
     (root / "a").write_text("second")
-    _, now = cargo.send(packed.bundles, store)
+    _, now = attach.send(packed.bundles, store)
     assert content(store, now[packed.data[0].tree], root.parent / "dest") == {"a": b"second"}
     (root / "a").write_text("third")
     assert load().data[0].tree == now[packed.data[0].tree]
-    assert cargo.send(load().bundles, store) == (0, {})
+    assert attach.send(load().bundles, store) == (0, {})
     with pytest.raises(SourceChanged, match="make a new Data"):
-        cargo.send(load().bundles, LocalStore(root.parent / "another"))
+        attach.send(load().bundles, LocalStore(root.parent / "another"))
 
 
 def test_data_that_is_gone_is_an_error_and_a_file_gone_from_a_folder_is_none(root, store):
     (root / "a").write_text("first")
     (root / "b").write_text("b")
-    folder, file = (cargo.load((Data(path),), {}, {}, cache_dir=root.parent / "cache") for path in (root, root / "a"))
+    folder, file = (
+        attach.load((Data(path),), {}, {}, cache_dir=root.parent / "cache")
+        for path in (root, root / "a")
+    )
     (root / "a").unlink()
     with pytest.raises(UsageError, match="cannot be read any more: a"):
-        cargo.send(file.bundles, store)
-    _, now = cargo.send(folder.bundles, store)
+        attach.send(file.bundles, store)
+    _, now = attach.send(folder.bundles, store)
     assert content(store, now[folder.data[0].tree], root.parent / "dest") == {"b": b"b"}
-    packed = cargo.load((Data(root),), {}, {}, cache_dir=root.parent / "cache")
+    packed = attach.load((Data(root),), {}, {}, cache_dir=root.parent / "cache")
     piped(root / "b")
     with pytest.raises(UsageError, match="cannot be read any more: b"):
-        cargo.send(packed.bundles, LocalStore(root.parent / "another"))
+        attach.send(packed.bundles, LocalStore(root.parent / "another"))

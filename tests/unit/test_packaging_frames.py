@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.packaging import frames
+from kinetic._pickling import frames
 
 POSITIONS = st.integers(0, 3000)
 
@@ -35,12 +35,20 @@ def test_what_is_printed_is_the_same_to_the_last_mark():
         several_lines(0)
     error = caught.value
     before = "".join(traceback.format_exception(error))
-    again = "".join(traceback.format_exception(error.with_traceback(frames.traceback_of(taken_apart(error)))))
+    again = "".join(
+        traceback.format_exception(error.with_traceback(frames.traceback_of(taken_apart(error))))
+    )
     assert again == before
     assert sys.version_info < (3, 11) or "~~^~~" in again
 
 
-@given(first=st.integers(1, 10**6), below=st.integers(-50, 10**5), end=POSITIONS, start=POSITIONS, stop=POSITIONS)
+@given(
+    first=st.integers(1, 10**6),
+    below=st.integers(-50, 10**5),
+    end=POSITIONS,
+    start=POSITIONS,
+    stop=POSITIONS,
+)
 def test_any_position_comes_back(first, below, end, start, stop):
     line = max(first + below, 1)
     frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
@@ -51,7 +59,9 @@ def test_any_position_comes_back(first, below, end, start, stop):
 
 def test_frames_of_an_older_record_have_only_a_line():
     made = frames.traceback_of([("/no/such/file.py", "train", 7)])
-    assert [(f.filename, f.name, f.lineno) for f in traceback.extract_tb(made)] == [("/no/such/file.py", "train", 7)]
+    assert [(f.filename, f.name, f.lineno) for f in traceback.extract_tb(made)] == [
+        ("/no/such/file.py", "train", 7)
+    ]
 
 
 def test_no_frames_make_no_traceback():

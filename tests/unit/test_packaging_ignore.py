@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kinetic.packaging import walk
-from kinetic.packaging.ignore import git_rules, kinetic_rules
+from kinetic._source import walk
+from kinetic._source.ignore import git_rules, kinetic_rules
 
 
 def left_out(text: str, path: str, *, folder: bool = False) -> bool | None:
@@ -89,12 +89,25 @@ def repository(tmp_path_factory):
 
 
 def environment(root) -> dict[str, str]:
-    return {"HOME": str(root), "GIT_CONFIG_NOSYSTEM": "1", "PATH": "/usr/bin:/bin:/usr/local/bin", "GIT_OPTIONAL_LOCKS": "0"}
+    return {
+        "HOME": str(root),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "PATH": "/usr/bin:/bin:/usr/local/bin",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
 
 
 def kept_by_git(root) -> set[str]:
     """Files that git neither ignores itself nor inside an ignored folder."""
-    command = ["git", "-c", "core.quotePath=false", "ls-files", "--others", "--exclude-standard", "-z"]
+    command = [
+        "git",
+        "-c",
+        "core.quotePath=false",
+        "ls-files",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
     done = subprocess.run(command, cwd=root, capture_output=True, check=True, env=environment(root))
     return set(filter(None, os.fsdecode(done.stdout).split("\0")))
 
@@ -103,7 +116,9 @@ def kept_here(root) -> set[str]:
     return set(walk.scan(str(root.resolve()), walk.How(default_excludes=False)).files)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     top=st.lists(PATTERNS | st.sampled_from(FIXED), max_size=4),
     nested=st.lists(PATTERNS | st.sampled_from(FIXED), max_size=3),
@@ -132,7 +147,14 @@ def make(root, *files: str) -> None:
 
 def test_the_rules_of_the_repository_hold_for_a_project_inside_it(tmp_path):
     root = tmp_path.resolve()
-    make(root, ".git/HEAD", "pkgs/mine/x.py", "pkgs/mine/x.ckpt", "pkgs/mine/out/y", "pkgs/mine/z.log")
+    make(
+        root,
+        ".git/HEAD",
+        "pkgs/mine/x.py",
+        "pkgs/mine/x.ckpt",
+        "pkgs/mine/out/y",
+        "pkgs/mine/z.log",
+    )
     (root / ".gitignore").write_text("*.ckpt\n/pkgs/mine/out/\n")
     (root / "pkgs/.gitignore").write_text("mine/*.log\n")
     assert kept_here(root / "pkgs/mine") == {"x.py"}
@@ -163,11 +185,35 @@ def test_a_link_is_no_ignore_file_and_garbage_does_no_harm(tmp_path):
     assert kept_here(root) == {"x.py", "rules", "sub/y.py", "sub/.gitignore"}
 
 
-BYTES = ["é", "?", "??", "*", "a", "[é]", "[!a]", "[à-é]", "日", "日本", "\\", "/", "!", "\udcff", "Ã", "[[:alpha:]]", "**"]
+BYTES = [
+    "é",
+    "?",
+    "??",
+    "*",
+    "a",
+    "[é]",
+    "[!a]",
+    "[à-é]",
+    "日",
+    "日本",
+    "\\",
+    "/",
+    "!",
+    "\udcff",
+    "Ã",
+    "[[:alpha:]]",
+    "**",
+]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=st.lists(st.lists(st.sampled_from(BYTES), min_size=1, max_size=4).map("".join), max_size=4))
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lines=st.lists(
+        st.lists(st.sampled_from(BYTES), min_size=1, max_size=4).map("".join), max_size=4
+    )
+)
 @example(lines=["?"])
 @example(lines=["a[é]"])
 @example(lines=["é/", "!é/a"])

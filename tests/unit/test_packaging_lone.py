@@ -1,4 +1,5 @@
-"""A script that lies in no project: what belongs to it is sent, and nothing of what merely lies around."""
+"""A script that lies in no project: what belongs to it is sent, and nothing of what merely lies
+around."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kinetic._source import bundle, hashing, lone, manifest, shipment, walk
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
-from kinetic.packaging import bundle, hashing, lone, manifest, shipment, walk
 
 
 @pytest.fixture
@@ -21,9 +22,22 @@ def folder(tmp_path, monkeypatch) -> Path:
     """A home with what homes hold."""
     home = tmp_path.resolve() / "home"
     write(
-        home, ".ssh/id_rsa", ".aws/credentials", ".netrc", ".bashrc", "secret.pem", "Photos/1.jpg", "work/other/y.py", "notes.txt"
+        home,
+        ".ssh/id_rsa",
+        ".aws/credentials",
+        ".netrc",
+        ".bashrc",
+        "secret.pem",
+        "Photos/1.jpg",
+        "work/other/y.py",
+        "notes.txt",
     )
-    write(home, ".local/lib/python3.11/site-packages/installed.py", "miniforge/conda-meta/history", "miniforge/bin/python")
+    write(
+        home,
+        ".local/lib/python3.11/site-packages/installed.py",
+        "miniforge/conda-meta/history",
+        "miniforge/bin/python",
+    )
     (home / "film.mkv").write_bytes(b"x" * (lone.NEIGHBOUR_BYTES + 1))
     (home / "pipe").unlink(missing_ok=True)
     os.mkfifo(home / "pipe")
@@ -41,7 +55,9 @@ def write(root: Path, *files: str, text: str = "") -> None:
 
 def listed(made: bundle.Bundle | None) -> list[str]:
     assert made is not None
-    return sorted(each.path for each in manifest.unfold(made.manifests) if isinstance(each, manifest.File))
+    return sorted(
+        each.path for each in manifest.unfold(made.manifests) if isinstance(each, manifest.File)
+    )
 
 
 def sent(script: Path, monkeypatch, **given) -> bundle.Bundle:
@@ -55,17 +71,31 @@ def sent(script: Path, monkeypatch, **given) -> bundle.Bundle:
     return made
 
 
-def test_a_script_in_home_is_sent_with_what_it_imports_and_small_files_beside_it(folder, monkeypatch):
-    write(folder, "t.py", text="import helper, json, numpy\nfrom pack.sub import x\ndef f():\n    import late\n")
+def test_a_script_in_home_is_sent_with_what_it_imports_and_small_files_beside_it(
+    folder, monkeypatch
+):
+    write(
+        folder,
+        "t.py",
+        text="import helper, json, numpy\nfrom pack.sub import x\ndef f():\n    import late\n",
+    )
     write(folder, "helper.py", text="import deep.inside")
-    write(folder, "pack/__init__.py", "pack/sub/__init__.py", "pack/data.txt", "pack/.env", "late.py", "unused.py")
+    write(
+        folder,
+        "pack/__init__.py",
+        "pack/sub/__init__.py",
+        "pack/data.txt",
+        "pack/.env",
+        "late.py",
+        "unused.py",
+    )
     write(folder, "deep/inside.py", text="from . import beside")
     write(folder, "deep/beside.py", "unused_package/__init__.py")
     (folder / "pack/weights").write_bytes(b"x" * (lone.NEIGHBOUR_BYTES + 1))
     made = sent(folder / "t.py", monkeypatch)
     assert listed(made) == [
-        "deep/beside.py", "deep/inside.py", "helper.py", "late.py", "notes.txt", "pack/__init__.py", "pack/data.txt",
-        "pack/sub/__init__.py", "t.py", "unused.py",
+        "deep/beside.py", "deep/inside.py", "helper.py", "late.py", "notes.txt", "pack/__init__.py",
+        "pack/data.txt", "pack/sub/__init__.py", "t.py", "unused.py",
     ]  # fmt: skip
     taken, kept_back = made.warnings
     assert f"{folder} is not a project" in taken
@@ -75,8 +105,17 @@ def test_a_script_in_home_is_sent_with_what_it_imports_and_small_files_beside_it
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
-    """Also what no import statement names; not what is installed below a home, and not the interpreter's own."""
-    write(folder, "t.py", "plugins/one.py", "plugins/two.py", "pkg/__init__.py", "pkg/part.py", "pkg/other.py")
+    """Also what no import statement names; not what is installed below a home, and not the
+    interpreter's own."""
+    write(
+        folder,
+        "t.py",
+        "plugins/one.py",
+        "plugins/two.py",
+        "pkg/__init__.py",
+        "pkg/part.py",
+        "pkg/other.py",
+    )
     monkeypatch.setattr(sys, "prefix", str(folder / "conda"))
     write(folder, "conda/lib/python3.11/random.py")
     for name, file in {
@@ -95,14 +134,35 @@ def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
 
 
 def test_a_folder_is_a_module_only_where_python_would_take_it_for_one(folder, monkeypatch):
-    write(folder, "t.py", text="import email, pytest, code, mine, data, shadow, importlib; importlib.import_module('named')")
-    write(folder, "email/x.py", "pytest/y.py", "code/z.py", "mine/w.py", "data/rows.csv", "shadow.py", "shadow/v.py", "named.py")
+    write(
+        folder,
+        "t.py",
+        text="import email, pytest, code, mine, data, shadow, importlib; "
+        "importlib.import_module('named')",
+    )
+    write(
+        folder,
+        "email/x.py",
+        "pytest/y.py",
+        "code/z.py",
+        "mine/w.py",
+        "data/rows.csv",
+        "shadow.py",
+        "shadow/v.py",
+        "named.py",
+    )
     write(folder, "secrets.py", "random/__init__.py")
-    found = [path for path in listed(sent(folder / "t.py", monkeypatch)) if path.endswith((".py", ".csv"))]
+    found = [
+        path
+        for path in listed(sent(folder / "t.py", monkeypatch))
+        if path.endswith((".py", ".csv"))
+    ]
     assert found == ["mine/w.py", "named.py", "secrets.py", "shadow.py", "t.py"]
 
 
-@pytest.mark.parametrize("text", ["import work.deep.own.y", "from work.deep import own", "from work.deep.own.y import z"])
+@pytest.mark.parametrize(
+    "text", ["import work.deep.own.y", "from work.deep import own", "from work.deep.own.y import z"]
+)
 def test_of_a_folder_that_only_leads_to_modules_nothing_else_is_sent(folder, monkeypatch, text):
     write(folder, "t.py", text=text)
     write(folder, "work/deep/own/y.py", "work/deep/more/z.py", "work/film.txt")
@@ -112,7 +172,9 @@ def test_of_a_folder_that_only_leads_to_modules_nothing_else_is_sent(folder, mon
 def test_a_local_module_named_like_one_of_the_library_is_sent(folder, monkeypatch):
     write(folder, "t.py", text="import random, email")
     write(folder, "random.py", "email/__init__.py", "email/x.py")
-    assert {"random.py", "email/__init__.py", "email/x.py"} <= set(listed(sent(folder / "t.py", monkeypatch)))
+    assert {"random.py", "email/__init__.py", "email/x.py"} <= set(
+        listed(sent(folder / "t.py", monkeypatch))
+    )
 
 
 def test_neighbours_are_bounded_and_one_s_own(folder, monkeypatch):
@@ -143,12 +205,27 @@ def program_of(kind: Kind, *words: str) -> list[str]:
 def test_programs_are_sent_with_what_their_words_name(folder):
     write(folder, "t.py", "tool/run.py", text="import helper")
     write(folder, "helper.py", "conf/a.yaml", "conf/b.yaml", "pkg/__init__.py", "pkg/__main__.py")
-    assert program_of(Kind.SCRIPT, "t.py", "--config=conf/a.yaml") == ["conf/a.yaml", "helper.py", "notes.txt", "t.py"]
+    assert program_of(Kind.SCRIPT, "t.py", "--config=conf/a.yaml") == [
+        "conf/a.yaml",
+        "helper.py",
+        "notes.txt",
+        "t.py",
+    ]
     assert program_of(Kind.COMMAND, "python", "tool/run.py", "film.mkv") == [
         "film.mkv", "helper.py", "notes.txt", "t.py", "tool/run.py",
     ]  # fmt: skip
-    assert program_of(Kind.MODULE, "pkg.__main__") == ["helper.py", "notes.txt", "pkg/__init__.py", "pkg/__main__.py", "t.py"]
-    assert program_of(Kind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == ["helper.py", "notes.txt", "t.py"]
+    assert program_of(Kind.MODULE, "pkg.__main__") == [
+        "helper.py",
+        "notes.txt",
+        "pkg/__init__.py",
+        "pkg/__main__.py",
+        "t.py",
+    ]
+    assert program_of(Kind.COMMAND, "cat", ".ssh/id_rsa", ".netrc") == [
+        "helper.py",
+        "notes.txt",
+        "t.py",
+    ]
 
 
 def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatch):
@@ -162,7 +239,9 @@ def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatc
     assert listed(sent(root / "t.py", monkeypatch)) == ["helper.py", "t.py"]
     write(root, "pyproject.toml")
     found = sent(root / "t.py", monkeypatch)
-    assert {".env", ".hidden/x", "big/b.bin"} < set(listed(found)), "a project says itself what belongs to it"
+    assert {".env", ".hidden/x", "big/b.bin"} < set(listed(found)), (
+        "a project says itself what belongs to it"
+    )
 
 
 def test_of_a_folder_that_all_programs_use_only_what_is_named_is_sent(folder, monkeypatch):
@@ -171,16 +250,29 @@ def test_of_a_folder_that_all_programs_use_only_what_is_named_is_sent(folder, mo
     write(folder, "t.py", text="import helper\nopen('./rows.csv')")
     write(folder, "helper.py", text="NAME = 'names.txt'")
     write(folder, "rows.csv", "names.txt", "other.csv", "other.py")
-    assert listed(sent(folder / "t.py", monkeypatch)) == ["helper.py", "names.txt", "rows.csv", "t.py"]
+    assert listed(sent(folder / "t.py", monkeypatch)) == [
+        "helper.py",
+        "names.txt",
+        "rows.csv",
+        "t.py",
+    ]
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_link_brings_no_key_along(folder, whole):
     root = folder / "sketch" if whole else folder
     write(root, "t.py", "fine.csv")
-    for name, target in {"a": ".ssh/id_rsa", "b": ".netrc", "c": ".ssh", "d": "secret.pem", "e": "notes.txt"}.items():
+    for name, target in {
+        "a": ".ssh/id_rsa",
+        "b": ".netrc",
+        "c": ".ssh",
+        "d": "secret.pem",
+        "e": "notes.txt",
+    }.items():
         (root / name).symlink_to(folder / target)
-    made = bundle.build_unmarked(root, lone.Start(("t.py", "a")), whole=whole, cache_dir=folder / ".cache")
+    made = bundle.build_unmarked(
+        root, lone.Start(("t.py", "a")), whole=whole, cache_dir=folder / ".cache"
+    )
     assert [path for path in listed(made) if path != "notes.txt"] == ["e", "fine.csv", "t.py"]
     assert "a, b" in made.warnings[-1]
 
@@ -189,7 +281,9 @@ def test_home_as_the_project_that_somebody_asked_for_keeps_its_keys(folder, monk
     write(folder, "t.py")
     made = sent(folder / "t.py", monkeypatch, package_root="~")
     assert {"t.py", "Photos/1.jpg", "film.mkv"} <= set(listed(made))
-    assert not [path for path in listed(made) if path.startswith((".ssh", ".aws", ".netrc", "secret"))]
+    assert not [
+        path for path in listed(made) if path.startswith((".ssh", ".aws", ".netrc", "secret"))
+    ]
 
 
 def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, monkeypatch):
@@ -210,7 +304,9 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
     (folder / "notes.txt").write_text("changed")
     assert (
         build().digests()
-        == bundle.build_unmarked(folder, lone.Start(("t.py",)), whole=False, cache_dir=folder / ".other").digests()
+        == bundle.build_unmarked(
+            folder, lone.Start(("t.py",)), whole=False, cache_dir=folder / ".other"
+        ).digests()
     )
     assert "new.py" in build().digests()
     assert "work/other/y.py" not in build().digests()

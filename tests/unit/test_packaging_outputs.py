@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kinetic import planning
-from kinetic.accelerators.resolve import resolve
-from kinetic.config import settings as configuration
-from kinetic.job.spec import JobSpec, Options
-from kinetic.packaging import bundle, hashing, manifest, outputs
-from kinetic.storage.local import LocalStore
+from kinetic._client import planning
+from kinetic._config import settings as configuration
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.spec import JobSpec, Options
+from kinetic._source import bundle, hashing, manifest, outputs
+from kinetic._store.local import LocalStore
 
 
 def write(root: Path, *files: str) -> None:
@@ -43,7 +43,9 @@ def root(tmp_path, monkeypatch) -> Path:
 
 
 def frame(**options) -> planning.Frame:
-    spec = JobSpec(sys.modules["work"].train, (), {}, "train", Options(topology=resolve("cpu"), **options))
+    spec = JobSpec(
+        sys.modules["work"].train, (), {}, "train", Options(topology=resolve("cpu"), **options)
+    )
     return planning.frame(spec, configuration.load(), backend="local")
 
 
@@ -119,13 +121,27 @@ def build(root: Path, **given) -> list[str]:
 
 
 def test_environments_and_caches_are_not_sent_whatever_their_names(root):
-    write(root, "envy/pyvenv.cfg", "mamba/conda-meta/history", "mamba/bin/python", "kept/CACHEDIR.TAG", "kept/x")
+    write(
+        root,
+        "envy/pyvenv.cfg",
+        "mamba/conda-meta/history",
+        "mamba/bin/python",
+        "kept/CACHEDIR.TAG",
+        "kept/x",
+    )
     assert build(root) == ALL
     assert "mamba/bin/python" in build(root, default_excludes=False)
 
 
 def test_an_environment_in_the_project_s_own_folder(root):
-    write(root, "pyvenv.cfg", "bin/python", "lib/python3.11/site-packages/x.py", "include/y.h", "src/lib/z.py")
+    write(
+        root,
+        "pyvenv.cfg",
+        "bin/python",
+        "lib/python3.11/site-packages/x.py",
+        "include/y.h",
+        "src/lib/z.py",
+    )
     assert build(root) == [*ALL[:-1], "src/lib", "src/lib/z.py", "src/work.py"]
 
 

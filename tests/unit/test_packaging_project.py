@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kinetic._source.project import MARKERS, Project, find_project
 from kinetic.errors import UsageError
-from kinetic.packaging.project import MARKERS, Project, find_project
 
 
 @pytest.fixture
@@ -40,7 +40,13 @@ def test_a_git_folder_is_a_marker(place):
 
 
 def test_packages_are_climbed_out_of(place):
-    tree(place, "code/pkg/__init__.py", "code/pkg/sub/__init__.py", "code/pkg/sub/x.py", "code/pkg/setup.py")
+    tree(
+        place,
+        "code/pkg/__init__.py",
+        "code/pkg/sub/__init__.py",
+        "code/pkg/sub/x.py",
+        "code/pkg/setup.py",
+    )
     found = find(place / "code/pkg/sub/x.py", place)
     assert (found.root, found.entry_rel) == (place / "code", "pkg/sub")
 
@@ -58,14 +64,25 @@ def test_an_ignore_file_of_ours_marks_a_project_where_nothing_else_does(place):
 
 def test_home_and_temporary_folders_are_nobodys_project(place):
     tree(
-        place, "home/.git/HEAD", "home/x.py", "tmp/setup.py", "tmp/y.py", "tmp/mine/z.py", "tmp/own/setup.py", "tmp/own/sub/w.py"
+        place,
+        "home/.git/HEAD",
+        "home/x.py",
+        "tmp/setup.py",
+        "tmp/y.py",
+        "tmp/mine/z.py",
+        "tmp/own/setup.py",
+        "tmp/own/sub/w.py",
     )
     given = {"home": place / "home", "temporary": [place / "tmp"]}
     assert find(place / "home/x.py", place, **given).shared
     assert find(place / "tmp/y.py", place, **given).shared
     assert find(Path("/"), place, **given).shared
-    assert find(place / "tmp/mine/z.py", place, **given) == Project(place / "tmp/mine", "", None, (), marked=False)
-    assert find(place / "tmp/own/sub/w.py", place, **given) == Project(place / "tmp/own", "sub", None, ())
+    assert find(place / "tmp/mine/z.py", place, **given) == Project(
+        place / "tmp/mine", "", None, (), marked=False
+    )
+    assert find(place / "tmp/own/sub/w.py", place, **given) == Project(
+        place / "tmp/own", "sub", None, ()
+    )
     asked = find(place / "home/x.py", place, package_root=str(place / "home"), **given)
     assert asked == Project(place / "home", "", None, ()), "unless somebody says so"
 
@@ -73,12 +90,18 @@ def test_home_and_temporary_folders_are_nobodys_project(place):
 def test_a_notebook_counts_from_the_working_directory(place):
     tree(place, "repo/setup.cfg", "repo/notebooks/n.ipynb")
     found = find(None, place, cwd=place / "repo/notebooks")
-    assert (found.root, found.entry_rel, found.cwd_rel) == (place / "repo", "notebooks", "notebooks")
+    assert (found.root, found.entry_rel, found.cwd_rel) == (
+        place / "repo",
+        "notebooks",
+        "notebooks",
+    )
 
 
 def test_home_is_no_project_unless_started_there(place):
     tree(place, "home/.git/HEAD", "home/script/x.py", "home/y.py")
-    assert find(place / "home/script/x.py", place, home=place / "home").root == place / "home/script"
+    assert (
+        find(place / "home/script/x.py", place, home=place / "home").root == place / "home/script"
+    )
     assert find(place / "home/y.py", place, home=place / "home").root == place / "home"
 
 
@@ -114,9 +137,22 @@ def test_a_given_root_must_exist_and_contain_the_entry(place):
 
 
 def test_the_search_path_is_kept_in_order_without_installed_packages(place):
-    tree(place, "repo/setup.py", "repo/lib/a.py", "repo/src/b.py", "repo/.venv/lib/python3.11/site-packages/c.py", "other/d.py")
+    tree(
+        place,
+        "repo/setup.py",
+        "repo/lib/a.py",
+        "repo/src/b.py",
+        "repo/.venv/lib/python3.11/site-packages/c.py",
+        "other/d.py",
+    )
     repo = place / "repo"
-    sys_path = ["", str(repo / "src"), str(place / "other"), "/usr/lib", str(repo / ".venv/lib/python3.11/site-packages")]
+    sys_path = [
+        "",
+        str(repo / "src"),
+        str(place / "other"),
+        "/usr/lib",
+        str(repo / ".venv/lib/python3.11/site-packages"),
+    ]
     sys_path += [str(repo / "lib"), str(repo / "src"), str(repo / "gone"), str(repo / "setup.py")]
     found = find(repo / "src/b.py", place, cwd=repo, sys_path=sys_path)
     assert found.sys_path_rel == ("", "src", "lib")
@@ -126,5 +162,7 @@ def test_the_search_path_is_kept_in_order_without_installed_packages(place):
 def test_links_are_seen_through(place):
     tree(place, "real/setup.py", "real/src/x.py")
     (place / "link").symlink_to(place / "real")
-    found = find(place / "link/src/x.py", place, cwd=place / "link", sys_path=[str(place / "link/src")])
+    found = find(
+        place / "link/src/x.py", place, cwd=place / "link", sys_path=[str(place / "link/src")]
+    )
     assert found == Project(place / "real", "src", "", ("src",))

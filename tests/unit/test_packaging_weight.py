@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from kinetic.packaging import culprit, payload
+from kinetic._pickling import call, diagnosis
 
 data = b"g" * 40_000
 
@@ -24,7 +24,7 @@ def closing_over(captured):
 
 
 def named(func, *args, **kwargs):
-    parts = payload.pack(func, args, kwargs, env_vars={}).parts()
+    parts = call.pack(func, args, kwargs, env_vars={}).parts()
     return [(name, size // 1000) for name, size in parts if size > 1000]
 
 
@@ -57,9 +57,13 @@ def test_an_array_that_is_spread_over_hosts():
     class ArrayImpl:
         def __reduce__(self):
             raise RuntimeError(
-                "Fetching value for `jax.Array` that spans non-addressable (non process local) devices is not possible."
+                "Fetching value for `jax.Array` that spans non-addressable (non process local) "
+                "devices is not possible."
             )
 
-    with pytest.raises(culprit.PicklingError, match=r"return multihost_utils.process_allgather\(value, tiled=True\)") as caught:
-        payload.pack_value({"w": ArrayImpl()})
+    with pytest.raises(
+        diagnosis.PicklingError,
+        match=r"return multihost_utils.process_allgather\(value, tiled=True\)",
+    ) as caught:
+        call.pack_value({"w": ArrayImpl()})
     assert "its part ['w'] is an ArrayImpl" in str(caught.value)

@@ -16,13 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.errors import CorruptRecord, PicklingError, ResultUnavailable, SetupFailed, UserCodeFailed
-from kinetic.packaging import payload
-from kinetic.packaging.modules import Shipped, look
+from kinetic._pickling import call
+from kinetic._pickling.modules import Shipped, look
+from kinetic.errors import (
+    CorruptRecord,
+    PicklingError,
+    ResultUnavailable,
+    SetupFailed,
+    UserCodeFailed,
+)
 
 
 def pack(func, *args, **kwargs):
-    return payload.pack(func, args, kwargs, env_vars={})
+    return call.pack(func, args, kwargs, env_vars={})
 
 
 def double(x):
@@ -42,7 +48,8 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "proj_mod.py").write_text(
         "import threading\n"
         "FACTOR = 3\n"
-        "class Box:\n    def __init__(self, v): self.v = v\n    def get(self): return self.v * FACTOR\n"
+        "class Box:\n    def __init__(self, v): self.v = v\n"
+        "    def get(self): return self.v * FACTOR\n"
         "class Color(__import__('enum').Enum):\n    RED = 1\n"
         "class Odd(Exception):\n    pass\n"
         "def times(x): return x * FACTOR\n"
@@ -75,16 +82,16 @@ def elsewhere(code: str, data: bytes) -> str:
 
 
 def test_a_call_comes_back():
-    packed = payload.pack(double, (4,), {}, env_vars={"A": "1"})
-    func, args, kwargs = payload.unpack(packed.data)
+    packed = call.pack(double, (4,), {}, env_vars={"A": "1"})
+    func, args, kwargs = call.unpack(packed.data)
     assert func(*args, **kwargs) == 8
     assert packed.size_bytes == len(packed.data)
-    assert packed.versions == payload.versions_here()
+    assert packed.versions == call.versions_here()
 
 
 def test_the_header_reads_without_unpickling():
-    header_line, _, body = payload.pack(double, (), {}, env_vars={"A": "ä\n"}).data.partition(b"\n")
-    header = payload.read_header(header_line + b"\n" + b"not a pickle")
+    header_line, _, body = call.pack(double, (), {}, env_vars={"A": "ä\n"}).data.partition(b"\n")
+    header = call.read_header(header_line + b"\n" + b"not a pickle")
     assert header.kind == "call"
     assert header.env_vars == {"A": "ä\n"}
     assert header.versions.python == f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -98,26 +105,35 @@ def test_shared_objects_stay_shared():
     def add():
         shared.append(1)
 
-    func, (again,), kwargs = payload.unpack(payload.pack(add, (shared,), {"k": shared}, env_vars={}).data)
+    func, (again,), kwargs = call.unpack(call.pack(add, (shared,), {"k": shared}, env_vars={}).data)
     func()
     assert again == [1]
     assert kwargs["k"] is again
 
 
 @given(
-    value=st.recursive(st.none() | st.integers() | st.text() | st.binary(), lambda s: st.lists(s) | st.dictionaries(st.text(), s))
+    value=st.recursive(
+        st.none() | st.integers() | st.text() | st.binary(),
+        lambda s: st.lists(s) | st.dictionaries(st.text(), s),
+    )
 )
 def test_any_value_comes_back(value):
-    assert payload.unpack_value(payload.pack_value(value)) == value
+    assert call.unpack_value(call.pack_value(value)) == value
 
 
 def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
     with pytest.raises(PicklingError) as caught:
-        payload.pack_value({"locks": [threading.Lock()]})
+        call.pack_value({"locks": [threading.Lock()]})
     told = str(caught.value)
-    assert told.startswith("The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return what it is made")
-    with pytest.raises(PicklingError, match=r"^The returned value \(generator\) cannot be pickled. Make a list of it"):
-        payload.pack_value(x for x in [1])
+    assert told.startswith(
+        "The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return what "
+        "it is made"
+    )
+    with pytest.raises(
+        PicklingError,
+        match=r"^The returned value \(generator\) cannot be pickled. Make a list of it",
+    ):
+        call.pack_value(x for x in [1])
 
 
 def test_flags_of_absl_are_to_be_passed_as_values():
@@ -127,19 +143,21 @@ def test_flags_of_absl_are_to_be_passed_as_values():
     steps = flags.DEFINE_integer("steps", 3, "how many", flag_values=own)
     for used in (own, steps):
         with pytest.raises(
-            PicklingError, match=r"^Argument 1 \(Flag\w+\) cannot be pickled.* Pass the values of the flags instead\. "
+            PicklingError,
+            match=r"^Argument 1 \(Flag\w+\) cannot be pickled.* Pass the values of the flags "
+            r"instead\. ",
         ):
-            payload.pack(print, (used,), {}, env_vars={})
+            call.pack(print, (used,), {}, env_vars={})
 
 
 @given(data=st.data())
 def test_any_damaged_byte_is_seen(data):
-    whole = bytearray(payload.pack_value({"a": [1, 2, 3]}))
-    start = payload.read_header(bytes(whole)).body_offset
+    whole = bytearray(call.pack_value({"a": [1, 2, 3]}))
+    start = call.read_header(bytes(whole)).body_offset
     at = data.draw(st.integers(start, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptRecord):
-        payload.unpack_value(bytes(whole))
+        call.unpack_value(bytes(whole))
 
 
 @given(
@@ -149,45 +167,50 @@ def test_any_damaged_byte_is_seen(data):
     | st.just(b"1\n")
 )
 def test_garbage_is_a_corrupt_record(garbage):
-    for read in (payload.unpack, payload.unpack_value, payload.unpack_exception):
+    for read in (call.unpack, call.unpack_value, call.unpack_exception):
         with pytest.raises(CorruptRecord):
             read(garbage)
 
 
 def test_a_truncated_record_and_the_wrong_kind_are_corrupt():
-    data = payload.pack_value(1)
+    data = call.pack_value(1)
     with pytest.raises(CorruptRecord, match="damaged"):
-        payload.unpack_value(data[:-1])
+        call.unpack_value(data[:-1])
     with pytest.raises(CorruptRecord, match="holds a value"):
-        payload.unpack(data)
+        call.unpack(data)
 
 
 def test_a_newer_schema_is_refused():
-    data = payload.pack_value(1).replace(b'"schema": 1', b'"schema": 9', 1)
+    data = call.pack_value(1).replace(b'"schema": 1', b'"schema": 9', 1)
     with pytest.raises(CorruptRecord, match="schema 9"):
-        payload.unpack_value(data)
+        call.unpack_value(data)
 
 
 # By value
 
 
 def test_modules_that_are_not_shipped_travel_by_value(project):
-    packed = payload.pack(project.module.times, (5,), {}, env_vars={}, shipped=Shipped())
-    code = "from kinetic.packaging import payload; f, a, k = payload.unpack(data); print(f(*a), 'proj_mod' in sys.modules)"
+    packed = call.pack(project.module.times, (5,), {}, env_vars={}, shipped=Shipped())
+    code = (
+        "from kinetic._pickling import call as payload; f, a, k = payload.unpack(data); "
+        "print(f(*a), 'proj_mod' in sys.modules)"
+    )
     assert elsewhere(code, packed.data) == "15 False"
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
 
 def test_nothing_stays_registered_after_a_failure(project):
     with pytest.raises(PicklingError):
-        payload.pack(lambda module: module.locked(1), (project.locked,), {}, env_vars={}, shipped=Shipped())
+        call.pack(
+            lambda module: module.locked(1), (project.locked,), {}, env_vars={}, shipped=Shipped()
+        )
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
 
 def test_what_the_user_registered_stays(project):
     cloudpickle.register_pickle_by_value(project.module)
     try:
-        payload.pack(project.module.times, (1,), {}, env_vars={}, shipped=Shipped())
+        call.pack(project.module.times, (1,), {}, env_vars={}, shipped=Shipped())
         assert cloudpickle.list_registry_pickle_by_value() == {"proj_mod"}
     finally:
         cloudpickle.unregister_pickle_by_value(project.module)
@@ -202,10 +225,14 @@ def test_threads_share_the_registration(project):
             assert may_end.wait(200)
             return (int, ())
 
-    slow = threading.Thread(target=payload.pack, args=(double, (Slow(),), {}), kwargs={"env_vars": {}, "shipped": Shipped()})
+    slow = threading.Thread(
+        target=call.pack,
+        args=(double, (Slow(),), {}),
+        kwargs={"env_vars": {}, "shipped": Shipped()},
+    )
     slow.start()
     assert inside.wait(200)
-    payload.pack(project.module.times, (1,), {}, env_vars={}, shipped=Shipped())
+    call.pack(project.module.times, (1,), {}, env_vars={}, shipped=Shipped())
     assert cloudpickle.list_registry_pickle_by_value() >= {"proj_mod", "proj_locked"}
     may_end.set()
     slow.join(200)
@@ -245,7 +272,7 @@ def test_looking_for_modules_loads_no_lazy_module(project, monkeypatch):
 def test_known_classes_are_left_alone():
     space = in_main("count = [0]\nclass Box:\n    def hit(self): count[0] += 1\nbox = Box()\n")
     before = space["Box"].hit
-    (back,) = payload.unpack_value(payload.pack_value([space["box"]]))
+    (back,) = call.unpack_value(call.pack_value([space["box"]]))
     assert type(back) is space["Box"]
     assert space["Box"].hit is before
     back.hit()
@@ -253,23 +280,33 @@ def test_known_classes_are_left_alone():
 
 
 def test_in_another_process_classes_are_found_by_name(project):
-    payload_of = "from kinetic.packaging import payload\n"
-    made = payload.pack(lambda m: [m.Box(2), m.Color.RED], (project.module,), {}, env_vars={}, shipped=Shipped())
+    payload_of = "from kinetic._pickling import call as payload\n"
+    made = call.pack(
+        lambda m: [m.Box(2), m.Color.RED], (project.module,), {}, env_vars={}, shipped=Shipped()
+    )
     code = payload_of + "f, a, k = payload.unpack(data); print(payload.pack_value(f(*a)).hex())"
     back = bytes.fromhex(elsewhere(code, made.data))
     code = (
-        f"sys.path.insert(0, {str(project.root)!r}); import proj_mod\n{payload_of}box, red = payload.unpack_value(data)\n"
+        f"sys.path.insert(0, {str(project.root)!r}); import proj_mod\n"
+        f"{payload_of}box, red = payload.unpack_value(data)\n"
         "print(type(box) is proj_mod.Box, red is proj_mod.Color.RED, box.get())"
     )
     assert elsewhere(code, back) == "True True 6"
-    assert elsewhere(payload_of + "box, red = payload.unpack_value(data); print(type(box).__name__, red.name)", back) == "Box RED"
-    box, red = payload.unpack_value(back)
+    assert (
+        elsewhere(
+            payload_of
+            + "box, red = payload.unpack_value(data); print(type(box).__name__, red.name)",
+            back,
+        )
+        == "Box RED"
+    )
+    box, red = call.unpack_value(back)
     assert (type(box), red) == (project.module.Box, project.module.Color.RED)
 
 
 def test_dynamic_enums_keep_their_identity():
     space = in_main("import enum\nclass E(enum.Enum):\n    A = 1\n")
-    assert payload.unpack_value(payload.pack_value(space["E"].A)) is space["E"].A
+    assert call.unpack_value(call.pack_value(space["E"].A)) is space["E"].A
     assert isinstance(space["E"].A, enum.Enum)
 
 
@@ -357,7 +394,10 @@ def test_closures_partials_methods_and_callables_are_named():
     assert component(make_closure()) == "closure variable 'lock' of train"
     assert component(functools.partial(double, LOCK)) == "argument 1 of the partial"
     assert component(functools.partial(make_closure())) == "closure variable 'lock' of train"
-    assert component(types.MethodType(double, Holder())) == "the object (Holder) whose method 'double' is called"
+    assert (
+        component(types.MethodType(double, Holder()))
+        == "the object (Holder) whose method 'double' is called"
+    )
     holder = Holder()
     holder.__class__ = type("CallableHolder", (Holder,), {"__call__": lambda self: 1})
     assert component(holder) == "the function"
@@ -365,7 +405,7 @@ def test_closures_partials_methods_and_callables_are_named():
 
 def test_modules_of_the_project_are_searched(project):
     with pytest.raises(PicklingError) as caught:
-        payload.pack(project.locked.decorated.f, (), {}, env_vars={}, shipped=Shipped())
+        call.pack(project.locked.decorated.f, (), {}, env_vars={}, shipped=Shipped())
     assert caught.value.component == "global 'LOCK' used by decorated"
 
 
@@ -394,12 +434,14 @@ def test_a_reduce_that_raises_is_reported():
     with pytest.raises(PicklingError, match="no way"):
         pack(double, Bad())
     with pytest.raises(PicklingError, match="no way") as caught:
-        payload.pack_value({"a": Bad()})
+        call.pack_value({"a": Bad()})
     assert caught.value.component == "the returned value (dict)"
 
 
 def test_functions_that_refer_to_themselves_end():
-    space = in_main("import threading\nlock = threading.Lock()\ndef a(): return b\ndef b(): return a, lock\n")
+    space = in_main(
+        "import threading\nlock = threading.Lock()\ndef a(): return b\ndef b(): return a, lock\n"
+    )
     with pytest.raises(PicklingError) as caught:
         pack(space["a"])
     assert caught.value.component == "global 'lock' used by b"
@@ -411,7 +453,7 @@ def test_functions_that_refer_to_themselves_end():
 def test_a_missing_module_is_named(project):
     packed = pack(project.module.times)
     code = (
-        "from kinetic.packaging import payload\nfrom kinetic.errors import SetupFailed\n"
+        "from kinetic._pickling import call as payload\nfrom kinetic.errors import SetupFailed\n"
         "try: payload.unpack(data)\nexcept SetupFailed as e: print(e, type(e.__cause__).__name__)"
     )
     said = elsewhere(code, packed.data)
@@ -421,10 +463,10 @@ def test_a_missing_module_is_named(project):
 
 
 def test_another_python_is_refused_before_unpickling():
-    here = payload.versions_here().python
+    here = call.versions_here().python
     data = pack(double, 1).data.replace(f'"python": "{here}"'.encode(), b'"python": "3.7"', 1)
     with pytest.raises(SetupFailed, match=rf"3\.7.*{here}"):
-        payload.unpack(data)
+        call.unpack(data)
 
 
 class Unreadable:
@@ -434,22 +476,25 @@ class Unreadable:
 
 def test_a_value_that_cannot_be_rebuilt_is_unavailable():
     with pytest.raises(ResultUnavailable, match="SystemExit"):
-        payload.unpack_value(payload.pack_value(Unreadable()))
+        call.unpack_value(call.pack_value(Unreadable()))
     with pytest.raises(SetupFailed, match="SystemExit"):
-        payload.unpack(pack(double, Unreadable()).data)
+        call.unpack(pack(double, Unreadable()).data)
 
 
 def test_importing_loads_no_vendor():
-    code = "import kinetic.packaging.payload\nprint(sorted({'cloudpickle', 'tblib', 'pathspec'} & set(sys.modules)))"
+    code = (
+        "import kinetic._pickling.call\nprint(sorted({'cloudpickle', 'tblib', 'pathspec'} & "
+        "set(sys.modules)))"
+    )
     assert elsewhere(code, b"") == "[]"
 
 
-# -- another Python ------------------------------------------------------------------------------------------------------------
+# -- another Python --------------------------------------------------------------------------------
 
 
 def of_python_2(data: bytes) -> bytes:
     """The same record, as if Python 2.7 had made it."""
-    here = f'"python": "{payload.versions_here().python}"'.encode()
+    here = f'"python": "{call.versions_here().python}"'.encode()
     assert here in data
     return data.replace(here, b'"python": "2.7"', 1)
 
@@ -458,24 +503,29 @@ def test_code_of_another_python_is_refused() -> None:  # it would end the proces
     space = in_main("class Point:\n    def double(self): return 2\nvalue = [Point(), 1]")
     for value in (lambda: 1, space["value"]):
         with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):
-            payload.unpack_value(of_python_2(payload.pack_value(value)))
-        payload.unpack_value(payload.pack_value(value))
+            call.unpack_value(of_python_2(call.pack_value(value)))
+        call.unpack_value(call.pack_value(value))
 
 
 def test_values_without_code_come_from_any_python() -> None:
     value = {"loss": 0.5, "steps": [1, 2], "how": double}
-    assert payload.unpack_value(of_python_2(payload.pack_value(value))) == value
+    assert call.unpack_value(of_python_2(call.pack_value(value))) == value
 
 
 def test_an_exception_with_code_of_another_python_arrives_as_text() -> None:
-    error = in_main("class Oops(Exception):\n    def why(self): return 'x'\nerror = Oops('no rows')")["error"]
+    error = in_main(
+        "class Oops(Exception):\n    def why(self): return 'x'\nerror = Oops('no rows')"
+    )["error"]
     with pytest.raises(UserCodeFailed, match=r"Oops: no rows\n.*code of Python 2\.7"):
-        payload.unpack_exception(of_python_2(payload.pack_exception(error)))
-    rebuilt = payload.unpack_exception(of_python_2(payload.pack_exception(KeyError("a"))))
+        call.unpack_exception(of_python_2(call.pack_exception(error)))
+    rebuilt = call.unpack_exception(of_python_2(call.pack_exception(KeyError("a"))))
     assert type(rebuilt) is KeyError
 
 
 def test_the_attribute_that_cannot_be_pickled_is_named_for_a_class_that_is_registered() -> None:
-    space = in_main("class Point: pass\nPoint.lock = __import__('threading').Lock()\ndef make(): return Point()\n")
+    space = in_main(
+        "class Point: pass\nPoint.lock = __import__('threading').Lock()\n"
+        "def make(): return Point()\n"
+    )
     with pytest.raises(PicklingError, match=r"[Aa]ttribute 'lock' of class Point"):
         pack(space["make"])

@@ -1,4 +1,5 @@
-"""Many calls of one function: each call's record, put together with the function's, is what a single pickle would have been."""
+"""Many calls of one function: each call's record, put together with the function's, is what a
+single pickle would have been."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinetic._pickling import call as payload
 from kinetic.errors import CorruptRecord, PicklingError
-from kinetic.packaging import payload
 
 BIG = list(range(50_000))
 
@@ -65,7 +66,10 @@ def test_calls_do_not_see_each_others_arguments():
 
 @given(
     st.lists(
-        st.recursive(st.integers() | st.text() | st.binary(max_size=20), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+        st.recursive(
+            st.integers() | st.text() | st.binary(max_size=20),
+            lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        )
     )
 )
 @settings(max_examples=50, deadline=None)
@@ -74,7 +78,11 @@ def test_a_call_that_cannot_be_pickled_does_not_spoil_the_next(values):
     for value in values:
         with pytest.raises(PicklingError, match="rgument 1"):
             made.pack((threading.Lock(), value), {})
-        assert payload.unpack(made.pack((value,), {"v": value}).data, made.function.data) == (print, (value,), {"v": value})
+        assert payload.unpack(made.pack((value,), {"v": value}).data, made.function.data) == (
+            print,
+            (value,),
+            {"v": value},
+        )
 
 
 def test_what_a_function_uses_is_named_when_it_cannot_travel():
@@ -106,4 +114,8 @@ def test_a_damaged_call_is_refused():
 def test_a_call_of_its_own_needs_no_other_record():
     packed = payload.pack(print, (1,), {}, env_vars={})
     assert payload.unpack(packed.data) == (print, (1,), {})
-    assert pickle.loads(packed.data[payload.read_header(packed.data).body_offset :]) == (print, (1,), {})
+    assert pickle.loads(packed.data[payload.read_header(packed.data).body_offset :]) == (
+        print,
+        (1,),
+        {},
+    )

@@ -8,13 +8,14 @@ import threading
 
 import pytest
 
-from kinetic.coordinator import peers
+from kinetic._system import peers
 
 NOBODY = 65534
 
 
 def connect_as(uid, address):
-    """Connect as another user; return the process, which ends when it is hung up on: with code 0 when it got nothing."""
+    """Connect as another user; return the process, which ends when it is hung up on: with code 0
+    when it got nothing."""
     pid = os.fork()
     if pid == 0:
         try:

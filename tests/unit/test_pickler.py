@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kinetic.packaging.pickler import CallPickler, Circular
-from kinetic.packaging.script import Script, Source
-from kinetic.packaging.unpickler import CallUnpickler
+from kinetic._pickling.pickler import CallPickler, Circular
+from kinetic._pickling.script import Script, Source
+from kinetic._pickling.unpickler import CallUnpickler
 
 REGISTERED: list[Any] = []
 
@@ -101,7 +101,9 @@ IMPORT = "from picklertest_library import *\nimport picklertest_library as lib\n
         ("import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass A:\n    x: int = 1\n", []),
     ],
 )
-def test_what_a_library_registers_is_registered_again(statement: str, seen: list[Any], library: Any) -> None:
+def test_what_a_library_registers_is_registered_again(
+    statement: str, seen: list[Any], library: Any
+) -> None:
     host = sent(IMPORT + statement, "A", library=library)
     assert seen == library.SEEN
     assert host.value[0].__name__ == "A"
@@ -109,7 +111,9 @@ def test_what_a_library_registers_is_registered_again(statement: str, seen: list
 
 def test_what_the_call_does_not_use_is_registered_too(library: Any) -> None:
     sent(
-        IMPORT + "@register\nclass A: pass\n@register\ndef f(): pass\n@register_with()\ndef g(): pass\nx = 1\n",
+        IMPORT
+        + "@register\nclass A: pass\n@register\ndef f(): pass\n@register_with()\ndef g(): pass\n"
+        "x = 1\n",
         "x",
         library=library,
     )
@@ -132,9 +136,16 @@ class A(Root, extra=WIDTH):
     made = host.value[0]
     assert (made().f(), made.sums, made.__mro__[1].__name__) == (12, [3, 4], "Root")
     assert host.main["A"] is made
-    assert [each if isinstance(each, str) else each[0] for each in library.SEEN] == ["Root", "A", "A"]
+    assert [each if isinstance(each, str) else each[0] for each in library.SEEN] == [
+        "Root",
+        "A",
+        "A",
+    ]
     assert made.f.__code__.co_filename == "script.py"
-    assert made.f.__code__.co_firstlineno == text.splitlines().index("    def f(self): return helper() + self.z") + 1
+    assert (
+        made.f.__code__.co_firstlineno
+        == text.splitlines().index("    def f(self): return helper() + self.z") + 1
+    )
 
 
 def test_what_registers_in_the_script_itself_is_sent_with_what_it_knows() -> None:
@@ -159,7 +170,9 @@ class Meta(type):
 class Tagged(metaclass=Meta, tag=2):
     pass
 """
-    known, plugin, first, meta, tagged = sent(text, "KNOWN", "Plugin", "First", "Meta", "Tagged").value
+    known, plugin, first, meta, tagged = sent(
+        text, "KNOWN", "Plugin", "First", "Meta", "Tagged"
+    ).value
     assert list(known) == ["A"]
     assert plugin.kinds == [first]
     assert (meta.made, type(tagged)) == (["Tagged"], meta)
@@ -190,7 +203,9 @@ def test_a_source_that_has_changed_since_is_not_executed(library: Any) -> None:
     assert Script(space, [Source("script.py", text)]).definition(space["A"]) is not None
     assert Script(space, [Source("script.py", "not ( python")]).definition(space["A"]) is None
     del space["register"]
-    assert Script(space, [Source("script.py", text)]).definition(space["A"]) is None, "a name is gone"
+    assert Script(space, [Source("script.py", text)]).definition(space["A"]) is None, (
+        "a name is gone"
+    )
 
 
 def test_an_exit_handler_is_not_registered_again(library: Any) -> None:
@@ -220,13 +235,41 @@ def calls(host: Host, *args: Any) -> Any:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("import functools\n@functools.cache\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)\n", 55),
-        ("import functools\n@functools.lru_cache(maxsize=3)\ndef f(n): return f.cache_parameters()['maxsize']\n", 3),
-        ("import functools\nclass A:\n    @functools.cached_property\n    def p(self): return 5\ndef f(n): return A().p\n", 5),
-        ("from functools import *\n@singledispatch\ndef g(x): return 0\n@g.register\ndef _(x: int): return 7\ng(1)\nf = g\n", 7),
-        ("import weakref\nclass A: pass\na = A()\nW = weakref.WeakKeyDictionary({a: 3})\ndef f(n): return W[a]\n", 3),
-        ("import weakref\nclass A: pass\na = A()\nW = weakref.WeakValueDictionary({3: a})\ndef f(n): return W[3] is a\n", True),
-        ("from picklertest_library import Needy\n@Needy\ndef g(n): return n * 2\ndef f(n): return g(n)\n", 20),
+        (
+            "import functools\n@functools.cache\n"
+            "def f(n): return n if n < 2 else f(n - 1) + f(n - 2)\n",
+            55,
+        ),
+        (
+            "import functools\n@functools.lru_cache(maxsize=3)\n"
+            "def f(n): return f.cache_parameters()['maxsize']\n",
+            3,
+        ),
+        (
+            "import functools\nclass A:\n    @functools.cached_property\n"
+            "    def p(self): return 5\ndef f(n): return A().p\n",
+            5,
+        ),
+        (
+            "from functools import *\n@singledispatch\ndef g(x): return 0\n@g.register\n"
+            "def _(x: int): return 7\ng(1)\nf = g\n",
+            7,
+        ),
+        (
+            "import weakref\nclass A: pass\na = A()\nW = weakref.WeakKeyDictionary({a: 3})\n"
+            "def f(n): return W[a]\n",
+            3,
+        ),
+        (
+            "import weakref\nclass A: pass\na = A()\nW = weakref.WeakValueDictionary({3: a})\n"
+            "def f(n): return W[3] is a\n",
+            True,
+        ),
+        (
+            "from picklertest_library import Needy\n@Needy\ndef g(n): return n * 2\n"
+            "def f(n): return g(n)\n",
+            20,
+        ),
     ],
 )
 def test_what_plain_cloudpickle_cannot(text: str, value: object, library: Any) -> None:
@@ -261,13 +304,17 @@ def test_an_object_that_only_looks_like_a_decorator_runs_no_code() -> None:
         "if True:\n    x = 1\n    \x0c\n    @register\n    class Point: pass\n",
     ],
 )
-def test_registrations_are_found_however_they_are_written(text: str, library: types.ModuleType) -> None:
+def test_registrations_are_found_however_they_are_written(
+    text: str, library: types.ModuleType
+) -> None:
     host = sent(f"from picklertest_library import register\n{text}\n", "Point", library=library)
     assert library.SEEN == ["Point"]
     assert host.value[0].__name__ == "Point"
 
 
-def test_a_class_that_is_defined_again_has_the_attributes_that_it_had(library: types.ModuleType) -> None:
+def test_a_class_that_is_defined_again_has_the_attributes_that_it_had(
+    library: types.ModuleType,
+) -> None:
     text = """
 from picklertest_library import register
 import random
@@ -329,7 +376,9 @@ def _(x: Point): return "point"
     assert library.show(1) == "other"
 
 
-def test_a_module_of_a_class_of_its_own_travels_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_a_class_of_its_own_travels_by_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Lazy(types.ModuleType):
         def __getattr__(self, name: str) -> None:
             raise AssertionError(name)

@@ -1,4 +1,5 @@
-"""Planning: which project, which limits, what is carried, what is warned about; nothing is written but the cache."""
+"""Planning: which project, which limits, what is carried, what is warned about; nothing is written
+but the cache."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ import types
 import pytest
 
 import kinetic
-from kinetic import planning
-from kinetic.accelerators.resolve import resolve
-from kinetic.config import settings as configuration
+from kinetic._client import planning
+from kinetic._config import settings as configuration
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.spec import JobSpec, Options
+from kinetic._pickling import call
+from kinetic._source import shipment
 from kinetic.errors import UsageError
-from kinetic.job.spec import JobSpec, Options
-from kinetic.packaging import payload, shipment
 
 
 @pytest.fixture
@@ -40,27 +42,49 @@ def spec_of(func, *args, **options):
 
 def make(func, *args, environ=None, **options):
     settings = configuration.load(environ)
-    return planning.make(spec_of(func, *args, **options), settings, backend="pathways", job_id="job-00000001", now=5.0)
+    return planning.make(
+        spec_of(func, *args, **options),
+        settings,
+        backend="pathways",
+        job_id="job-00000001",
+        now=5.0,
+    )
 
 
 def test_a_plan_has_everything(project, home):
     planned = make(sys.modules["work"].train, 3, timeout_s=7.0, retries=2, env={"A": "1"})
     plan = planned.plan
-    assert (plan.job_id, plan.created_at, plan.backend, plan.name, plan.hosts) == ("job-00000001", 5.0, "pathways", "train", 4)
+    assert (plan.job_id, plan.created_at, plan.backend, plan.name, plan.hosts) == (
+        "job-00000001",
+        5.0,
+        "pathways",
+        "train",
+        4,
+    )
     assert (plan.client_root, plan.entry_rel, plan.cwd_rel) == (str(project), "src", "")
     assert "src" in plan.sys_path_rel
     assert plan.tree.files == 3
-    assert (plan.limits.timeout_s, plan.limits.start_timeout_s, plan.retries, plan.env) == (7.0, 600.0, 2, {"A": "1"})
-    assert plan.versions == payload.versions_here()
+    assert (plan.limits.timeout_s, plan.limits.start_timeout_s, plan.retries, plan.env) == (
+        7.0,
+        600.0,
+        2,
+        {"A": "1"},
+    )
+    assert plan.versions == call.versions_here()
     assert plan.payload.size_bytes == len(planned.payload)
-    assert payload.unpack(planned.payload)[1] == (3,)
+    assert call.unpack(planned.payload)[1] == (3,)
     assert planned.warnings == ()
     assert type(plan).from_json(plan.to_json()) == plan
     assert not home.exists(), "planning writes nothing but the cache"
 
 
 def test_settings_fill_in_what_the_options_leave_open(project):
-    environ = {"HOME": "/home/me", "KINETIC_START_TIMEOUT_S": "30", "KINETIC_GRACE_S": "1", "KINETIC_OUTPUT_DIR": "out"}
+    environ = {
+        "HOME": "/home/me",
+        "KINETIC_START_TIMEOUT_S": "30",
+        "KINETIC_GRACE_S": "1",
+        "KINETIC_OUTPUT_DIR": "out",
+    }
     environ |= {"KINETIC_CACHE_DIR": str(project.parent / "cache")}
     plan = make(len, [], environ=environ).plan
     assert (plan.limits.start_timeout_s, plan.limits.grace_s) == (30.0, 1.0)
@@ -73,7 +97,7 @@ def test_what_is_captured_travels_in_the_payload_and_what_looks_secret_apart(pro
     for name, value in {"APP_MODE": "fast", "APP_KEY": "hunter2", "APP_SET": "outer"}.items():
         monkeypatch.setenv(name, value)
     planned = make(len, [], capture_env_vars=("APP_*",), env={"APP_SET": "inner"})
-    assert payload.read_header(planned.payload).env_vars == {"APP_MODE": "fast"}
+    assert call.read_header(planned.payload).env_vars == {"APP_MODE": "fast"}
     assert planned.plan.captured == ("APP_MODE",)
     assert planned.plan.secrets == ("APP_KEY",)
     assert planned.secrets == {"APP_KEY": "hunter2"}
@@ -84,7 +108,11 @@ def test_what_is_captured_travels_in_the_payload_and_what_looks_secret_apart(pro
 def test_a_large_tree_and_a_large_payload_are_warned_about(project):
     (project / "data.txt").write_bytes(b"d" * 5000)
     (project / "small.txt").write_bytes(b"s" * 49)
-    environ = {"HOME": "/x", "KINETIC_CACHE_DIR": str(project.parent / "cache"), "KINETIC_CONTEXT_SIZE_WARN_MB": "0.0005"}
+    environ = {
+        "HOME": "/x",
+        "KINETIC_CACHE_DIR": str(project.parent / "cache"),
+        "KINETIC_CONTEXT_SIZE_WARN_MB": "0.0005",
+    }
     environ |= {"KINETIC_PAYLOAD_SIZE_WARN_MB": "0.001"}
     planned = make(len, "y" * 5000, environ=environ)
     tree, large = planned.warnings
@@ -92,8 +120,8 @@ def test_a_large_tree_and_a_large_payload_are_warned_about(project):
     assert "small.txt" not in tree
     assert ".kineticignore" in tree
     assert large == (
-        "The call of train is large when pickled: 0.0 MB. Its largest parts: argument 1 (str): 0.0 MB. "
-        "Pass a path, or kinetic.Data, and load the data on the host."
+        "The call of train is large when pickled: 0.0 MB. Its largest parts: argument 1 (str): 0.0 "
+        "MB. Pass a path, or kinetic.Data, and load the data on the host."
     )
 
 
@@ -137,7 +165,15 @@ def method_of_a_module(name, file):
 
 
 @pytest.mark.parametrize(
-    "file", [None, "<stdin>", "{stdlib}/json/__init__.py", "{site}/numpy/__init__.py", "{kinetic}/cli/x.py", "/gone/x.py"]
+    "file",
+    [
+        None,
+        "<stdin>",
+        "{stdlib}/json/__init__.py",
+        "{site}/numpy/__init__.py",
+        "{kinetic}/cli/x.py",
+        "/gone/x.py",
+    ],
 )
 def test_a_function_of_no_project_belongs_to_the_callers_folder(tmp_path, monkeypatch, file):
     import json
@@ -159,5 +195,9 @@ def test_a_function_of_no_project_belongs_to_the_callers_folder(tmp_path, monkey
 
 def test_a_function_of_a_project_belongs_to_its_file(project, tmp_path):
     train = sys.modules["work"].train
-    for func in (train, functools.partial(functools.partial(train)), functools.wraps(train)(lambda: 1)):
+    for func in (
+        train,
+        functools.partial(functools.partial(train)),
+        functools.wraps(train)(lambda: 1),
+    ):
         assert shipment.entry_dir(func, tmp_path) == project / "src"

@@ -1,4 +1,5 @@
-"""Profiles: a file that is whole or said to be damaged, however it was written, broken or raced for."""
+"""Profiles: a file that is whole or said to be damaged, however it was written, broken or raced
+for."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kinetic
-from kinetic.config import profiles, settings
-from kinetic.config.profiles import Profiles
+from kinetic._config import profiles, settings
+from kinetic._config.profiles import Profiles
 from kinetic.errors import CorruptRecord, PreflightError, StoreError, StoreFull, UsageError
 
 DEV = {"project": "my-dev", "zone": "us-central2-b", "cluster": "dev"}
 BOTH = Profiles().added("dev", DEV).added("ops", {"cluster": "ops", "namespace": "alice"})
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
-words = st.text(st.characters(min_codepoint=33, exclude_categories=["C", "Z"]), min_size=1, max_size=12)
+words = st.text(
+    st.characters(min_codepoint=33, exclude_categories=["C", "Z"]), min_size=1, max_size=12
+)
 books = st.dictionaries(names, st.dictionaries(st.sampled_from(profiles.FIELDS), words), max_size=4)
 
 
@@ -29,7 +32,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "conf" / "kinetic" / "profiles.json"
 
 
-# -- deciding ------------------------------------------------------------------------------------------------------------------
+# -- deciding --------------------------------------------------------------------------------------
 
 
 def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
@@ -39,7 +42,9 @@ def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
     assert BOTH.used(None).added("third", DEV).current is None
     assert (BOTH.removed("dev").current, list(BOTH.removed("dev").by_name)) == (None, ["ops"])
     assert BOTH.removed("ops").current == "dev"
-    assert BOTH.used("ops").added("ops", DEV, force=True) == Profiles({"dev": DEV, "ops": DEV}, "ops")
+    assert BOTH.used("ops").added("ops", DEV, force=True) == Profiles(
+        {"dev": DEV, "ops": DEV}, "ops"
+    )
 
 
 @pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 64])
@@ -49,7 +54,15 @@ def test_what_cannot_be_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"zoen": "z"}, {"zone": ""}, {"zone": "a b"}, {"zone": "a\n"}, {"zone": "\x1b[0m"}, {"zone": 3}]
+    "values",
+    [
+        {"zoen": "z"},
+        {"zone": ""},
+        {"zone": "a b"},
+        {"zone": "a\n"},
+        {"zone": "\x1b[0m"},
+        {"zone": 3},
+    ],
 )
 def test_what_a_profile_cannot_say(values: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="dev"):
@@ -68,7 +81,7 @@ def test_what_is_not_there_has_a_hint() -> None:
         Profiles().get("zzz")
 
 
-# -- the file ------------------------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------
 
 
 @given(books, st.data())
@@ -84,7 +97,12 @@ def test_damage_at_any_byte_is_found() -> None:
             broken = whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :]
             with pytest.raises(CorruptRecord):
                 profiles.parse(broken)
-        for broken in (whole[:at], whole[:at] + whole[at + 1 :], whole[:at] + b" " + whole[at:], whole + whole[: at + 1]):
+        for broken in (
+            whole[:at],
+            whole[:at] + whole[at + 1 :],
+            whole[:at] + b" " + whole[at:],
+            whole + whole[: at + 1],
+        ):
             with pytest.raises(CorruptRecord):
                 profiles.parse(broken)
 
@@ -125,7 +143,9 @@ def test_a_file_may_be_written_by_hand(place: Path) -> None:
     place.write_bytes(profiles.render(BOTH).replace(b"us-central2-b", b"us-central1-b"))
     with pytest.raises(CorruptRecord, match='take the line "checksum" out'):
         profiles.read(place)
-    place.write_text("".join(line for line in place.read_text().splitlines(True) if "checksum" not in line))
+    place.write_text(
+        "".join(line for line in place.read_text().splitlines(True) if "checksum" not in line)
+    )
     assert profiles.read(place).get("dev")["zone"] == "us-central1-b"
 
 
@@ -172,7 +192,10 @@ def test_of_many_writers_none_is_lost(place: Path) -> None:
     assert set(profiles.read(place).by_name) == {f"p{n}" for n in range(16)}
 
 
-@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StoreFull), (errno.EACCES, StoreError), (errno.EROFS, StoreError)])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, StoreFull), (errno.EACCES, StoreError), (errno.EROFS, StoreError)],
+)
 def test_a_file_that_cannot_be_written_stays(
     place: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StoreError]
 ) -> None:
@@ -198,7 +221,7 @@ def test_a_place_that_is_no_file_is_explained(tmp_path: Path) -> None:
     assert profiles.read(tmp_path / "file" / "x.json") == Profiles()
 
 
-# -- as settings ---------------------------------------------------------------------------------------------------------------
+# -- as settings -----------------------------------------------------------------------------------
 
 
 def kept_in(folder: Path, book: Profiles = BOTH) -> dict[str, str]:
@@ -206,7 +229,9 @@ def kept_in(folder: Path, book: Profiles = BOTH) -> dict[str, str]:
     return {"HOME": str(folder), "KINETIC_PROFILES_FILE": str(folder / "profiles.json")}
 
 
-def test_flag_before_environment_before_profile_before_other_tools_before_default(tmp_path: Path) -> None:
+def test_flag_before_environment_before_profile_before_other_tools_before_default(
+    tmp_path: Path,
+) -> None:
     env = kept_in(tmp_path) | {"KINETIC_ZONE": "env-zone", "GOOGLE_CLOUD_PROJECT": "other"}
     found = settings.load(env, flags={"cluster": "flag-cluster"})
     assert found.setting("cluster") == settings.Setting("flag-cluster", "flag")
@@ -214,13 +239,18 @@ def test_flag_before_environment_before_profile_before_other_tools_before_defaul
     assert found.setting("project") == settings.Setting("my-dev", "profile dev")
     assert found.setting("namespace") == settings.Setting(None, "default")
     assert found.setting("profile") == settings.Setting("dev", "profiles file")
-    assert settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source == "environment GOOGLE_CLOUD_PROJECT"
+    assert (
+        settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source
+        == "environment GOOGLE_CLOUD_PROJECT"
+    )
 
 
 def test_which_profile_is_read(tmp_path: Path) -> None:
     env = kept_in(tmp_path)
     assert settings.load(env | {"KINETIC_PROFILE": "ops"}).namespace == "alice"
-    assert settings.load(env, flags={"profile": "ops"}).setting("profile") == settings.Setting("ops", "flag")
+    assert settings.load(env, flags={"profile": "ops"}).setting("profile") == settings.Setting(
+        "ops", "flag"
+    )
     settings.choose_profile("ops")
     try:
         assert settings.load(env | {"KINETIC_PROFILE": "dev"}).cluster == "ops"
@@ -235,9 +265,17 @@ def test_which_profile_is_read(tmp_path: Path) -> None:
 
 
 def test_where_profiles_are_kept() -> None:
-    assert str(settings.profiles_file({"HOME": "/home/me"})) == "/home/me/.config/kinetic/profiles.json"
-    assert str(settings.profiles_file({"XDG_CONFIG_HOME": "/conf"})) == "/conf/kinetic/profiles.json"
-    assert str(settings.profiles_file({"HOME": "/home/me", "KINETIC_PROFILES_FILE": "~/p.json"})) == "/home/me/p.json"
+    assert (
+        str(settings.profiles_file({"HOME": "/home/me"}))
+        == "/home/me/.config/kinetic/profiles.json"
+    )
+    assert (
+        str(settings.profiles_file({"XDG_CONFIG_HOME": "/conf"})) == "/conf/kinetic/profiles.json"
+    )
+    assert (
+        str(settings.profiles_file({"HOME": "/home/me", "KINETIC_PROFILES_FILE": "~/p.json"}))
+        == "/home/me/p.json"
+    )
     with pytest.raises(UsageError, match="KINETIC_PROFILES_FILE"):
         settings.profiles_file({})
 

@@ -1,4 +1,5 @@
-"""The decorator: what it refuses, what it makes, and a call from one end to the other over a backend in memory."""
+"""The decorator: what it refuses, what it makes, and a call from one end to the other over a
+backend in memory."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ from laptop_fakes import InlineBackend
 
 import kinetic
 from kinetic import errors
-from kinetic.backends import registry
+from kinetic._backends import registry
+from kinetic._client.decorator import RemoteCallable
+from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
-from kinetic.remote import RemoteCallable
-from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def add(a, b=1):
     return a + b
 
 
-# -- what it refuses ---------------------------------------------------------------------------------------------------
+# -- what it refuses -------------------------------------------------------------------------------
 
 
 def generator():
@@ -91,7 +92,7 @@ def test_forgotten_parentheses():
             pass
 
 
-# -- what it makes -----------------------------------------------------------------------------------------------------
+# -- what it makes ---------------------------------------------------------------------------------
 
 
 def test_a_decorator_below_may_give_the_function_arguments_of_its_own(backend):
@@ -108,7 +109,10 @@ def test_a_decorator_below_may_give_the_function_arguments_of_its_own(backend):
         return seed, steps
 
     assert train(3) == (7, 3)
-    with pytest.raises(errors.UsageTypeError, match=r"^train\(steps\): too many positional arguments. Nothing was submitted.$"):
+    with pytest.raises(
+        errors.UsageTypeError,
+        match=r"^train\(steps\): too many positional arguments. Nothing was submitted.$",
+    ):
         train(7, 3)
 
 
@@ -128,16 +132,33 @@ def test_it_looks_like_the_function():
 
 
 def test_the_positional_order_of_older_scripts():
-    options = kinetic.run("cpu", "image", "repo", "zone", "project", ["A"], "cluster", "gke", "space", {}, True, "out", False)(
-        add
-    ).options
+    options = kinetic.run(
+        "cpu",
+        "image",
+        "repo",
+        "zone",
+        "project",
+        ["A"],
+        "cluster",
+        "gke",
+        "space",
+        {},
+        True,
+        "out",
+        False,
+    )(add).options
     assert (options.container_image, options.base_image_repo, options.zone, options.project) == (
         "image",
         "repo",
         "zone",
         "project",
     )
-    assert (options.capture_env_vars, options.cluster, options.backend, options.namespace) == (("A",), "cluster", "gke", "space")
+    assert (options.capture_env_vars, options.cluster, options.backend, options.namespace) == (
+        ("A",),
+        "cluster",
+        "gke",
+        "space",
+    )
     assert (options.topology.spot, options.output_dir, options.debug) == (True, "out", False)
 
 
@@ -164,12 +185,15 @@ def test_the_other_side_needs_no_kinetic(tmp_path):
         print(outer(3), type(outer).__name__)
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == "3 function\n", done.stderr
 
 
-# -- calling -----------------------------------------------------------------------------------------------------------
+# -- calling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +271,9 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "value", "name"), KINDS, ids=[k[2] + str(i) for i, k in enumerate(KINDS)])
+@pytest.mark.parametrize(
+    ("call", "value", "name"), KINDS, ids=[k[2] + str(i) for i, k in enumerate(KINDS)]
+)
 def test_kinds_of_functions(backend, call, value, name):
     assert call() == value
     assert kinetic.list_jobs()[0].display_name.rpartition(".")[2] == name
@@ -289,8 +315,14 @@ def test_a_call_on_a_host_runs_the_body(backend, monkeypatch):
 def test_a_job_submits_no_jobs(backend, monkeypatch):
     monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     remote = kinetic.run("cpu")(add)
-    for attempt in (lambda: remote.run_async(1), lambda: remote.run_async_map([1]), lambda: remote.plan(1)):
-        with pytest.raises(errors.UsageError, match=r"A job cannot submit other jobs. In a job, add\(...\) runs"):
+    for attempt in (
+        lambda: remote.run_async(1),
+        lambda: remote.run_async_map([1]),
+        lambda: remote.plan(1),
+    ):
+        with pytest.raises(
+            errors.UsageError, match=r"A job cannot submit other jobs. In a job, add\(...\) runs"
+        ):
             attempt()
     assert remote.with_options(timeout=3)(1) == remote.local(1) == asyncio.run(remote.aio(1)) == 2
     assert backend.calls == []
@@ -335,7 +367,9 @@ def test_secrets_and_captured_variables(backend, home, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", value)
     monkeypatch.setenv("APP_KEY", value)
     monkeypatch.setenv("APP_MODE", "fast")
-    remote = kinetic.run("cpu", env={"SEED": "1"}, secrets=["MY_TOKEN"], capture_env_vars=["APP_*"])(add)
+    remote = kinetic.run(
+        "cpu", env={"SEED": "1"}, secrets=["MY_TOKEN"], capture_env_vars=["APP_*"]
+    )(add)
     assert remote(1) == 2
     assert backend.secrets == {"MY_TOKEN": value, "APP_KEY": value}
     stored = b"".join(p.read_bytes() for p in home.rglob("*") if p.is_file())
@@ -350,7 +384,7 @@ def test_a_missing_secret_creates_nothing(backend, home):
 
 
 def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
-    from kinetic import following
+    from kinetic._client import following
 
     following._told.clear()
     remote = kinetic.run("tpu-v6e-16")(add)
@@ -385,7 +419,10 @@ def test_clusters_that_this_version_cannot_use(backend, monkeypatch, options, en
     assert backend.calls == []
 
 
-@pytest.mark.parametrize("environ", [{"GOOGLE_CLOUD_PROJECT": "p"}, {"KINETIC_BACKEND": "local", "KINETIC_PROJECT": "p"}, {}])
+@pytest.mark.parametrize(
+    "environ",
+    [{"GOOGLE_CLOUD_PROJECT": "p"}, {"KINETIC_BACKEND": "local", "KINETIC_PROJECT": "p"}, {}],
+)
 def test_what_is_simulated(backend, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -411,22 +448,44 @@ def test_a_plan_creates_nothing(backend, home):
     assert "SEED" in text
 
 
-# -- weight ------------------------------------------------------------------------------------------------------------
+# -- weight ----------------------------------------------------------------------------------------
 
-VENDORS = {"click", "rich", "grpc", "jax", "numpy", "pathspec", "cloudpickle", "tblib", "google", "kubernetes"}
+VENDORS = {
+    "click",
+    "rich",
+    "grpc",
+    "jax",
+    "numpy",
+    "pathspec",
+    "cloudpickle",
+    "tblib",
+    "google",
+    "kubernetes",
+}
 
 
 @pytest.mark.parametrize(
-    "code", ["import kinetic", "import kinetic; kinetic.run('tpu-v6e-16')(len); kinetic.attach; kinetic.list_jobs()"]
+    "code",
+    [
+        "import kinetic",
+        "import kinetic; kinetic.run('tpu-v6e-16')(len); kinetic.attach; kinetic.list_jobs()",
+    ],
 )
 def test_importing_loads_no_vendor(code, home):
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     loaded = set(done.stdout.split())
     assert not VENDORS & {name.partition(".")[0] for name in loaded}
     if "run" not in code:
-        assert {name for name in loaded if name.startswith("kinetic")} == {"kinetic", "kinetic.shadows", "kinetic.version"}
+        assert {name for name in loaded if name.startswith("kinetic")} == {
+            "kinetic",
+            "kinetic._shadows",
+            "kinetic.version",
+        }
         assert not {"logging", "dataclasses", "typing", "re"} & loaded
 
 
@@ -445,7 +504,7 @@ def test_decorating_warns_about_nothing():
         kinetic.run("cpu")(add)
 
 
-# -- while a call is planned -----------------------------------------------------------------------------------------------------
+# -- while a call is planned -----------------------------------------------------------------------
 
 
 def warmed(backend, monkeypatch):

@@ -1,11 +1,12 @@
-"""Hosts that come together after they have joined the gang: workers that start, processes that join one world of JAX."""
+"""Hosts that come together after they have joined the gang: workers that start, processes that join
+one world of JAX."""
 
 from __future__ import annotations
 
 import pytest
 
-from kinetic.coordinator.gang import Beat, Gang, GangSpec
-from kinetic.job.outcome import Exit, HostReport
+from kinetic._core.gang.machine import Beat, Gang, GangSpec
+from kinetic._core.outcome import Exit, HostReport
 
 STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", line 3 in f\n'
 
@@ -80,7 +81,9 @@ def test_a_wait_for_a_host_that_has_returned_without_jax_ends_at_once() -> None:
     gang.pass_time(2)
     gang.report(1, joined_jax=False)
     gang.pass_time(3)
-    assert gang.gang.stop_reason.startswith("host 1 of 3 returned without using JAX, and host 0 waits for it in JAX. ")
+    assert gang.gang.stop_reason.startswith(
+        "host 1 of 3 returned without using JAX, and host 0 waits for it in JAX. "
+    )
     assert gang.gang.first_failure == (0,)
     assert gang.gang.view(0).stop_exit is Exit.HANG
 
@@ -103,7 +106,9 @@ def test_a_wait_in_jax_has_a_limit_that_begins_with_the_first_who_waits() -> Non
     gang.pass_time(9)
     assert gang.gang.stop_reason == ""
     gang.pass_time(4)
-    assert gang.gang.stop_reason.startswith("hosts 0, 2 of 3 have waited 10 s in JAX for host 1, which has not joined (start_")
+    assert gang.gang.stop_reason.startswith(
+        "hosts 0, 2 of 3 have waited 10 s in JAX for host 1, which has not joined (start_"
+    )
     assert gang.gang.first_failure == (1,)
     assert gang.gang.view(1).stop_exit is Exit.HANG
     assert gang.gang.view(0).stop_exit is Exit.STOPPED
@@ -123,4 +128,6 @@ def test_hosts_that_wait_for_nobody_in_particular_are_told_so() -> None:
     gang = Running()
     gang.states = ["joining"] * 3
     gang.pass_time(14)
-    assert gang.gang.stop_reason.startswith("hosts 0-2 of 3 have waited 10 s in JAX for each other (start_timeout=). ")
+    assert gang.gang.stop_reason.startswith(
+        "hosts 0-2 of 3 have waited 10 s in JAX for each other (start_timeout=). "
+    )

@@ -1,4 +1,5 @@
-"""The copy of declared data on a host: one for all, read-only, whole whatever is killed or changed, removed when unused."""
+"""The copy of declared data on a host: one for all, read-only, whole whatever is killed or changed,
+removed when unused."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from kinetic._core import layout
+from kinetic._core.plan import Tree
+from kinetic._datasets import cached_copy
+from kinetic._source import bundle, download
+from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, StoreFull
-from kinetic.job import paths
-from kinetic.job.plan import Tree
-from kinetic.packaging import arrival, bundle, replica
-from kinetic.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -44,34 +46,41 @@ def sent(folder: Path, store: LocalStore) -> Tree:
 
 
 def contents(files: Path) -> dict[str, str]:
-    return {str(p.relative_to(files)): p.read_text() for p in sorted(files.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(files)): p.read_text() for p in sorted(files.rglob("*")) if p.is_file()
+    }
 
 
 WHOLE = {"a.txt": "a", "same.txt": "a", "sub/b.sh": "b", "nothing": "", "link": "b"}
 
 
 def test_the_content_is_there_without_write_permission(store, tree):
-    files = replica.replica(store, tree, replica.root_of(store))
-    assert files == store.path(paths.data(tree.manifest.digest)) / "files"
+    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    assert files == store.path(layout.data(tree.manifest.digest)) / "files"
     assert contents(files) == WHOLE
     assert (files / "sub" / "empty").is_dir()
-    modes = {p.name: stat.S_IMODE(p.lstat().st_mode) for p in [files, *files.rglob("*")] if not p.is_symlink()}
+    modes = {
+        p.name: stat.S_IMODE(p.lstat().st_mode)
+        for p in [files, *files.rglob("*")]
+        if not p.is_symlink()
+    }
     assert modes == {
-        "files": 0o555, "sub": 0o555, "empty": 0o555, "a.txt": 0o444, "same.txt": 0o444, "nothing": 0o444, "b.sh": 0o555
+        "files": 0o555, "sub": 0o555, "empty": 0o555, "a.txt": 0o444, "same.txt": 0o444,
+        "nothing": 0o444, "b.sh": 0o555,
     }  # fmt: skip
     assert os.readlink(files / "link") == "sub/b.sh"
 
 
 def test_the_second_use_makes_nothing(store, tree, monkeypatch):
-    first = replica.replica(store, tree, replica.root_of(store))
-    monkeypatch.setattr(replica, "_build", lambda *a: pytest.fail("it was built again"))
-    assert replica.replica(store, tree, replica.root_of(store)) == first
+    first = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    monkeypatch.setattr(cached_copy, "_build", lambda *a: pytest.fail("it was built again"))
+    assert cached_copy.replica(store, tree, cached_copy.root_of(store)) == first
 
 
 def test_plain_files_take_their_space_once(store, tree):
-    files = replica.replica(store, tree, replica.root_of(store))
-    entry = next(e for e in arrival.listed(store, tree).entries if e.path == "a.txt")
-    assert os.path.samefile(files / "a.txt", store.path(paths.blob(entry.digest)))  # type: ignore[union-attr]
+    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    entry = next(e for e in download.listed(store, tree).entries if e.path == "a.txt")
+    assert os.path.samefile(files / "a.txt", store.path(layout.blob(entry.digest)))  # type: ignore[union-attr]
     assert (files / "sub" / "b.sh").stat().st_nlink == 1  # it has another mode than the store's own
 
 
@@ -80,14 +89,14 @@ def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    files = replica.replica(store, tree, replica.root_of(store))
+    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
     assert contents(files) == WHOLE
     assert (files / "a.txt").stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
 def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
-    files = replica.replica(store, tree, replica.root_of(store))
+    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
     os.chmod(files, 0o755)
     target = files / "sub" / "b.sh"
     if how == "write":
@@ -103,37 +112,39 @@ def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
     else:
         (files / "link").unlink()
         (files / "link").symlink_to("a.txt")
-    assert contents(replica.replica(store, tree, replica.root_of(store))) == WHOLE
+    assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
 @pytest.mark.parametrize("name", ["a.txt", "sub/b.sh"])
 def test_damaged_content_is_told_and_forgotten(store, tree, name):
-    entry = next(e for e in arrival.listed(store, tree).entries if e.path == name)
-    store.path(paths.blob(entry.digest)).write_text("x")  # type: ignore[union-attr]
+    entry = next(e for e in download.listed(store, tree).entries if e.path == name)
+    store.path(layout.blob(entry.digest)).write_text("x")  # type: ignore[union-attr]
     with pytest.raises(CorruptRecord, match=name):
-        replica.replica(store, tree, replica.root_of(store))
-    assert not store.has(paths.blob(tree.manifest.digest)), "the next submission sends it again"
-    assert [each.name for each in replica.root_of(store).iterdir()] == ["lock"], "nothing of it is left"
+        cached_copy.replica(store, tree, cached_copy.root_of(store))
+    assert not store.has(layout.blob(tree.manifest.digest)), "the next submission sends it again"
+    assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"], (
+        "nothing of it is left"
+    )
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(store, tree, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(arrival, "write_file", full)
+    monkeypatch.setattr(download, "write_file", full)
     with pytest.raises(StoreFull):
-        replica.replica(store, tree, replica.root_of(store))
-    assert [each.name for each in replica.root_of(store).iterdir()] == ["lock"]
+        cached_copy.replica(store, tree, cached_copy.root_of(store))
+    assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"]
 
 
-# -- many at once, and deaths ------------------------------------------------------------------------------------------
+# -- many at once, and deaths ----------------------------------------------------------------------
 
 CHILD = textwrap.dedent("""
     import json, os, sys
     from pathlib import Path
-    from kinetic.job.plan import Blob, Tree
-    from kinetic.packaging import replica
-    from kinetic.storage.local import LocalStore
+    from kinetic._core.plan import Blob, Tree
+    from kinetic._datasets import cached_copy as replica
+    from kinetic._store.local import LocalStore
 
     root, digest, size, files, size_bytes, die_after = sys.argv[1:]
     store, tree = LocalStore(Path(root)), Tree(Blob(digest, int(size)), int(files), int(size_bytes))
@@ -158,8 +169,17 @@ CHILD = textwrap.dedent("""
 
 
 def child(store: LocalStore, tree: Tree, *, die_after: int = 0) -> subprocess.Popen[str]:
-    facts = (store.uri, tree.manifest.digest, tree.manifest.size_bytes, tree.files, tree.size_bytes, die_after)
-    return subprocess.Popen([sys.executable, "-c", CHILD, *map(str, facts)], stdout=subprocess.PIPE, text=True)
+    facts = (
+        store.uri,
+        tree.manifest.digest,
+        tree.manifest.size_bytes,
+        tree.files,
+        tree.size_bytes,
+        die_after,
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, *map(str, facts)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_of_eight_processes_one_builds_and_all_see_it_whole(tmp_path, store):
@@ -171,7 +191,7 @@ def test_of_eight_processes_one_builds_and_all_see_it_whole(tmp_path, store):
     children = [child(store, tree) for _ in range(8)]
     told = [each.communicate()[0] for each in children]
     assert [each.returncode for each in children] == [0] * 8
-    files = store.path(paths.data(tree.manifest.digest)) / "files"
+    files = store.path(layout.data(tree.manifest.digest)) / "files"
     assert sorted(told)[:-1] == [f'["{files}", 0]\n'] * 7
     assert sorted(told)[-1] == f'["{files}", 1]\n'
     assert contents(files) == contents(folder)
@@ -182,32 +202,35 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
     dead = child(store, tree, die_after=die_after)
     dead.communicate()
     assert dead.returncode == -signal.SIGKILL
-    assert not store.path(paths.data(tree.manifest.digest)).exists()
-    assert replica.replicas(replica.root_of(store)), "prune sees what is left"
-    assert contents(replica.replica(store, tree, replica.root_of(store))) == WHOLE
-    assert sorted(each.name for each in replica.root_of(store).iterdir()) == [tree.manifest.digest, "lock"]
+    assert not store.path(layout.data(tree.manifest.digest)).exists()
+    assert cached_copy.replicas(cached_copy.root_of(store)), "prune sees what is left"
+    assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert sorted(each.name for each in cached_copy.root_of(store).iterdir()) == [
+        tree.manifest.digest,
+        "lock",
+    ]
 
 
-# -- removing ----------------------------------------------------------------------------------------------------------
+# -- removing --------------------------------------------------------------------------------------
 
 
 def test_a_removed_replica_is_gone_and_can_be_made_again(store, tree):
-    replica.replica(store, tree, replica.root_of(store))
-    (found,) = replica.replicas(replica.root_of(store))
+    cached_copy.replica(store, tree, cached_copy.root_of(store))
+    (found,) = cached_copy.replicas(cached_copy.root_of(store))
     assert found.digest == tree.manifest.digest
-    assert replica.size_bytes(found) == len("b")  # the others are the store's own
-    replica.remove(found)
-    assert replica.replicas(replica.root_of(store)) == []
-    assert contents(replica.replica(store, tree, replica.root_of(store))) == WHOLE
+    assert cached_copy.size_bytes(found) == len("b")  # the others are the store's own
+    cached_copy.remove(found)
+    assert cached_copy.replicas(cached_copy.root_of(store)) == []
+    assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
 def test_what_a_killed_one_left_is_removed(store, tree):
     child(store, tree, die_after=2).communicate()
-    (found,) = replica.replicas(replica.root_of(store))
-    assert replica.size_bytes(found) == 0
-    replica.remove(found)
-    assert [each.name for each in replica.root_of(store).iterdir()] == ["lock"]
+    (found,) = cached_copy.replicas(cached_copy.root_of(store))
+    assert cached_copy.size_bytes(found) == 0
+    cached_copy.remove(found)
+    assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"]
 
 
 def test_a_store_without_data_has_no_replicas(store):
-    assert replica.replicas(replica.root_of(store)) == []
+    assert cached_copy.replicas(cached_copy.root_of(store)) == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from laptop_fakes import plan
 
-from kinetic.backends import simulation
-from kinetic.backends.base import Capacity
-from kinetic.backends.local import LocalBackend
-from kinetic.storage.local import LocalStore
+from kinetic._backends.base import Capacity
+from kinetic._backends.local import simulation
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._store.local import LocalStore
 
 GIB = 1 << 30
 
@@ -37,13 +37,17 @@ def test_room_for_jobs_of_unknown_shape():
 
 
 def test_the_backend_looks_at_its_machine(home):
-    backend = LocalBackend(LocalStore(home), {}, usable_cpus=lambda: 6, available_memory_bytes=lambda: 64 * GIB)
+    backend = LocalBackend(
+        LocalStore(home), {}, usable_cpus=lambda: 6, available_memory_bytes=lambda: 64 * GIB
+    )
     assert isinstance(backend, Capacity)
     assert backend.room(plan(accelerator="cpu")) == 6
     assert backend.room(None) == 6
 
 
-@pytest.mark.parametrize(("quota", "cpus"), [("50000 100000", 1), ("100000 100000", 1), ("max 100000", None), ("", None)])
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [("50000 100000", 1), ("100000 100000", 1), ("max 100000", None), ("", None)]
+)
 def test_processors_of_a_container(tmp_path, quota, cpus):
     (tmp_path / "cpu.max").write_text(quota)
     free = simulation.usable_cpus(tmp_path / "none")

@@ -1,4 +1,5 @@
-"""The conversation of agent and worker, also where somebody else of the process meddles with its descriptor."""
+"""The conversation of agent and worker, also where somebody else of the process meddles with its
+descriptor."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import socket
 
 import pytest
 
-from kinetic.runner.channel import Channel
+from kinetic._host.channel import Channel
 
 
 @pytest.fixture

@@ -7,16 +7,26 @@ import signal
 
 import pytest
 
-from kinetic.coordinator.gang import HostView
-from kinetic.job.outcome import Exit, HostReport, RemoteError
-from kinetic.runner.ending import Moment, ending_of, last_words
-from kinetic.runner.memory import Verdict
-from kinetic.runner.progress import Sample, moved
+from kinetic._core.gang.machine import HostView
+from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._host.agent.exit_report import Moment, ending_of, last_words
+from kinetic._host.agent.memory import Verdict
+from kinetic._host.agent.stall import Sample, moved
 
-RETURNED = {"event": "returned", "result_digest": "ab", "result_size_bytes": 3, "leftover_threads": ["t"]}
+RETURNED = {
+    "event": "returned",
+    "result_digest": "ab",
+    "result_size_bytes": 3,
+    "leftover_threads": ["t"],
+}
 RAISED = {
     "event": "raised",
-    "error": {"type_name": "ValueError", "message": "no", "traceback": "Traceback…", "consequence": False},
+    "error": {
+        "type_name": "ValueError",
+        "message": "no",
+        "traceback": "Traceback…",
+        "consequence": False,
+    },
 }
 STOP = HostView(stop=True, stop_exit=Exit.STOPPED, stop_reason="host 2 failed")
 KILLED = signal.SIGKILL
@@ -52,7 +62,13 @@ def test_a_stopped_worker_ended_as_the_coordinator_says(kind):
         (exited(3), Verdict(), 0, Exit.OS_EXIT, "exit code 3"),
         (exited(0), Verdict(struck=True), 0, Exit.OS_EXIT, "exit code 0"),
         (KILLED, Verdict(), 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
-        (KILLED, Verdict(limit_bytes=10 << 20), 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
+        (
+            KILLED,
+            Verdict(limit_bytes=10 << 20),
+            5 << 20,
+            Exit.SIGNAL,
+            "SIGKILL (peak memory 5 MiB)",
+        ),
         (signal.SIGSEGV, Verdict(), 0, Exit.SIGNAL, "SIGSEGV"),
         (
             KILLED,
@@ -61,7 +77,13 @@ def test_a_stopped_worker_ended_as_the_coordinator_says(kind):
             Exit.OUT_OF_MEMORY,
             "killer ended.*1,024 MiB, limit 2,048 MiB",
         ),
-        (KILLED, Verdict(limit_bytes=11 << 20), 10 << 20, Exit.OUT_OF_MEMORY, "10 MiB of 11 MiB: probably out of memory"),
+        (
+            KILLED,
+            Verdict(limit_bytes=11 << 20),
+            10 << 20,
+            Exit.OUT_OF_MEMORY,
+            "10 MiB of 11 MiB: probably out of memory",
+        ),
         (signal.SIGSEGV, Verdict(struck=True), 1 << 30, Exit.SIGNAL, "SIGSEGV"),
     ],
 )
@@ -81,7 +103,10 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
         (Sample(110.0, 5.0, 10**9, 101), True),  # printed
         (Sample(110.0, 7.0, 10**9, 100), True),  # computes
         (Sample(110.0, 5.3, 10**9, 100), False),  # background threads tick
-        (Sample(110.0, 5.01, 10**9 + 5_000_000, 100), True),  # steps through a loop that feeds an accelerator
+        (
+            Sample(110.0, 5.01, 10**9 + 5_000_000, 100),
+            True,
+        ),  # steps through a loop that feeds an accelerator
         (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # wakes once a second
         (Sample(110.0, 5.0, None, 100), False),
         (Sample(90.0, 5.0, 10**9, 100), False),  # the clock went back
@@ -96,8 +121,14 @@ def test_standing_still(later, expected):
     [
         (Moment(started=False), "before the function began"),
         (Moment(), "before the function returned"),
-        (Moment(ending={"raised": True, "type_name": "a.Mine"}), "the exception that the function raised (a.Mine)"),
-        (Moment(ending={"raised": False, "type_name": "a.Mine"}), "the value that the function returned (a.Mine)"),
+        (
+            Moment(ending={"raised": True, "type_name": "a.Mine"}),
+            "the exception that the function raised (a.Mine)",
+        ),
+        (
+            Moment(ending={"raised": False, "type_name": "a.Mine"}),
+            "the value that the function returned (a.Mine)",
+        ),
     ],
 )
 def test_how_far_the_worker_was_is_told(moment, words):
@@ -106,7 +137,10 @@ def test_how_far_the_worker_was_is_told(moment, words):
 
 
 RAISED_REPORT = HostReport(
-    0, Exit.RAISED, "ValueError: no", error=RemoteError("ValueError", "no", "Traceback…\nValueError: no\n")
+    0,
+    Exit.RAISED,
+    "ValueError: no",
+    error=RemoteError("ValueError", "no", "Traceback…\nValueError: no\n"),
 )
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic.backends import logreader
-from kinetic.backends.logreader import LogReader
-from kinetic.job.logformat import FAILURE, RECORD, STDERR, STDOUT
-from kinetic.runner import logs
-from kinetic.runner.logs import HostLog, Tee, tees
+from kinetic._backends.local import log_reader
+from kinetic._backends.local.log_reader import LogReader
+from kinetic._core.log_format import FAILURE, RECORD, STDERR, STDOUT
+from kinetic._host.agent import log_writer
+from kinetic._host.agent.log_writer import HostLog, Tee, tees
 
 
 @pytest.fixture
@@ -37,7 +37,12 @@ def read_all(files, *, failures=True, **tail):
 
 
 @settings(deadline=None, max_examples=60)
-@given(pieces=st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1, max_size=200)), max_size=30))
+@given(
+    pieces=st.lists(
+        st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1, max_size=200)),
+        max_size=30,
+    )
+)
 def test_bytes_arrive_as_printed_per_stream(tmp_path_factory, pieces):
     folder = tmp_path_factory.mktemp("log")
     files = folder / "log", folder / "log.idx"
@@ -47,8 +52,12 @@ def test_bytes_arrive_as_printed_per_stream(tmp_path_factory, pieces):
     log.close()
     chunks = read_all(files)
     for stream in (STDOUT, STDERR):
-        assert b"".join(c.data for c in chunks if c.stream == stream) == b"".join(d for s, d in pieces if s == stream)
-    assert b"".join(c.data for c in chunks) == b"".join(d for _, d in pieces) == files[0].read_bytes()
+        assert b"".join(c.data for c in chunks if c.stream == stream) == b"".join(
+            d for s, d in pieces if s == stream
+        )
+    assert (
+        b"".join(c.data for c in chunks) == b"".join(d for _, d in pieces) == files[0].read_bytes()
+    )
     assert {c.time_ns for c in chunks} <= {clock()}
 
 
@@ -96,9 +105,9 @@ def test_a_full_disk_loses_output_but_says_so_and_recovers(files, monkeypatch):
     def full(fd, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(logs.os, "write", full)
+    monkeypatch.setattr(log_writer.os, "write", full)
     log.write(STDOUT, b"lost line\n")
-    monkeypatch.setattr(logs.os, "write", real)
+    monkeypatch.setattr(log_writer.os, "write", real)
     log.write(STDOUT, b"kept too\n")
     log.close()
     text = b"".join(c.data for c in read_all(files))
@@ -108,9 +117,9 @@ def test_a_full_disk_loses_output_but_says_so_and_recovers(files, monkeypatch):
 
 def test_output_leaves_room_for_the_verdict(files, monkeypatch):
     class Disk:
-        f_frsize, f_bavail = 1, logs.KEEP_FREE_BYTES + 7
+        f_frsize, f_bavail = 1, log_writer.KEEP_FREE_BYTES + 7
 
-    monkeypatch.setattr(logs.os, "fstatvfs", lambda fd: Disk)
+    monkeypatch.setattr(log_writer.os, "fstatvfs", lambda fd: Disk)
     log = HostLog(*files, clock_ns=clock)
     log.write(STDOUT, b"kept 1\nlost\n")
     Disk.f_bavail = 0
@@ -127,7 +136,10 @@ def test_a_second_attempt_appends_and_a_torn_record_is_cut_off(files):
     second = HostLog(*files, clock_ns=clock)
     second.write(STDERR, b"second\n")
     assert files[1].stat().st_size == 2 * RECORD.size
-    assert [(c.stream, c.data) for c in read_all(files)] == [(STDOUT, b"first\n"), (STDERR, b"second\n")]
+    assert [(c.stream, c.data) for c in read_all(files)] == [
+        (STDOUT, b"first\n"),
+        (STDERR, b"second\n"),
+    ]
 
 
 @settings(deadline=None, max_examples=40)
@@ -159,13 +171,19 @@ def test_a_host_without_files_is_silent(files):
 
 
 @settings(deadline=None, max_examples=80)
-@given(lines=st.lists(st.text("ab", max_size=5), max_size=12), ends=st.booleans(), wanted=st.integers(0, 14))
+@given(
+    lines=st.lists(st.text("ab", max_size=5), max_size=12),
+    ends=st.booleans(),
+    wanted=st.integers(0, 14),
+)
 def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
     folder = tmp_path_factory.mktemp("log")
     files = folder / "log", folder / "log.idx"
     text = "\n".join(lines) + ("\n" if ends and lines else "")
     log = HostLog(*files)
-    for line in text.splitlines(keepends=True):  # each with a record of its own, as lines that are printed slowly
+    for line in text.splitlines(
+        keepends=True
+    ):  # each with a record of its own, as lines that are printed slowly
         log.write(STDOUT, line.encode())
     log.close()
     expected = "".join(text.splitlines(keepends=True)[-wanted:]) if wanted else ""
@@ -173,7 +191,7 @@ def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
 
 
 def test_a_tail_may_begin_behind_more_records_than_one_batch(files, monkeypatch):
-    monkeypatch.setattr(logreader, "BATCH_RECORDS", 8)
+    monkeypatch.setattr(log_reader, "BATCH_RECORDS", 8)
     log = HostLog(*files, clock_ns=clock)
     for number in range(100):
         log.write(STDERR, b"%d\n" % number)
@@ -205,7 +223,7 @@ def test_how_a_host_failed_is_shown_on_stderr_or_left_out(files):
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
 def test_what_is_left_out_ends_no_reading(files, monkeypatch, batch_bytes):
-    monkeypatch.setattr(logreader, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(log_reader, "BATCH_BYTES", batch_bytes)
     log = HostLog(*files, clock_ns=clock)
     log.say("Traceback", FAILURE)
     assert read_all(files, failures=False) == []
@@ -227,7 +245,10 @@ def test_following_sees_what_is_added_later(files):
 
 
 def gloo(rank: int, peers: int) -> bytes:
-    return b"[Gloo] Rank %d is connected to %d peer ranks. Expected number of connected peer ranks is : %d\n" % (
+    return (
+        b"[Gloo] Rank %d is connected to %d peer ranks. Expected number of connected peer ranks is "
+        b": %d\n"
+    ) % (
         rank,
         peers,
         peers,
@@ -235,7 +256,8 @@ def gloo(rank: int, peers: int) -> bytes:
 
 
 MIXED = (
-    b"[Gloo] Rank [Gloo] Rank 01 is connected to  is connected to 1515 peer ranks. Expected number of connected peer ranks is : "
+    b"[Gloo] Rank [Gloo] Rank 01 is connected to  is connected to 1515 peer ranks. Expected number "
+    b"of connected peer ranks is : "
 )
 MIXED += b"15\n peer ranks. Expected number of connected peer ranks is : 15\n"
 
@@ -258,10 +280,12 @@ def test_only_gloos_own_lines_are_left_out_and_only_where_asked(files):
 INTERRUPTED = b"[Gloo] Rank " + gloo(0, 7) + gloo(1, 7).removeprefix(b"[Gloo] Rank ")
 
 
-@pytest.mark.parametrize("noise", [gloo(0, 3), gloo(0, 15) + gloo(12, 15), MIXED, gloo(1, 3) + MIXED, INTERRUPTED])
+@pytest.mark.parametrize(
+    "noise", [gloo(0, 3), gloo(0, 15) + gloo(12, 15), MIXED, gloo(1, 3) + MIXED, INTERRUPTED]
+)
 def test_gloos_lines_are_known_whole_and_mixed(noise):
-    assert logs.without_gloo(noise) == b""
-    assert logs.without_gloo(b"mine\n" + noise + b"7\n mine\n") == b"mine\n7\n mine\n"
+    assert log_writer.without_gloo(noise) == b""
+    assert log_writer.without_gloo(b"mine\n" + noise + b"7\n mine\n") == b"mine\n7\n mine\n"
 
 
 @pytest.mark.parametrize(
@@ -280,8 +304,8 @@ def test_gloos_lines_are_known_whole_and_mixed(noise):
     ],
 )
 def test_lines_that_look_like_gloos_are_kept(mine):
-    assert logs.without_gloo(mine) == mine
-    assert logs.without_gloo(b"a\n" + mine + b"b\n") == b"a\n" + mine + b"b\n"
+    assert log_writer.without_gloo(mine) == mine
+    assert log_writer.without_gloo(b"a\n" + mine + b"b\n") == b"a\n" + mine + b"b\n"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +324,7 @@ def test_lines_that_look_like_gloos_are_kept(mine):
     ],
 )
 def test_the_last_line_is_the_last_that_says_something(data, line):
-    assert logs.last_line(data) == line
+    assert log_writer.last_line(data) == line
 
 
 @settings(deadline=None, max_examples=40)
@@ -310,5 +334,5 @@ def test_the_last_line_of_a_log_is_that_of_its_end(tmp_path_factory, pieces):
     log = HostLog(folder / "log", folder / "log.idx", clock_ns=clock)
     for piece in pieces:
         log.write(STDOUT, piece)
-    assert log.last_line() == logs.last_line(b"".join(pieces)[-2048:])
+    assert log.last_line() == log_writer.last_line(b"".join(pieces)[-2048:])
     log.close()

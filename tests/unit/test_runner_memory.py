@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.runner.memory import Verdict, Watch
+from kinetic._host.agent.memory import Verdict, Watch
 
 PID = 7
 GIB = 1 << 30
@@ -28,13 +28,21 @@ def write(root, file, text):
 
 def v2(root, group, kills, limit="max"):
     write(root, f"proc/{PID}/cgroup", f"0::{group}\n")
-    write(root, f"sys/fs/cgroup{group}/memory.events", f"low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n")
+    write(
+        root,
+        f"sys/fs/cgroup{group}/memory.events",
+        f"low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n",
+    )
     write(root, f"sys/fs/cgroup{group}/memory.max", f"{limit}\n")
 
 
 def v1(root, group, kills, limit=9223372036854771712):
     write(root, f"proc/{PID}/cgroup", f"5:devices:/\n4:cpu,memory:{group}\n0::/\n")
-    write(root, f"sys/fs/cgroup/memory{group}/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+    write(
+        root,
+        f"sys/fs/cgroup/memory{group}/memory.oom_control",
+        f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n",
+    )
     write(root, f"sys/fs/cgroup/memory{group}/memory.limit_in_bytes", f"{limit}\n")
 
 

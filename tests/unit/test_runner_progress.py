@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic.runner.progress import Sample, Stillness
+from kinetic._host.agent.stall import Sample, Stillness
 
 
 def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.runner import searchpath
+from kinetic._host.agent import searchpath
 
 
 @pytest.fixture
@@ -24,9 +24,15 @@ def path(place: Path, places: list[str], inherited: str) -> list[str]:
 
 
 def test_the_tree_comes_first_and_the_project_is_replaced_by_it(place):
-    inherited = os.pathsep.join(str(place / each) for each in ("project/src", "outside", "project/.venv", "project"))
-    assert path(place, ["tree"], inherited) == ["tree", "tree/src", "outside", "project/.venv"], ".venv was not sent"
-    assert path(place, [], "src::..") == ["src", "", ".."], "relative ones start at the host's folder"
+    inherited = os.pathsep.join(
+        str(place / each) for each in ("project/src", "outside", "project/.venv", "project")
+    )
+    assert path(place, ["tree"], inherited) == ["tree", "tree/src", "outside", "project/.venv"], (
+        ".venv was not sent"
+    )
+    assert path(place, [], "src::..") == ["src", "", ".."], (
+        "relative ones start at the host's folder"
+    )
     assert path(place, ["tree"], "") == ["tree"]
 
 
@@ -37,10 +43,13 @@ def test_a_folder_of_the_project_is_known_by_any_of_its_names(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("secrets.py", False), ("email/__init__.py", False), ("code/x", True), ("my.py", True)]
+    ("name", "kept"),
+    [("secrets.py", False), ("email/__init__.py", False), ("code/x", True), ("my.py", True)],
 )
 def test_a_place_that_would_hide_standard_modules_is_left_to_the_program(place, name, kept):
     (place / "tree" / name).parent.mkdir(exist_ok=True)
     (place / "tree" / name).touch()
     assert path(place, ["tree"], f"{place}/outside") == ["tree", "outside"][not kept :]
-    assert path(place, ["tree"], f"{place}/project") == ["tree"], "the caller's own PYTHONPATH names it"
+    assert path(place, ["tree"], f"{place}/project") == ["tree"], (
+        "the caller's own PYTHONPATH names it"
+    )

@@ -9,7 +9,7 @@ import pytest
 
 STOPPED = """
 import sys
-from kinetic.runner import worker
+from kinetic._host.worker import main as worker
 
 class Channel:
     def send(self, message):
@@ -29,7 +29,11 @@ worker.main(Channel(), 1, 2, 3, 0)
 
 @pytest.mark.parametrize(
     ("raised", "code", "told"),
-    [("SystemExit(143)", 143, ""), ("SystemExit('text')", 70, ""), ("ValueError('mine')", 70, "ValueError: mine")],
+    [
+        ("SystemExit(143)", 143, ""),
+        ("SystemExit('text')", 70, ""),
+        ("ValueError('mine')", 70, "ValueError: mine"),
+    ],
 )
 def test_a_worker_that_ends_outside_the_function_prints_nothing_and_tells_its_own_faults(
     raised: str, code: int, told: str

@@ -1,4 +1,5 @@
-"""The worker's streams: what is written to both by turns can be read in that order, and nobody waits for ever for a reader."""
+"""The worker's streams: what is written to both by turns can be read in that order, and nobody
+waits for ever for a reader."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from kinetic.runner import streams
+from kinetic._host.worker import streams
 
 
 class Pair:
@@ -19,7 +20,9 @@ class Pair:
 
     def __init__(self) -> None:
         self.reads, writes = zip(os.pipe(), os.pipe(), strict=True)
-        self.out, self.err = (io.TextIOWrapper(open(fd, "wb"), line_buffering=True) for fd in writes)
+        self.out, self.err = (
+            io.TextIOWrapper(open(fd, "wb"), line_buffering=True) for fd in writes
+        )
         streams.keep_order(self.out, self.err)
 
     def close(self) -> None:
@@ -55,7 +58,9 @@ def read(pair: Pair, lines: int, into: list[str]) -> None:
     selector.close()
 
 
-def test_lines_written_by_turns_are_read_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_written_by_turns_are_read_in_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "READER_S", 60.0)  # This machine may be busy.
     got: list[str] = []
     reader = threading.Thread(target=read, args=(pair, 2000, got))
@@ -74,7 +79,9 @@ def test_to_write_on_to_the_same_stream_costs_nothing(pair: Pair) -> None:
     assert "write" in vars(pair.out)
 
 
-def test_a_reader_that_does_not_read_is_waited_for_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_does_not_read_is_waited_for_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, slept = [0.0], []
 
     def sleep(seconds: float) -> None:
@@ -100,7 +107,9 @@ def by_turns(out: TextIO, err: TextIO) -> None:
         print("err", file=err)
 
 
-def test_nobody_waits_for_a_descriptor_that_is_something_else_now(pair: Pair, no_waiting: None, tmp_path) -> None:
+def test_nobody_waits_for_a_descriptor_that_is_something_else_now(
+    pair: Pair, no_waiting: None, tmp_path
+) -> None:
     with open(tmp_path / "log", "wb") as file:
         os.dup2(file.fileno(), pair.out.fileno())
         os.dup2(file.fileno(), pair.err.fileno())
@@ -108,8 +117,13 @@ def test_nobody_waits_for_a_descriptor_that_is_something_else_now(pair: Pair, no
     assert (tmp_path / "log").read_text() == "out\nerr\n" * 3
 
 
-def test_nobody_waits_for_a_stream_that_was_no_pipe_to_begin_with(no_waiting: None, tmp_path) -> None:
-    with open(tmp_path / "log", "a", buffering=1) as out, open(tmp_path / "log", "a", buffering=1) as err:
+def test_nobody_waits_for_a_stream_that_was_no_pipe_to_begin_with(
+    no_waiting: None, tmp_path
+) -> None:
+    with (
+        open(tmp_path / "log", "a", buffering=1) as out,
+        open(tmp_path / "log", "a", buffering=1) as err,
+    ):
         streams.keep_order(out, err)
         by_turns(out, err)
     assert (tmp_path / "log").read_text() == "out\nerr\n" * 3

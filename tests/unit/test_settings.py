@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.config import carried, settings
+from kinetic._config import environment, settings
 from kinetic.errors import UsageError, UsageTypeError
 
 HOME = {"HOME": "/home/me"}
@@ -24,7 +24,9 @@ def test_defaults_are_below_the_home_folder():
 
 def test_xdg_folders_are_used_and_relative_ones_ignored():
     assert str(settings.load(HOME | {"XDG_DATA_HOME": "/data"}).home) == "/data/kinetic"
-    assert str(settings.load(HOME | {"XDG_DATA_HOME": "data"}).home) == "/home/me/.local/share/kinetic"
+    assert (
+        str(settings.load(HOME | {"XDG_DATA_HOME": "data"}).home) == "/home/me/.local/share/kinetic"
+    )
 
 
 def test_a_tilde_means_the_home_of_that_environment():
@@ -77,10 +79,14 @@ def test_an_unknown_flag_is_refused():
         settings.load(HOME, flags={"zoen": "a"})
 
 
-@pytest.mark.parametrize(("texts", "value"), [("1 true T yes y ON", True), ("0 false f No n off", False)])
+@pytest.mark.parametrize(
+    ("texts", "value"), [("1 true T yes y ON", True), ("0 false f No n off", False)]
+)
 def test_switches(texts, value):
     for text in texts.split():
-        assert settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": text}).no_default_excludes is value
+        assert (
+            settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": text}).no_default_excludes is value
+        )
 
 
 def test_the_process_environment_is_the_default(home):
@@ -92,7 +98,7 @@ def test_a_worker_is_recognised():
     assert not settings.on_host({})
 
 
-# -- what a job carries ------------------------------------------------------------------------------------------------
+# -- what a job carries ----------------------------------------------------------------------------
 
 ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k", "PATH": "/bin", "PYTHONPATH": "x"}
 
@@ -114,7 +120,7 @@ def test_captured(patterns, names):
 
 
 def test_what_is_captured_is_logged_by_name_and_secrets_are_warned_about(caplog):
-    carried._warn_once.cache_clear()
+    environment._warn_once.cache_clear()
     caplog.set_level(logging.INFO, "kinetic")
     settings.captured(["WANDB_*"], ENV | {"WANDB_API_KEY": "hunter2"})
     assert "WANDB_API_KEY, WANDB_PROJECT" in caplog.text
@@ -143,10 +149,21 @@ def test_a_missing_secret_is_named():
 
 @given(
     st.dictionaries(
-        st.sampled_from([*carried._INHERITED, "LC_ALL", "https_proxy", "HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"]), st.text()
+        st.sampled_from(
+            [
+                *environment._INHERITED,
+                "LC_ALL",
+                "https_proxy",
+                "HF_TOKEN",
+                "API_KEY",
+                "AWS_X",
+                "KINETIC_X",
+            ]
+        ),
+        st.text(),
     )
 )
 def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
     kept = settings.worker_environ(environ)
-    assert not [name for name in kept if carried.looks_secret(name)]
+    assert not [name for name in kept if environment.looks_secret(name)]
     assert set(environ) - set(kept) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}

@@ -1,4 +1,5 @@
-"""A store in which others can write is refused, and one that they can look into is told: what lies there is run.
+"""A store in which others can write is refused, and one that they can look into is told: what lies
+there is run.
 
 In: folders with modes and owners. Out: errors that say what to run.
 """
@@ -12,9 +13,9 @@ import stat
 
 import pytest
 
+from kinetic._store.local import LocalStore
+from kinetic._store.open import open_store
 from kinetic.errors import StoreError
-from kinetic.storage.local import LocalStore
-from kinetic.storage.open import open_store
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702, 0o770])

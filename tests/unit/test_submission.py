@@ -7,13 +7,14 @@ import json
 import pytest
 from laptop_fakes import FakeBackend, plan
 
-from kinetic import errors, submission
-from kinetic.backends.base import Phase
-from kinetic.job import paths
-from kinetic.job.plan import Blob, Plan
-from kinetic.job.ref import JobRef
-from kinetic.planning import Planned
-from kinetic.storage.local import LocalStore
+from kinetic import errors
+from kinetic._backends.base import Phase
+from kinetic._client import submission
+from kinetic._client.planning import Planned
+from kinetic._core import layout
+from kinetic._core.plan import Blob, Plan
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
 
 PAYLOAD = b"payload"
 DIGEST = "ab" * 32
@@ -37,20 +38,30 @@ class RecordingStore(LocalStore):
 
 @pytest.fixture
 def planned():
-    return Planned(plan(payload=Blob(DIGEST, len(PAYLOAD)), secrets=("TOKEN",)), PAYLOAD, None, {"TOKEN": "hunter2"})
+    return Planned(
+        plan(payload=Blob(DIGEST, len(PAYLOAD)), secrets=("TOKEN",)),
+        PAYLOAD,
+        None,
+        {"TOKEN": "hunter2"},
+    )
 
 
 def test_the_order_of_writes(tmp_path, planned):
     store = RecordingStore(tmp_path)
     backend = FakeBackend(store)
     ref = submission.submit(planned, backend, store)
-    assert store.written == [paths.blob(DIGEST), paths.plan(ref.job_id), paths.ref(ref.job_id)]
+    assert store.written == [layout.blob(DIGEST), layout.plan(ref.job_id), layout.ref(ref.job_id)]
     assert backend.calls == ["render", "preflight", "submit"]
     assert backend.secrets == {"TOKEN": "hunter2"}
-    assert JobRef.from_json(json.loads(store.get(paths.ref(ref.job_id)))) == ref
-    assert Plan.from_json(json.loads(store.get(paths.plan(ref.job_id)))) == planned.plan
+    assert JobRef.from_json(json.loads(store.get(layout.ref(ref.job_id)))) == ref
+    assert Plan.from_json(json.loads(store.get(layout.plan(ref.job_id)))) == planned.plan
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
-    assert (ref.backend, ref.requested_backend, ref.hosts, ref.store_uri) == ("local", "pathways", 4, str(tmp_path))
+    assert (ref.backend, ref.requested_backend, ref.hosts, ref.store_uri) == (
+        "local",
+        "pathways",
+        4,
+        str(tmp_path),
+    )
 
 
 def test_a_refusal_comes_before_the_first_write(tmp_path, planned):
@@ -64,20 +75,26 @@ def test_a_refusal_comes_before_the_first_write(tmp_path, planned):
 
 
 @pytest.mark.parametrize("place", ["blobs", "jobs", "refs"])
-@pytest.mark.parametrize("error", [errors.StoreFull("no space left"), errors.StoreError("read-only"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [errors.StoreFull("no space left"), errors.StoreError("read-only"), KeyboardInterrupt()],
+)
 def test_a_store_that_fails_leaves_no_job(tmp_path, planned, place, error):
     store = RecordingStore(tmp_path, fails_at=place, error=error)
     backend = FakeBackend(store)
     with pytest.raises(type(error)):
         submission.submit(planned, backend, store)
     assert "submit" not in backend.calls
-    assert list(store.list(paths.JOBS)) == []
-    assert list(store.list(paths.REFS)) == []
+    assert list(store.list(layout.JOBS)) == []
+    assert list(store.list(layout.REFS)) == []
 
 
 @pytest.mark.parametrize(
     ("failure", "kind"),
-    [(OSError("no processes left"), errors.SubmitError), (errors.PreflightError("now full"), errors.PreflightError)],
+    [
+        (OSError("no processes left"), errors.SubmitError),
+        (errors.PreflightError("now full"), errors.PreflightError),
+    ],
 )
 def test_a_backend_that_fails_leaves_no_job(tmp_path, planned, failure, kind):
     store = LocalStore(tmp_path)
@@ -86,8 +103,8 @@ def test_a_backend_that_fails_leaves_no_job(tmp_path, planned, failure, kind):
     with pytest.raises(kind, match=str(failure)) as caught:
         submission.submit(planned, backend, store)
     assert caught.value is failure or caught.value.__cause__ is failure
-    assert list(store.list(paths.JOBS)) == []
-    assert list(store.list(paths.REFS)) == []
+    assert list(store.list(layout.JOBS)) == []
+    assert list(store.list(layout.REFS)) == []
 
 
 def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
@@ -97,12 +114,14 @@ def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
     with pytest.raises(KeyboardInterrupt):
         submission.submit(planned, backend, store)
     assert backend.calls[-1] == "cancel"
-    assert list(store.list(paths.REFS)) == [], "it was not created"
+    assert list(store.list(layout.REFS)) == [], "it was not created"
 
     backend.phases[planned.plan.job_id] = Phase.RUNNING
     with pytest.raises(KeyboardInterrupt):
         submission.submit(planned, backend, store)
-    assert list(store.list(paths.REFS)) == [paths.ref(planned.plan.job_id)], "it was created: it can be found"
+    assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (
+        "it was created: it can be found"
+    )
 
 
 def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, caplog):
@@ -115,7 +134,7 @@ def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, ca
     backend.failure = errors.SubmitError("no")
     with pytest.raises(errors.SubmitError, match="no"):
         submission.submit(planned, backend, store)
-    assert list(store.list(paths.REFS)) == [paths.ref(planned.plan.job_id)]
+    assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)]
     assert "read-only now" in caplog.text
 
 

@@ -1,4 +1,5 @@
-"""Processes that submit trees which share folders, while another sweeps whatever no plan names: every job finds its tree."""
+"""Processes that submit trees which share folders, while another sweeps whatever no plan names:
+every job finds its tree."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import shutil
 import time
 from pathlib import Path
 
+from kinetic._core import layout
+from kinetic._source import bundle
+from kinetic._store.gc_lock import submitting
+from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
 from kinetic.errors import CorruptRecord
-from kinetic.job import paths
-from kinetic.packaging import bundle
-from kinetic.storage.local import LocalStore
-from kinetic.storage.turn import submitting
 
 SUBMISSIONS = 25
 
@@ -32,20 +33,25 @@ def submit(place: Path, number: int, answers) -> None:
     root, dest = place / f"root{number}", place / f"dest{number}"
     plant(root)
     for turn in range(SUBMISSIONS):
-        (root / chance.choice("ab") / chance.choice("xy") / "file").write_text(str(chance.randrange(3)))
+        (root / chance.choice("ab") / chance.choice("xy") / "file").write_text(
+            str(chance.randrange(3))
+        )
         made, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
-        store.put(paths.ref(job), b"{}")
+        store.put(layout.ref(job), b"{}")
         with submitting(store):
             bundle.upload(made, store)
-            store.put(paths.plan(job), json.dumps({"tree": {"manifest": {"digest": made.tree.manifest.digest}}}).encode())
+            store.put(
+                layout.plan(job),
+                json.dumps({"tree": {"manifest": {"digest": made.tree.manifest.digest}}}).encode(),
+            )
         try:
             bundle.unpack(store, made.tree, dest)
         except CorruptRecord as error:
             told.append(str(error))
         shutil.rmtree(dest, ignore_errors=True)
         if chance.random() < 0.7:
-            store.delete(paths.job(job))
-            store.delete(paths.ref(job))
+            store.delete(layout.job(job))
+            store.delete(layout.ref(job))
     answers.put(told)
 
 
@@ -58,7 +64,9 @@ def test_every_job_finds_its_tree(tmp_path):
     context = multiprocessing.get_context("fork")
     (tmp_path / "store").mkdir()
     answers, done = context.Queue(), context.Event()
-    submitters = [context.Process(target=submit, args=(tmp_path, number, answers)) for number in range(2)]
+    submitters = [
+        context.Process(target=submit, args=(tmp_path, number, answers)) for number in range(2)
+    ]
     sweeper = context.Process(target=sweep, args=(tmp_path, done))
     for process in (*submitters, sweeper):
         process.start()
@@ -73,11 +81,11 @@ def test_every_job_finds_its_tree(tmp_path):
 
 def test_a_job_that_is_removed_while_the_sweep_looks_is_passed_over(tmp_path, monkeypatch):
     store, listed = LocalStore(tmp_path / "store"), pruning._entries
-    store.put(paths.plan("job-1"), b"{}")
+    store.put(layout.plan("job-1"), b"{}")
 
     def listed_then_removed(folder):
         entries = listed(folder)
-        store.delete(paths.job("job-1"))
+        store.delete(layout.job("job-1"))
         return entries
 
     monkeypatch.setattr(pruning, "_entries", listed_then_removed)

@@ -1,4 +1,5 @@
-"""The public types are part of the product: mypy is run over files that use them, rightly and wrongly."""
+"""The public types are part of the product: mypy is run over files that use them, rightly and
+wrongly."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ CASES = ROOT / "tests" / "typing"
 
 def check(file: Path, cache: Path) -> tuple[str, int]:
     api = pytest.importorskip("mypy.api")
-    arguments = ["--strict", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(cache), str(file)]
+    arguments = [
+        "--strict",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        "--cache-dir",
+        str(cache),
+        str(file),
+    ]
     out, err, code = api.run(arguments)
     assert not err
     return out, code
@@ -23,7 +31,9 @@ def check(file: Path, cache: Path) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own = ROOT / ".mypy_cache"  # One cache for `make check` and this test: the second of them is quick.
+    own = (
+        ROOT / ".mypy_cache"
+    )  # One cache for `make check` and this test: the second of them is quick.
     return own if own.is_dir() else tmp_path_factory.mktemp("mypy")
 
 
@@ -40,7 +50,14 @@ def test_right_uses_have_the_right_types(cache: Path) -> None:
 def test_each_mistake_is_found(cache: Path) -> None:
     file = CASES / "mistakes.py"
     lines = enumerate(file.read_text().splitlines(), 1)
-    expected = {number: found[1] for number, line in lines if (found := re.search(r"# expect: ([a-z-]+)$", line))}
+    expected = {
+        number: found[1]
+        for number, line in lines
+        if (found := re.search(r"# expect: ([a-z-]+)$", line))
+    }
     out, _ = check(file, cache)
-    found = {int(n): code for n, code in re.findall(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$", out, re.MULTILINE)}
+    found = {
+        int(n): code
+        for n, code in re.findall(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$", out, re.MULTILINE)
+    }
     assert found == expected, out

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from kinetic.runner import jaxworld, joining
-from kinetic.runner.joining import World
+from kinetic._host.worker import jaxworld, joining
+from kinetic._host.worker.joining import World
 
 WORLD = World("127.0.0.1:4001", 2, 1, 4, "tpu", True, port=4002, file="/host/world", limit_s=60.0)
 DIRECT = "localhost,127.0.0.1,::1"
@@ -18,11 +18,17 @@ DIRECT = "localhost,127.0.0.1,::1"
     ("before", "after"),
     [
         ({}, {"no_proxy": f"{DIRECT},10.0.0.7"}),
-        ({"no_proxy": "a.example, b.example"}, {"no_proxy": f"a.example,b.example,{DIRECT},10.0.0.7"}),
+        (
+            {"no_proxy": "a.example, b.example"},
+            {"no_proxy": f"a.example,b.example,{DIRECT},10.0.0.7"},
+        ),
         ({"NO_PROXY": "127.0.0.1"}, {"no_proxy": "127.0.0.1,localhost,::1,10.0.0.7"}),
         ({"no_proxy": "a", "NO_PROXY": "b"}, {"no_proxy": f"a,b,{DIRECT},10.0.0.7"}),
         ({"NO_PROXY": "*"}, {"no_proxy": "*", "no_grpc_proxy": f"{DIRECT},10.0.0.7"}),
-        ({"no_grpc_proxy": "c"}, {"no_proxy": f"{DIRECT},10.0.0.7", "no_grpc_proxy": f"c,{DIRECT},10.0.0.7"}),
+        (
+            {"no_grpc_proxy": "c"},
+            {"no_proxy": f"{DIRECT},10.0.0.7", "no_grpc_proxy": f"c,{DIRECT},10.0.0.7"},
+        ),
     ],
 )
 def test_the_hosts_are_reached_past_proxies_and_what_was_excepted_stays(before, after):
@@ -38,15 +44,25 @@ def test_variables_that_name_proxies():
 
 
 def test_the_environment_holds_what_each_framework_reads_and_the_caller_wins():
-    env = jaxworld.environ(WORLD, {"PATH": "/bin", "RANK": "9"}, {"MASTER_PORT": "1"}, automatic=True)
-    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], env["MASTER_PORT"]) == ("1", "2", "127.0.0.1", "1")
+    env = jaxworld.environ(
+        WORLD, {"PATH": "/bin", "RANK": "9"}, {"MASTER_PORT": "1"}, automatic=True
+    )
+    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], env["MASTER_PORT"]) == (
+        "1",
+        "2",
+        "127.0.0.1",
+        "1",
+    )
     assert (env["PET_MASTER_PORT"], env["PET_NNODES"], env["PET_NODE_RANK"]) == ("4002", "2", "1")
     assert (env["PATH"], env["JAX_PROCESS_ID"], env["JAX_PLATFORMS"]) == ("/bin", "1", "cpu")
     assert json.loads(env["KINETIC_WORLD"]) == WORLD.to_json() | {"automatic": True}
 
 
 def test_simulated_devices_have_threads_to_spare_unless_the_caller_says_otherwise():
-    assert int(jaxworld.environ(WORLD, {"NPROC": "1"}, {}, automatic=True)["NPROC"]) >= 4 * WORLD.devices
+    assert (
+        int(jaxworld.environ(WORLD, {"NPROC": "1"}, {}, automatic=True)["NPROC"])
+        >= 4 * WORLD.devices
+    )
     assert jaxworld.environ(WORLD, {}, {"NPROC": "1"}, automatic=True)["NPROC"] == "1"
     assert (jaxworld._threads(4, cores=2), jaxworld._threads(4, cores=96)) == (16, 96)
     real = World("127.0.0.1:4001", 2, 1, 0, "tpu", False)
@@ -64,7 +80,9 @@ def test_what_programs_inherit_is_completed_once():
 
 
 def test_a_lone_host_has_torchs_variables_and_no_others():
-    env = jaxworld.environ(World("127.0.0.1:1", 1, 0, 4, "tpu", True, port=2), {}, {}, automatic=False)
+    env = jaxworld.environ(
+        World("127.0.0.1:1", 1, 0, 4, "tpu", True, port=2), {}, {}, automatic=False
+    )
     assert (env["WORLD_SIZE"], env["MASTER_PORT"]) == ("1", "2")
     assert not [name for name in env if name.startswith("PET_")]
     assert "JAX_COORDINATOR_ADDRESS" not in env
@@ -88,7 +106,9 @@ def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     file = str(tmp_path / "world")
     assert joining.standing(file) == ""
     with joining._claimed(file):
-        assert _in_fork(lambda: joining.standing(file) == joining.JOINING)  # Here its end would free the lock.
+        assert _in_fork(
+            lambda: joining.standing(file) == joining.JOINING
+        )  # Here its end would free the lock.
         assert _in_fork(lambda: _is_taken(file))
     assert _in_fork(lambda: joining.standing(file) == joining.JOINED)
     assert _in_fork(lambda: _is_taken(file))

@@ -1,6 +1,6 @@
 """`kinetic accelerators`: what can be asked for.
 
-In: a part of a name. Out: a table or JSON. Called by `main`.
+In: a part of a name. Out: a table or JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kinetic.accelerators.topology import Topology
+from kinetic._core.accelerators.topology import Topology
 from kinetic.cli import output
 from kinetic.cli.lazy import suggested
 from kinetic.cli.options import accepted, json_option
@@ -31,19 +31,23 @@ Examples:
 """
 
 
-@click.command("accelerators", help=_HELP, short_help="List the accelerators that can be asked for.")
+@click.command(
+    "accelerators", help=_HELP, short_help="List the accelerators that can be asked for."
+)
 @json_option
 @click.option("--live", is_flag=True, hidden=True)
 @accepted("--project")
 @accepted("--zone")
 @accepted("--cluster")
-@click.argument("words", metavar="[FILTER]", required=False, shell_complete=suggested("accelerators"))
+@click.argument(
+    "words", metavar="[FILTER]", required=False, shell_complete=suggested("accelerators")
+)
 def accelerators(words: str | None, as_json: bool, live: bool) -> None:
     """Print the catalog, or the part of it that matches."""
     if live:
         raise PreflightError(
-            "--live asks a cloud what it has, and this version has no cluster backends yet. Leave it out: every accelerator of "
-            "`kinetic accelerators` can be simulated on this machine."
+            "--live asks a cloud what it has, and this version has no cluster backends yet. Leave "
+            "it out: every accelerator of `kinetic accelerators` can be simulated on this machine."
         )
     rows = _matching(words)
     if as_json:
@@ -53,7 +57,7 @@ def accelerators(words: str | None, as_json: bool, live: bool) -> None:
 
 
 def _matching(words: str | None) -> tuple[Topology, ...]:
-    from kinetic.accelerators.catalog import catalog_rows
+    from kinetic._core.accelerators.catalog import catalog_rows
 
     rows = catalog_rows()
     if not words:
@@ -64,7 +68,7 @@ def _matching(words: str | None) -> tuple[Topology, ...]:
 
 def _resolved(words: str) -> Topology:
     """An alias or another spelling; an unknown name raises with the nearest ones."""
-    from kinetic.accelerators.resolve import resolve
+    from kinetic._core.accelerators.resolve import resolve
 
     return resolve(words)
 

@@ -1,6 +1,6 @@
 """`kinetic completion`: what makes a shell complete `kinetic` commands.
 
-In: the name of a shell. Out: a script for that shell; what the script asks for. Called by `main`.
+In: the name of a shell. Out: a script for that shell; what the script asks for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import click
 
 from kinetic.cli import output, shells
 
-_HELP = """Print what makes a shell complete `kinetic` commands: options, ids of jobs, accelerators and profiles.
+_HELP = """Print what makes a shell complete `kinetic` commands: options, ids of jobs, accelerators
+and profiles.
 
 \b
 To switch it on for good:
@@ -23,9 +24,15 @@ Example, for this shell only:
 """
 
 
-@click.command("completion", help=_HELP, short_help="Print what makes a shell complete `kinetic` commands.")
+@click.command(
+    "completion", help=_HELP, short_help="Print what makes a shell complete `kinetic` commands."
+)
 @click.argument("shell", metavar="{bash|zsh|fish}", type=click.Choice(tuple(shells.SCRIPTS)))
-@click.option("--line", hidden=True, help="Asked by the script: what could be written at the end of this line.")
+@click.option(
+    "--line",
+    hidden=True,
+    help="Asked by the script: what could be written at the end of this line.",
+)
 @click.pass_context
 def completion(ctx: click.Context, /, *, shell: str, line: str | None) -> None:
     """Print the script, or answer it."""

@@ -1,6 +1,6 @@
 """`kinetic config`: every setting, and where its value comes from.
 
-In: flags. Out: a table or JSON. Called by `main`.
+In: flags. Out: a table or JSON.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
+from kinetic._config import settings as configuration
 from kinetic.cli import output
 from kinetic.cli.options import json_option
-from kinetic.config import settings as configuration
 
 _COLUMNS = ("SETTING", "VALUE", "SOURCE")
 _PLACES = ("project", "zone", "cluster", "namespace")
 
 _HELP = """Show every setting and where its value comes from.
 
-The first of these that says something counts: an option (or an argument of kinetic.run), a KINETIC_ variable, the profile in use,
-the default.
+The first of these that says something counts: an option (or an argument of kinetic.run), a KINETIC_
+variable, the profile in use, the default.
 
 \b
 Examples:
@@ -31,11 +31,15 @@ Examples:
 
 def _place_options(command: Any) -> Any:
     for name in reversed(_PLACES):
-        command = click.option(f"--{name}", metavar="NAME", help=f"As if this {name} had been given.")(command)
+        command = click.option(
+            f"--{name}", metavar="NAME", help=f"As if this {name} had been given."
+        )(command)
     return command
 
 
-@click.command("config", help=_HELP, short_help="Show every setting and where its value comes from.")
+@click.command(
+    "config", help=_HELP, short_help="Show every setting and where its value comes from."
+)
 @_place_options
 @json_option
 @click.argument("what", metavar="[show]", type=click.Choice(["show"]), required=False)
@@ -44,8 +48,12 @@ def config(what: str | None, as_json: bool, **flags: str | None) -> None:
     known = configuration.load(flags=flags)
     found = {name: known.setting(name) for name in configuration.names()}
     if as_json:
-        return output.json_document({name: {"value": _plain(s.value), "source": s.source} for name, s in found.items()})
-    return output.table(_COLUMNS, [(name, _shown(s.value), s.source) for name, s in found.items()], wrap="VALUE")
+        return output.json_document(
+            {name: {"value": _plain(s.value), "source": s.source} for name, s in found.items()}
+        )
+    return output.table(
+        _COLUMNS, [(name, _shown(s.value), s.source) for name, s in found.items()], wrap="VALUE"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""`kinetic jobs debug`: attach an editor's debugger to the leader of a job that was started with debug=True.
+"""`kinetic jobs debug`: attach an editor's debugger to the leader of a job that was started with
+debug=True.
 
-In: a job's id, a port. Out: what to write into launch.json; a forwarded port until the job ends. Called by the jobs group.
+In: a job's id, a port. Out: what to write into launch.json; a forwarded port until the job ends.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import click
 
 from kinetic.cli import exit_codes, output
-from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.context import Desk, with_desk
 from kinetic.cli.options import job_argument
 
 _HELP = """Attach a debugger to a job that was started with debug=True.
 
-Waits until the leader's debugger listens, says what to write into launch.json, and forwards the port until the job ends or
-Ctrl-C.
+Waits until the leader's debugger listens, says what to write into launch.json, and forwards the
+port until the job ends or Ctrl-C.
 
 \b
 Examples:
@@ -32,7 +33,11 @@ Examples:
     show_default=True,
     help="Port of this machine; 0 takes any free one.",
 )
-@click.option("--working-dir", metavar="PATH", help="Where the job's source is here; else where it was sent from.")
+@click.option(
+    "--working-dir",
+    metavar="PATH",
+    help="Where the job's source is here; else where it was sent from.",
+)
 @job_argument("running_jobs")
 @with_desk
 def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> int:
@@ -44,6 +49,8 @@ def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> 
     except KeyboardInterrupt:  # Also while it still waits for the debugger.
         if forward is not None:
             forward.terminate()
-        output.notice(f"\n{handle.job_id} keeps running. To attach again: kinetic jobs debug {handle.job_id}")
+        output.notice(
+            f"\n{handle.job_id} keeps running. To attach again: kinetic jobs debug {handle.job_id}"
+        )
         return exit_codes.INTERRUPTED
     return exit_codes.OK

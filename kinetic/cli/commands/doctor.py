@@ -1,23 +1,26 @@
 """`kinetic doctor`: whether this machine can run jobs, and what they left behind.
 
-In: whether to tidy up. Out: findings as a table or JSON; exit code 1 when something will go wrong. Called by `main`.
+In: whether to tidy up. Out: findings as a table or JSON; exit code 1 when something will go wrong.
 """
 
 from __future__ import annotations
 
 import click
 
-from kinetic.cli import exit_codes, output, text
+from kinetic._client.board import text
+from kinetic.cli import exit_codes, output
 from kinetic.cli.options import json_option
 
 _COLUMNS = ("", "CHECK", "FOUND")
 
 _HELP = """Check whether this machine can run jobs, and look for what they left behind.
 
-Looks at Python, JAX and Keras, processors, memory, namespaces, settings and profiles, the store and its records, processes
-and files of jobs that were killed, and starts the process that starts hosts. Exits with 1 when something will go wrong.
+Looks at Python, JAX and Keras, processors, memory, namespaces, settings and profiles, the store and
+its records, processes and files of jobs that were killed, and starts the process that starts hosts.
+Exits with 1 when something will go wrong.
 
-With --fix it does what is safe, and no more: it judges jobs whose supervisor was killed, and removes their temporary files.
+With --fix it does what is safe, and no more: it judges jobs whose supervisor was killed, and
+removes their temporary files.
 
 \b
 Examples:
@@ -27,12 +30,14 @@ Examples:
 """
 
 
-@click.command("doctor", help=_HELP, short_help="Check this machine, and tidy up what jobs left behind.")
+@click.command(
+    "doctor", help=_HELP, short_help="Check this machine, and tidy up what jobs left behind."
+)
 @click.option("--fix", is_flag=True, help="Judge orphaned jobs and remove stale temporary files.")
 @json_option
 def doctor(fix: bool, as_json: bool) -> int:
     """Print what was found."""
-    from kinetic.doctor.examination import examine
+    from kinetic._client.doctor.examination import examine
 
     report = examine(fix=fix)
     if as_json:
@@ -40,7 +45,10 @@ def doctor(fix: bool, as_json: bool) -> int:
     else:
         for done in report.done:
             output.line(text.printable(done))
-        rows = [(str(f.level), f.check, f.detail + (f" To do: {f.remedy}" if f.remedy else "")) for f in report.findings]
+        rows = [
+            (str(f.level), f.check, f.detail + (f" To do: {f.remedy}" if f.remedy else ""))
+            for f in report.findings
+        ]
         output.table(_COLUMNS, rows, wrap="FOUND")
         if not fix and any(f.fixable for f in report.findings):
             output.notice("`kinetic doctor --fix` does what can be done safely.")

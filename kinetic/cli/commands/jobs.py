@@ -1,6 +1,6 @@
 """`kinetic jobs`: the group, and its two commands that look at jobs from outside: list and status.
 
-In: ids, filters. Out: tables or JSON. Called by `main`.
+In: ids, filters. Out: tables or JSON.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic.cli import output, text
-from kinetic.cli.desk import UNKNOWN, Desk, with_desk
+from kinetic._client.board import text
+from kinetic.cli import output
+from kinetic.cli.context import UNKNOWN, Desk, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import accepted, job_argument, json_option
 from kinetic.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from kinetic.cli.activity import HostLine
-    from kinetic.job.outcome import HostReport, Outcome
-    from kinetic.job.ref import JobRef
+    from kinetic._client.board.activity import HostLine
+    from kinetic._core.outcome import HostReport, Outcome
+    from kinetic._core.ref import JobRef
 
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND", UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
@@ -29,22 +30,32 @@ _HOSTS_SHOWN = 32
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
     "list": Lazy(f"{_HERE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
-    "status": Lazy(f"{_HERE}.jobs:status", "Show where a job stands and what its hosts do, or how they ended."),
+    "status": Lazy(
+        f"{_HERE}.jobs:status", "Show where a job stands and what its hosts do, or how they ended."
+    ),
     "top": Lazy(f"{_HERE}.top:top", "Show what the hosts of running jobs are doing."),
-    "logs": Lazy(f"{_HERE}.reading:logs", "Print what the hosts of a job printed."),
-    "result": Lazy(f"{_HERE}.reading:result", "Wait for a job and print the value that it returned."),
-    "wait": Lazy(f"{_HERE}.reading:wait", "Wait for a job and exit with 0 if it succeeded."),
-    "stacks": Lazy(f"{_HERE}.keeping:stacks", "Show where the Python code of a running job stands."),
-    "debug": Lazy(f"{_HERE}.debugging:debug", "Attach a debugger to a job that was started with debug=True."),
-    "cancel": Lazy(f"{_HERE}.keeping:cancel", "Stop jobs."),
-    "cleanup": Lazy(f"{_HERE}.keeping:cleanup", "Remove what jobs hold and what they left in the store."),
-    "prune": Lazy(f"{_HERE}.keeping:prune", "Remove the records of jobs that ended long ago."),
+    "logs": Lazy(f"{_HERE}.output:logs", "Print what the hosts of a job printed."),
+    "result": Lazy(
+        f"{_HERE}.output:result", "Wait for a job and print the value that it returned."
+    ),
+    "wait": Lazy(f"{_HERE}.output:wait", "Wait for a job and exit with 0 if it succeeded."),
+    "stacks": Lazy(
+        f"{_HERE}.lifecycle:stacks", "Show where the Python code of a running job stands."
+    ),
+    "debug": Lazy(
+        f"{_HERE}.debugging:debug", "Attach a debugger to a job that was started with debug=True."
+    ),
+    "cancel": Lazy(f"{_HERE}.lifecycle:cancel", "Stop jobs."),
+    "cleanup": Lazy(
+        f"{_HERE}.lifecycle:cleanup", "Remove what jobs hold and what they left in the store."
+    ),
+    "prune": Lazy(f"{_HERE}.lifecycle:prune", "Remove the records of jobs that ended long ago."),
 }
 
 _GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
 
-The beginning of a job's id is enough; --last, or - in place of an id, is the newest job. Jobs that have ended stay until they
-are pruned.
+The beginning of a job's id is enough; --last, or - in place of an id, is the newest job. Jobs that
+have ended stay until they are pruned.
 
 \b
 Examples:
@@ -55,7 +66,8 @@ Examples:
   kinetic jobs prune --older-than 7d
 """
 
-_LIST_HELP = """List jobs, newest first. TIME is how long the function ran, or has been running; AGE counts from submission.
+_LIST_HELP = """List jobs, newest first. TIME is how long the function ran, or has been running; AGE
+counts from submission.
 
 \b
 Examples:
@@ -65,7 +77,8 @@ Examples:
   kinetic jobs list --group grp-1a2b3c4d --state failed
 """
 
-_STATUS_HELP = """Show where a job stands and what each of its hosts is doing; once it has ended, how they ended.
+_STATUS_HELP = """Show where a job stands and what each of its hosts is doing; once it has ended,
+how they ended.
 
 \b
 Examples:
@@ -109,17 +122,35 @@ def jobs() -> None:
 @accepted("--output-dir")
 @json_option
 @with_desk
-def list_jobs(desk: Desk, /, *, limit: int, show_all: bool, states: tuple[str, ...], group: str | None, as_json: bool) -> None:
+def list_jobs(
+    desk: Desk,
+    /,
+    *,
+    limit: int,
+    show_all: bool,
+    states: tuple[str, ...],
+    group: str | None,
+    as_json: bool,
+) -> None:
     """Print one line for each job."""
     refs = desk.refs() if group is None else _of_batch(desk, group)
     shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
-        return output.json_document([ref.to_json() | {"state": state} | _times(desk, ref) for ref, state in shown])
+        return output.json_document(
+            [ref.to_json() | {"state": state} | _times(desk, ref) for ref, state in shown]
+        )
     if not shown:
-        return output.notice("There are no such jobs." if states or group else "There are no jobs yet.")
+        return output.notice(
+            "There are no such jobs." if states or group else "There are no jobs yet."
+        )
     if group is not None:
         output.notice(f"Batch {desk.batch_name(shown[0][0].group_id or group)}:")
-    output.table(_COLUMNS, [_cells(desk, ref, state) for ref, state in shown], right=("HOSTS", "TIME", "AGE"), cut="NAME")
+    output.table(
+        _COLUMNS,
+        [_cells(desk, ref, state) for ref, state in shown],
+        right=("HOSTS", "TIME", "AGE"),
+        cut="NAME",
+    )
     if more:
         output.notice("There are more jobs: --all shows them.")
     return None
@@ -134,16 +165,27 @@ def _of_batch(desk: Desk, text: str) -> list[JobRef]:
     """
     refs = desk.refs()
     known = sorted({ref.group_id for ref in refs if ref.group_id})
-    found = [i for i in known if i == text] or [i for i in known if text and i.startswith((text, f"grp-{text}"))]
+    found = [i for i in known if i == text] or [
+        i for i in known if text and i.startswith((text, f"grp-{text}"))
+    ]
     if len(found) > 1:
-        raise UsageError(f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. Write one more letter.")
+        raise UsageError(
+            f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. Write "
+            "one more letter."
+        )
     if not found and not desk.has_batch(text):
-        raise NotFound(f"There is no batch {text!r} in this store. `kinetic jobs list --all --json` names the batch of each job.")
+        raise NotFound(
+            f"There is no batch {text!r} in this store. `kinetic jobs list --all --json` names the "
+            "batch of each job."
+        )
     return [ref for ref in refs if ref.group_id in found]
 
 
-def _select(desk: Desk, refs: list[JobRef], limit: int | None, states: set[str]) -> tuple[list[tuple[JobRef, str]], bool]:
-    """The first `limit` jobs in one of the states, and whether there may be more. States are read only as far as needed."""
+def _select(
+    desk: Desk, refs: list[JobRef], limit: int | None, states: set[str]
+) -> tuple[list[tuple[JobRef, str]], bool]:
+    """The first `limit` jobs in one of the states, and whether there may be more. States are read
+    only as far as needed."""
     shown: list[tuple[JobRef, str]] = []
     for index, ref in enumerate(refs):
         state = desk.state(ref)
@@ -159,7 +201,15 @@ def _cells(desk: Desk, ref: JobRef, state: str) -> tuple[str, ...]:
     times = _times(desk, ref)
     started_at, ended_at = times["started_at"], times["ended_at"]
     ran = "-" if started_at is None else text.duration((ended_at or now) - started_at)
-    return ref.job_id, ref.display_name, ref.accelerator, str(ref.hosts), state, ran, text.age(now - ref.created_at)
+    return (
+        ref.job_id,
+        ref.display_name,
+        ref.accelerator,
+        str(ref.hosts),
+        state,
+        ran,
+        text.age(now - ref.created_at),
+    )
 
 
 def _times(desk: Desk, ref: JobRef) -> dict[str, float | None]:
@@ -183,7 +233,9 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     members = _members(desk, ref) if outcome is None else []
     if as_json:
         known = {"state": state, **times, "members": [line.to_json() for line in members]}
-        return output.json_document(ref.to_json() | known | {"outcome": outcome.to_json() if outcome else None})
+        return output.json_document(
+            ref.to_json() | known | {"outcome": outcome.to_json() if outcome else None}
+        )
     output.line(text.pairs(_facts(desk, ref, state, outcome, times["started_at"])))
     if members:
         _print_running(members)
@@ -200,7 +252,9 @@ def _members(desk: Desk, ref: JobRef) -> list[HostLine]:
         return [line for line in watch.look() if line.host is not None]
 
 
-def _facts(desk: Desk, ref: JobRef, state: str, outcome: Outcome | None, started_at: float | None) -> list[tuple[str, str]]:
+def _facts(
+    desk: Desk, ref: JobRef, state: str, outcome: Outcome | None, started_at: float | None
+) -> list[tuple[str, str]]:
     now = desk.now()
     facts = [
         ("Job", ref.job_id),
@@ -208,7 +262,11 @@ def _facts(desk: Desk, ref: JobRef, state: str, outcome: Outcome | None, started
         ("State", state),
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
-        *([("Batch", f"{desk.batch_name(ref.group_id)}, input {ref.group_index}")] if ref.group_id else []),
+        *(
+            [("Batch", f"{desk.batch_name(ref.group_id)}, input {ref.group_index}")]
+            if ref.group_id
+            else []
+        ),
         ("Output", ref.output_dir),
         ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Started", _started(started_at, None if outcome is None else outcome.ended_at, now)),
@@ -226,9 +284,18 @@ def _started(started_at: float | None, ended_at: float | None, now: float) -> st
 
 def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
     known: list[tuple[str, Any]] = [
-        ("Ended", f"{_moment(outcome.ended_at)} ({text.duration(outcome.ended_at - ref.created_at)} after submission)"),
+        (
+            "Ended",
+            f"{_moment(outcome.ended_at)} ({text.duration(outcome.ended_at - ref.created_at)} "
+            "after submission)",
+        ),
         ("Reason", outcome.reason),
-        ("Blamed", ", ".join(f"host {host}" for host in outcome.blamed) if str(outcome.verdict) == "failed" else ""),
+        (
+            "Blamed",
+            ", ".join(f"host {host}" for host in outcome.blamed)
+            if str(outcome.verdict) == "failed"
+            else "",
+        ),
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
@@ -236,22 +303,29 @@ def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _print_running(members: list[HostLine]) -> None:
-    """What the hosts are doing: of a large gang, those that stand still longest come first and the rest is counted."""
-    from kinetic.cli import activity
+    """What the hosts are doing: of a large gang, those that stand still longest come first and the
+    rest is counted."""
+    from kinetic._client.board import activity
 
     shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
-    rows = [activity.cells(line, _RUNNING_COLUMNS) for line in sorted(shown, key=lambda line: line.host or 0)]
+    rows = [
+        activity.cells(line, _RUNNING_COLUMNS)
+        for line in sorted(shown, key=lambda line: line.host or 0)
+    ]
     output.line()
     output.table(_RUNNING_COLUMNS, rows, right=activity.RIGHT, cut=activity.CUT)
     if len(members) > len(shown):
         output.notice(
-            f"{text.count(len(members) - len(shown), 'host')} more: `kinetic jobs top {members[0].ref.job_id}` shows them."
+            f"{text.count(len(members) - len(shown), 'host')} more: `kinetic jobs top "
+            f"{members[0].ref.job_id}` shows them."
         )
 
 
 def _print_hosts(outcome: Outcome) -> None:
     """The hosts' ends: of a large gang, those that failed come first and the rest is counted."""
-    reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[:_HOSTS_SHOWN]
+    reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[
+        :_HOSTS_SHOWN
+    ]
     output.line()
     output.table(
         _HOST_COLUMNS,
@@ -260,7 +334,10 @@ def _print_hosts(outcome: Outcome) -> None:
         wrap="DETAIL",
     )
     if len(outcome.reports) > len(reports):
-        output.notice(f"{text.count(len(outcome.reports) - len(reports), 'host')} more: --json shows them all.")
+        output.notice(
+            f"{text.count(len(outcome.reports) - len(reports), 'host')} more: --json shows them "
+            "all."
+        )
 
 
 def _host_cells(report: HostReport) -> tuple[str, ...]:

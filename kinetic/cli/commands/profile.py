@@ -1,6 +1,6 @@
 """`kinetic profile`: named clusters, and which one is in use.
 
-In: names, and what names a cluster. Out: the changed file of profiles; tables or JSON. Called by `main`.
+In: names, and what names a cluster. Out: the changed file of profiles; tables or JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 
-from kinetic.cli import output, text
+from kinetic._client.board import text
+from kinetic._config import profiles, settings
+from kinetic._config.profiles import FIELDS, Profiles
+from kinetic.cli import output
 from kinetic.cli.lazy import suggested
 from kinetic.cli.options import json_option, yes_option
-from kinetic.config import profiles, settings
-from kinetic.config.profiles import FIELDS, Profiles
 from kinetic.errors import UsageError
 
 _COLUMNS = ("", "NAME", *map(str.upper, FIELDS))
@@ -24,8 +25,9 @@ _ORDER = ("create", "ls", "use", "unset", "show", "rm")
 
 _GROUP_HELP = """Name clusters, and choose which one is in use.
 
-A profile says project, zone, cluster and namespace under one name. What a flag or a KINETIC_ variable says goes first.
-Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where that is.
+A profile says project, zone, cluster and namespace under one name. What a flag or a KINETIC_
+variable says goes first. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where
+that is.
 
 \b
 Examples:
@@ -36,8 +38,8 @@ Examples:
 
 _CREATE_HELP = """Make a profile. The first one is in use at once.
 
-What no option says is taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER and KINETIC_NAMESPACE. Without any option,
-and on a terminal, what is still missing is asked for.
+What no option says is taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER and
+KINETIC_NAMESPACE. Without any option, and on a terminal, what is still missing is asked for.
 
 \b
 Examples:
@@ -94,14 +96,18 @@ class _Ordered(click.Group):
         return super().get_command(ctx, "ls" if cmd_name == "list" else cmd_name)
 
 
-@click.group(cls=_Ordered, help=_GROUP_HELP, short_help="Name clusters, and choose which one is in use.")
+@click.group(
+    cls=_Ordered, help=_GROUP_HELP, short_help="Name clusters, and choose which one is in use."
+)
 def profile() -> None:
     """Commands about profiles."""
 
 
 def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name in reversed(FIELDS):
-        command = click.option(f"--{name}", metavar="NAME", help=f"The {name} that it names.")(command)
+        command = click.option(f"--{name}", metavar="NAME", help=f"The {name} that it names.")(
+            command
+        )
     return command
 
 
@@ -114,10 +120,14 @@ def create(name: str | None, force: bool, **given: str | None) -> None:
     place = settings.profiles_file()
     name = profiles.check_name(name or _asked("Name of the profile", "the NAME"))
     if name in profiles.read(place).by_name and not force:  # before anything is asked
-        raise UsageError(f"There is a profile {name!r} already. Choose another name, or replace it with --force.")
+        raise UsageError(
+            f"There is a profile {name!r} already. Choose another name, or replace it with --force."
+        )
     values = _complete(given)
     kept = profiles.change(place, lambda before: before.added(name, values, force=force))
-    output.line(f"Profile {name} is kept in {place}" + (" and in use." if kept.current == name else "."))
+    output.line(
+        f"Profile {name} is kept in {place}" + (" and in use." if kept.current == name else ".")
+    )
     if kept.current != name:
         output.notice(f"To use it: kinetic profile use {name}")
 
@@ -126,7 +136,11 @@ def _complete(given: dict[str, str | None]) -> dict[str, str]:
     """What options say, then the environment, then the person at the terminal."""
     known = settings.load(flags=given, profile={})
     ours = ("flag", "environment KINETIC_")
-    values = {n: str(s.value) for n in FIELDS if (s := known.setting(n)).value and s.source.startswith(ours)}
+    values = {
+        n: str(s.value)
+        for n in FIELDS
+        if (s := known.setting(n)).value and s.source.startswith(ours)
+    }
     if sys.stdin.isatty() and not any(given.values()):
         for name in FIELDS:
             values[name] = values.get(name) or click.prompt(
@@ -134,13 +148,17 @@ def _complete(given: dict[str, str | None]) -> dict[str, str]:
             )
     values = {name: value.strip() for name, value in values.items() if value.strip()}
     if not values:
-        raise UsageError("A profile says at least one of --project, --zone, --cluster and --namespace.")
+        raise UsageError(
+            "A profile says at least one of --project, --zone, --cluster and --namespace."
+        )
     return values
 
 
 def _asked(question: str, missing: str) -> str:
     if not sys.stdin.isatty():
-        raise UsageError(f"{missing} is missing: kinetic profile create NAME --project … --zone … --cluster …")
+        raise UsageError(
+            f"{missing} is missing: kinetic profile create NAME --project … --zone … --cluster …"
+        )
     return str(click.prompt(question))
 
 
@@ -151,10 +169,16 @@ def ls(as_json: bool) -> None:
     kept = profiles.read(settings.profiles_file())
     used = _used(kept)
     if as_json:
-        rows = [{"name": name, "in_use": name == used, **kept.by_name[name]} for name in sorted(kept.by_name)]
+        rows = [
+            {"name": name, "in_use": name == used, **kept.by_name[name]}
+            for name in sorted(kept.by_name)
+        ]
         return output.json_document(rows)
     if not kept.by_name:
-        return output.notice("There are no profiles yet. To make one: kinetic profile create NAME --project … --cluster …")
+        return output.notice(
+            "There are no profiles yet. To make one: kinetic profile create NAME --project … "
+            "--cluster …"
+        )
     output.table(_COLUMNS, [_cells(kept, name, used) for name in sorted(kept.by_name)])
     return _tell_override(kept.current)
 
@@ -182,7 +206,10 @@ def _tell_override(current: str | None) -> None:
     chosen = settings.chosen_profile()
     if chosen is not None and chosen.value != current:
         by = "--profile" if chosen.source == "flag" else "KINETIC_PROFILE"
-        output.notice(f"{chosen.value} goes first here, because {by} says so; otherwise it is {current or 'none'}.")
+        output.notice(
+            f"{chosen.value} goes first here, because {by} says so; otherwise it is "
+            f"{current or 'none'}."
+        )
 
 
 @profile.command("unset", help=_UNSET_HELP, short_help="Use no profile any more.")
@@ -205,12 +232,19 @@ def show(name: str | None, as_json: bool) -> None:
     used = _used(kept)
     name = name or used
     if name is None:
-        raise UsageError("No profile is in use. Name one: kinetic profile show NAME; `kinetic profile ls` lists them.")
+        raise UsageError(
+            "No profile is in use. Name one: kinetic profile show NAME; `kinetic profile ls` lists "
+            "them."
+        )
     values = kept.get(name)
     if as_json:
         return output.json_document({"name": name, "in_use": name == used, **values})
     facts = [("Profile", f"{name}{' (in use)' if name == used else ''}")]
-    output.line(text.pairs([*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(place))]))
+    output.line(
+        text.pairs(
+            [*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(place))]
+        )
+    )
     return None
 
 
@@ -223,8 +257,12 @@ def rm(name: str, yes: bool) -> None:
     profiles.read(place).get(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"The profile {name} would be removed. Add --yes to remove it without being asked.")
+            raise UsageError(
+                f"The profile {name} would be removed. Add --yes to remove it without being asked."
+            )
         click.confirm(f"Remove the profile {name}?", abort=True, err=True)
     was = profiles.read(place).current
     profiles.change(place, lambda before: before.removed(name))
-    output.line(f"Profile {name} is removed." + (" No profile is in use now." if was == name else ""))
+    output.line(
+        f"Profile {name} is removed." + (" No profile is in use now." if was == name else "")
+    )

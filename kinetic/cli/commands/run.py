@@ -1,7 +1,7 @@
 """`kinetic run`: a script, a module or a command on every host of a slice.
 
-In: options and the words of a program. Out: its output as it is printed, its exit code; or the id of a detached job. Called by
-`main`.
+In: options and the words of a program. Out: its output as it is printed, its exit code; or the id
+of a detached job.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic.cli import exit_codes, misplaced, output, text
+from kinetic._client.board import text
+from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
-from kinetic.cli.commands.reading import tell_failure
-from kinetic.cli.desk import Desk, with_desk
+from kinetic.cli.commands.output import tell_failure
+from kinetic.cli.context import Desk, with_desk
 from kinetic.cli.lazy import suggested
 from kinetic.cli.misplaced import Known
 from kinetic.cli.options import ASSIGNMENT, DURATION, json_option
@@ -30,8 +31,9 @@ _HELP = """Run a program on every host of an accelerator slice, and print what t
   kinetic run [OPTIONS] -m MODULE [ARGS]...  a module, as python -m MODULE
   kinetic run [OPTIONS] -- CMD [ARGS]...     any command
 
-The project around the script (or around the current folder) is sent along, without what .gitignore and .kineticignore name.
-The exit code is the program's own: of the host that failed first. Ctrl-C leaves the job running and says how to stop it.
+The project around the script (or around the current folder) is sent along, without what .gitignore
+and .kineticignore name. The exit code is the program's own: of the host that failed first. Ctrl-C
+leaves the job running and says how to stop it.
 
 \b
 Examples:
@@ -44,9 +46,9 @@ Examples:
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from kinetic.handle import JobHandle
-    from kinetic.job.outcome import Outcome
-    from kinetic.planning import PlanView
+    from kinetic._client.handle import JobHandle
+    from kinetic._client.planning import PlanView
+    from kinetic._core.outcome import Outcome
 
 
 _FILES_SHOWN = 20
@@ -84,7 +86,12 @@ class _RunCommand(click.Command):
         return Known({name for o in options if not o.is_flag for name in o.opts}, flags)
 
 
-@click.command("run", cls=_RunCommand, help=_HELP, short_help="Run a script, a module or a command on an accelerator slice.")
+@click.command(
+    "run",
+    cls=_RunCommand,
+    help=_HELP,
+    short_help="Run a script, a module or a command on an accelerator slice.",
+)
 @click.option(
     "--accelerator",
     "-a",
@@ -100,7 +107,13 @@ class _RunCommand(click.Command):
     default=1,
     help="Number of slices; more than one only of one host each, such as cpu:2.",
 )
-@click.option("--env", metavar="NAME=VALUE", type=ASSIGNMENT, multiple=True, help="Set a variable for the program. Repeatable.")
+@click.option(
+    "--env",
+    metavar="NAME=VALUE",
+    type=ASSIGNMENT,
+    multiple=True,
+    help="Set a variable for the program. Repeatable.",
+)
 @click.option(
     "--secret",
     "secrets",
@@ -108,11 +121,34 @@ class _RunCommand(click.Command):
     multiple=True,
     help="Pass a variable of this environment on, apart from the plan. Repeatable.",
 )
-@click.option("--timeout", metavar="DURATION", type=DURATION, help="Stop the job when the program runs longer: 90s, 30m, 2h.")
-@click.option("--start-timeout", metavar="DURATION", type=DURATION, help="Give up when not all hosts have joined by then.")
-@click.option("--hang-timeout", metavar="DURATION", type=DURATION, help="Stop the job when a host's Python stands still so long.")
-@click.option("--retries", metavar="N", type=click.IntRange(min=0), default=0, help="Restart a failed job, at most N times.")
-@click.option("--name", metavar="NAME", help="What `kinetic jobs list` shows; else the program's name.")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Stop the job when the program runs longer: 90s, 30m, 2h.",
+)
+@click.option(
+    "--start-timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Give up when not all hosts have joined by then.",
+)
+@click.option(
+    "--hang-timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Stop the job when a host's Python stands still so long.",
+)
+@click.option(
+    "--retries",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Restart a failed job, at most N times.",
+)
+@click.option(
+    "--name", metavar="NAME", help="What `kinetic jobs list` shows; else the program's name."
+)
 @click.option(
     "--output-dir",
     metavar="PATH",
@@ -126,17 +162,38 @@ class _RunCommand(click.Command):
     help="gke, pathways, local or ray instead of the configured one.",
 )
 @click.option("--detach", "-d", is_flag=True, help="Print the job's id and return at once.")
-@click.option("--all-hosts", is_flag=True, help='Print what all hosts print; each line starts with "[host N] ".')
-@click.option("--dry-run", is_flag=True, help="Show the plan, and the files that would be sent, largest first. Creates nothing.")
+@click.option(
+    "--all-hosts",
+    is_flag=True,
+    help='Print what all hosts print; each line starts with "[host N] ".',
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show the plan, and the files that would be sent, largest first. Creates nothing.",
+)
 @json_option
 @click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)
 @with_desk
 @click.pass_context
-def run(ctx: click.Context, desk: Desk, /, *, detach: bool, all_hosts: bool, dry_run: bool, as_json: bool, **options: Any) -> int:
+def run(
+    ctx: click.Context,
+    desk: Desk,
+    /,
+    *,
+    detach: bool,
+    all_hosts: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Submit the program, then follow it."""
     program = programs.check(ctx.meta["kinetic.program"])
     if program.kind is Kind.COMMAND and options["hang_timeout"] is not None:
-        raise UsageError("--hang-timeout watches Python code; it cannot tell whether a command stands still. Use --timeout.")
+        raise UsageError(
+            "--hang-timeout watches Python code; it cannot tell whether a command stands still. "
+            "Use --timeout."
+        )
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
     function = programs.function(program, Path.cwd())
@@ -151,31 +208,50 @@ def run(ctx: click.Context, desk: Desk, /, *, detach: bool, all_hosts: bool, dry
 
 def _show(view: PlanView, *, as_json: bool) -> int:
     """Print what would be submitted."""
-    files = [(os.fsencode(path).decode(errors="replace"), size_bytes) for path, size_bytes in view.files]
+    files = [
+        (os.fsencode(path).decode(errors="replace"), size_bytes) for path, size_bytes in view.files
+    ]
     if as_json:
         named = [{"path": path, "size_bytes": size_bytes} for path, size_bytes in files]
         documents = [dict(document) for document in view.documents]
         output.json_document(
-            {"plan": view.plan.to_json(), "documents": documents, "warnings": list(view.warnings), "files": named}
+            {
+                "plan": view.plan.to_json(),
+                "documents": documents,
+                "warnings": list(view.warnings),
+                "files": named,
+            }
         )
         return exit_codes.OK
     output.line(repr(dataclasses.replace(view, files=())))
     if files:
         output.line()
-        output.table(("FILE", "SIZE"), [(path, text.size(size)) for path, size in files[:_FILES_SHOWN]], right=("SIZE",))
+        output.table(
+            ("FILE", "SIZE"),
+            [(path, text.size(size)) for path, size in files[:_FILES_SHOWN]],
+            right=("SIZE",),
+        )
     if len(files) > _FILES_SHOWN:
         rest = sum(size_bytes for _, size_bytes in files[_FILES_SHOWN:])
-        output.line(f"… and {len(files) - _FILES_SHOWN:,} smaller files ({text.size(rest)}); --json lists all.")
+        output.line(
+            f"… and {len(files) - _FILES_SHOWN:,} smaller files ({text.size(rest)}); --json lists "
+            "all."
+        )
     return exit_codes.OK
 
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `kinetic.run` for these options."""
-    given = {name: options[name] for name in ("accelerator", "slices", "retries", "backend", "output_dir")}
+    given = {
+        name: options[name]
+        for name in ("accelerator", "slices", "retries", "backend", "output_dir")
+    }
     limits = {name: options[name] for name in ("timeout", "start_timeout", "hang_timeout")}
     variables = {"env": dict(options["env"]), "secrets": list(options["secrets"])}
     joins = "program" if program.kind is Kind.COMMAND else "lazy"
-    return given | limits | variables | {"name": options["name"] or program.name, "joins_jax": joins}
+    return (
+        given | limits | variables | {"name": options["name"] or program.name, "joins_jax": joins}
+    )
 
 
 def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
@@ -187,7 +263,8 @@ def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: boo
         outcome = handle.outcome() or handle.wait()
     except KeyboardInterrupt:
         output.notice(
-            f"\n{handle.job_id} keeps running. To see it again: kinetic jobs logs -f {handle.job_id}\n"
+            f"\n{handle.job_id} keeps running. To see it again: kinetic jobs logs -f "
+            f"{handle.job_id}\n"
             f"To stop it: kinetic jobs cancel {handle.job_id}"
         )
         return exit_codes.INTERRUPTED
@@ -195,23 +272,33 @@ def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: boo
 
 
 def _print_output(desk: Desk, handle: JobHandle[Any], all_hosts: bool) -> None:
-    from kinetic.backends.base import LogRequest
-    from kinetic.cli.prefix import Prefixer
+    from kinetic._backends.base import LogRequest
+    from kinetic._client.board.line_prefix import Prefixer
 
     ref = desk.find(handle.job_id)
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
-    output.copy_output(desk.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
+    output.copy_output(
+        desk.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts)
+    )
 
 
 def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
-    from kinetic.job.outcome import Exit
+    from kinetic._core.outcome import Exit
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
         # The program has said itself why it ends.
-        where = "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
-        hint = misplaced.went_to_the_program(program, run.known()) if first.exit_code == exit_codes.USAGE else ""
-        output.error(f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).", hint)
+        where = (
+            "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
+        )
+        hint = (
+            misplaced.went_to_the_program(program, run.known())
+            if first.exit_code == exit_codes.USAGE
+            else ""
+        )
+        output.error(
+            f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).", hint
+        )
     else:
         tell_failure(handle, seen=True)
     return exit_codes.of_program(outcome)

@@ -1,7 +1,7 @@
 """`kinetic jobs top`: what the hosts of running jobs are doing, now and as it changes.
 
-In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, or one table, or one JSON document. Called by the jobs
-group.
+In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, or one table, or one JSON
+document.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetic.cli import activity, output, text
-from kinetic.cli.activity import HostLine, Rates
-from kinetic.cli.desk import Desk, with_desk
+from kinetic._client.board import activity, text
+from kinetic._client.board.activity import HostLine, Rates
+from kinetic._core.ref import JobRef
+from kinetic.cli import output
+from kinetic.cli.context import Desk, with_desk
 from kinetic.cli.options import DURATION, jobs_argument, json_option
 from kinetic.errors import KineticError
-from kinetic.job.ref import JobRef
 
 if TYPE_CHECKING:
-    from kinetic.coordinator.client import ControlClient
+    from kinetic._rpc.client import ControlClient
 
 _GOES_ON = ("PENDING", "RUNNING")
 _PATIENCE_S = 1.0
 _FRAME_LINES = 5
-_HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how long they have stood still.
+_HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how
+long they have stood still.
 
-On a terminal the table is redrawn until you press q. CPU is the share of one processor since the last look; the first time,
-since the function started. STILL is for how long a host has neither computed nor printed.
+On a terminal the table is redrawn until you press q. CPU is the share of one processor since the
+last look; the first time, since the function started. STILL is for how long a host has neither
+computed nor printed.
 
 \b
 Examples:
@@ -42,11 +45,20 @@ Examples:
 
 @click.command("top", help=_HELP, short_help="Show what the hosts of running jobs are doing.")
 @click.option("--once", is_flag=True, help="Print one table and end.")
-@click.option("--interval", metavar="DURATION", type=DURATION, default="1s", show_default=True, help="Time between two looks.")
+@click.option(
+    "--interval",
+    metavar="DURATION",
+    type=DURATION,
+    default="1s",
+    show_default=True,
+    help="Time between two looks.",
+)
 @json_option
 @jobs_argument("running_jobs", required=False)
 @with_desk
-def top(desk: Desk, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool) -> None:
+def top(
+    desk: Desk, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool
+) -> None:
     """Show running jobs."""
     chosen = {desk.find(job_id).job_id for job_id in job_ids}
     with Watch(desk, chosen) as watch:
@@ -74,15 +86,24 @@ def _draw(watch: Watch, interval_s: float) -> None:
             width, height = screen.size
             columns, room = activity.columns(width), max(height - _FRAME_LINES, 1)
             rows = [activity.cells(line, columns, whole=False) for line in found[:room]]
-            more = f"{text.count(len(found) - room, 'line')} more: --once shows them all" if len(found) > room else ""
-            head = f"{activity.headline(found)}    q leaves" if found else "No job is running.    q leaves"
+            more = (
+                f"{text.count(len(found) - room, 'line')} more: --once shows them all"
+                if len(found) > room
+                else ""
+            )
+            head = (
+                f"{activity.headline(found)}    q leaves"
+                if found
+                else "No job is running.    q leaves"
+            )
             screen.show(head, columns, rows, more, right=activity.RIGHT, cut=activity.CUT)
             if screen.wait(interval_s):
                 return
 
 
 class Watch:
-    """Looks at the jobs that have not ended, again and again; what has ended is not looked at twice."""
+    """Looks at the jobs that have not ended, again and again; what has ended is not looked at
+    twice."""
 
     def __init__(self, desk: Desk, chosen: set[str]) -> None:
         self._desk = desk
@@ -118,16 +139,20 @@ class Watch:
                 self._refs[job_id] = self._desk.find(job_id)
             except KineticError:  # removed since, or damaged: `jobs list` tells
                 self._ended.add(job_id)
-        going = [ref for job_id, ref in self._refs.items() if job_id in ids and job_id not in self._ended]
+        going = [
+            ref for job_id, ref in self._refs.items() if job_id in ids and job_id not in self._ended
+        ]
         return sorted(going, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
 
     def _snapshot(self, ref: JobRef) -> dict[str, Any] | None:
-        from kinetic.backends.base import Controls
+        from kinetic._backends.base import Controls
 
         try:
             backend = self._desk.backend_of(ref)
             address = backend.control(ref) if isinstance(backend, Controls) else None
-            return None if address is None else self._client(ref.job_id, address).snapshot(_PATIENCE_S)
+            return (
+                None if address is None else self._client(ref.job_id, address).snapshot(_PATIENCE_S)
+            )
         except (KineticError, ValueError):  # it ends just now, or its supervisor does not answer
             return None
 
@@ -136,7 +161,7 @@ class Watch:
         if known is not None and known[0] == address:
             return known[1]
         self._hang_up(job_id)  # another attempt has another address
-        from kinetic.coordinator.client import ControlClient
+        from kinetic._rpc.client import ControlClient
 
         client = ControlClient(address.target, address.token, give_up_s=0.0)
         self._clients[job_id] = (address, client)

@@ -1,0 +1,157 @@
+"""The seam to the place where jobs run.
+
+In: a `Plan`, later a `JobRef`. Out: JSON documents, phases, log chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from kinetic._core.ref import JobRef
+
+if TYPE_CHECKING:
+    from kinetic._core.log_format import LogChunk
+    from kinetic._core.plan import Plan
+
+if TYPE_CHECKING:
+    import socket
+
+Document = dict[str, Any]
+
+
+class Phase(StrEnum):
+    """Where a job stands, as far as the place that runs it knows."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    NOT_FOUND = "NOT_FOUND"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.NOT_FOUND)
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """Which output to read.
+
+    Attributes:
+        hosts: indices of hosts; None for all.
+        follow: keep reading until the job has ended and everything was read; else read what is
+            there.
+        tail: start with the last so many lines of each host; None for everything.
+        failures: include the tracebacks of hosts that failed; a caller that raises the exception
+            leaves them out.
+    """
+
+    hosts: tuple[int, ...] | None = (0,)
+    follow: bool = True
+    tail: int | None = None
+    failures: bool = True
+
+
+class Backend(Protocol):
+    """A place that runs gangs.
+
+    Promises:
+        1. `preflight` raises `PreflightError` when the plan cannot run here now, and creates
+           nothing.
+        2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, no
+           vendor package.
+        3. `submit` creates all or nothing; after it returns the job runs on without the caller.
+        4. `phase` reads; it never raises for a job that is gone (NOT_FOUND).
+        5. `logs` yields each host's chunks in the order in which they were printed, and None at
+           least every 0.1 s while there is nothing new, so that the caller can look at its clock.
+           It ends when the job has ended and all was read (`follow`), or when what is there was
+           read.
+        6. `cancel` asks the job to stop and returns; cancelling an ended job does nothing.
+        7. `cleanup` removes what the backend created for an ended job (not the stored artifacts);
+           twice is as good as once.
+    """
+
+    name: str
+
+    def preflight(self, plan: Plan) -> None:
+        """Check that the plan can run here now."""
+        ...
+
+    def render(self, plan: Plan) -> list[Document]:
+        """Return the documents that `submit` would create."""
+        ...
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
+        """Create the job; `secrets` are values that travel apart from every document."""
+        ...
+
+    def phase(self, ref: JobRef) -> Phase:
+        """Return where the job stands."""
+        ...
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Yield output."""
+        ...
+
+    def cancel(self, ref: JobRef) -> None:
+        """Ask the job to stop."""
+        ...
+
+    def cleanup(self, ref: JobRef) -> None:
+        """Remove what the backend holds for the job."""
+        ...
+
+
+@dataclass(frozen=True)
+class ControlAddress:
+    """How to call a running job's coordinator: a gRPC target and the job's token."""
+
+    target: str
+    token: str
+
+
+@runtime_checkable
+class Controls(Protocol):
+    """Optional: a backend whose running jobs can be called (live stacks)."""
+
+    def control(self, ref: JobRef) -> ControlAddress | None:
+        """Return the address of the job's coordinator, or None when the job is not running."""
+        ...
+
+
+@runtime_checkable
+class Tunnels(Protocol):
+    """Optional: a backend that can reach a port of a host (the debugger)."""
+
+    def open_port(self, ref: JobRef, host: int, port: int) -> socket.socket:
+        """Connect to a port of the loopback address of a running host.
+
+        Raises:
+            OSError: nothing listens there.
+        """
+        ...
+
+
+@runtime_checkable
+class Signals(Protocol):
+    """Optional: a backend that lets its caller sleep until a job ends, instead of asking again and
+    again."""
+
+    def ending_fd(self, ref: JobRef) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None while there is
+        none. The caller closes it."""
+        ...
+
+
+@runtime_checkable
+class Capacity(Protocol):
+    """Optional: a backend that knows how many jobs run well at a time."""
+
+    def room(self, plan: Plan | None) -> int:
+        """Return how many jobs of this shape there is room for, at least 1; None stands for jobs of
+        one host."""
+        ...

@@ -1,0 +1,1 @@
+"""Slices simulated on this machine."""

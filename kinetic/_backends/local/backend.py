@@ -1,0 +1,433 @@
+"""The local backend: every host of the slice is a process tree on this machine.
+
+In: plans and refs. Out: a detached supervisor per job; phases and output read from the job's
+folder. It holds no connection: the folder and the supervisor's lock tell everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic._backends.base import ControlAddress, Document, LogRequest, Phase
+from kinetic._backends.local import simulation
+from kinetic._core import layout, record
+from kinetic._core.ref import JobRef
+from kinetic._store import files
+from kinetic._store.local import LocalStore
+from kinetic.errors import CorruptRecord, KineticError, SubmitError
+
+if (
+    TYPE_CHECKING
+):  # a list of running jobs does without these, and without what is imported in functions
+    import socket
+
+    from kinetic._backends.local.log_reader import LogReader
+    from kinetic._core.log_format import LogChunk
+    from kinetic._core.plan import Plan
+
+QUICK_POLL_S = 0.004
+SLOW_POLL_S = 0.02
+QUICK_FOR_S = 1.0
+LINGER_S = 2.0
+"""How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a
+second."""
+LOOK_EVERY_S = 1.0
+_FLOCK = "hhqqi4x"
+"""`struct flock`: kind, origin, start, length, process."""
+
+
+class LocalBackend:
+    """Simulated slices on this machine (see backends.base.Backend for the promises)."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        store: LocalStore,
+        worker_environ: Mapping[str, str],
+        *,
+        available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
+        usable_cpus: Callable[[], int] = simulation.usable_cpus,
+        unreachable_after_s: float = 30.0,
+        has_debugger: Callable[[], bool] = simulation.has_debugger,
+        system: str = sys.platform,
+    ) -> None:
+        self._store = store
+        self._environ = dict(worker_environ)
+        self._available_memory_bytes = available_memory_bytes
+        self._usable_cpus = usable_cpus
+        self._has_debugger = has_debugger
+        self._system = system
+        self._unreachable_after_s = unreachable_after_s
+        self._orphaned_at: dict[str, float] = {}
+        self._warned_of: set[str] = set()
+
+    def preflight(self, plan: Plan) -> None:
+        """Refuse what this machine cannot hold or reach."""
+        simulation.check_system(self._system)
+        simulation.check_reach(plan)
+        simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
+        self._check_memory(plan)
+        simulation.check_debugger(plan, installed=self._has_debugger)
+
+    def _check_memory(self, plan: Plan) -> None:
+        from kinetic._store import footprints
+
+        available_bytes = self._available_memory_bytes()
+        simulation.check_memory(plan, available_bytes)
+        warning = simulation.footprint_warning(
+            plan, footprints.peak_bytes(self._store, plan), available_bytes
+        )
+        if warning and plan.name not in self._warned_of:
+            import logging  # a list of running jobs does without
+
+            self._warned_of.add(plan.name)  # once for all jobs of a batch
+            logging.getLogger("kinetic").warning("kinetic: %s", warning)
+
+    def room(self, plan: Plan | None) -> int:
+        """As many jobs as there are processors and memory for."""
+        from kinetic._store import footprints
+
+        peak_bytes = 0 if plan is None else footprints.peak_bytes(self._store, plan)
+        return simulation.room(
+            plan, self._usable_cpus(), self._available_memory_bytes(), peak_bytes
+        )
+
+    def render(self, plan: Plan) -> list[Document]:
+        """One document: the gang."""
+        return [simulation.document(plan)]
+
+    def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
+        """Let the preloader import while the caller still plans a job for so many hosts that sets
+        these variables."""
+        from kinetic._backends.local import launcher
+
+        launcher.warm_up(
+            simulation.preload_modules(hosts, joins_jax=joins_jax, variables=variables),
+            self._environ,
+        )
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
+        """Start the supervisor; it holds the job's lock when this returns."""
+        from kinetic._backends.local import launcher
+
+        (gang,) = documents
+        folder = self._folder(ref)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SubmitError(
+                f"The job's folder {folder} cannot be made: {error.strerror}."
+            ) from error
+        request = {
+            "store": self._store.uri,
+            "job_id": ref.job_id,
+            "base_env": self._environ,
+            "secrets": dict(secrets),
+            "unreachable_after_s": self._unreachable_after_s,
+        }
+        launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
+
+    def phase(self, ref: JobRef) -> Phase:
+        """From the verdict, else from the supervisor's lock and state."""
+        verdict = self._verdict(ref)
+        if verdict is not None:
+            return verdict
+        if self._is_supervised(ref):
+            return Phase.RUNNING if (self._folder(ref) / "state.json").exists() else Phase.PENDING
+        if not self._was_supervised(ref):  # It is being submitted, or that was interrupted.
+            return self._verdict(ref) or Phase.NOT_FOUND
+        verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
+        if verdict is None and self._lingers(ref):
+            return Phase.RUNNING
+        if verdict is None:
+            self._end_family(ref)
+        return verdict or Phase.FAILED
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Read the hosts' files, and on, until the job has ended."""
+        hosts = request.hosts if request.hosts is not None else range(ref.hosts)
+        readers = [self._reader(ref, host, failures=request.failures) for host in hosts]
+        try:
+            if request.tail is not None:
+                for reader in readers:
+                    reader.start_at_tail(request.tail)
+            yield from self._follow(ref, readers) if request.follow else _drain(readers)
+        finally:
+            for reader in readers:
+                reader.close()
+
+    def _follow(self, ref: JobRef, readers: list[LogReader]) -> Iterator[LogChunk | None]:
+        begun = time.monotonic()
+        watch = _SupervisorWatch(self._folder(ref))
+        stuck = _StuckWatch(self._unreachable_after_s)
+        try:
+            while True:
+                ended = (
+                    not watch.is_alive() and self.phase(ref).ended
+                )  # Looked at before reading: what was printed is there.
+                got = False
+                for reader in readers:
+                    for chunk in reader.read():
+                        got = True
+                        yield chunk
+                if ended and not got:
+                    yield from _drain(readers)
+                    return
+                if not got:
+                    yield None
+                    watch.wait(
+                        QUICK_POLL_S if time.monotonic() - begun < QUICK_FOR_S else SLOW_POLL_S
+                    )
+                    if stuck.is_over(lambda: self._stands(ref)):
+                        self._end(ref)
+        finally:
+            watch.close()
+
+    def cancel(self, ref: JobRef) -> None:
+        """Ask the supervisor to stop the gang; one that was stopped (SIGSTOP) is continued, so that
+        it can."""
+        import signal
+
+        pid = _lock_holder(self._folder(ref) / "lock")
+        for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def _stands(self, ref: JobRef) -> bool:
+        """Whether somebody has stopped the supervisor (SIGSTOP), and no agent is there that would
+        notice."""
+        pid = _lock_holder(self._folder(ref) / "lock")
+        return bool(pid) and _state(pid) == "T" and not self._has_agents(ref)
+
+    def _end(self, ref: JobRef) -> None:
+        """Kill the supervisor, which keeps everybody waiting who follows its job."""
+        import signal
+
+        pid = _lock_holder(self._folder(ref) / "lock")
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def cleanup(self, ref: JobRef) -> None:
+        """Nothing is held for an ended job but its records."""
+
+    def control(self, ref: JobRef) -> ControlAddress | None:
+        """Address of the coordinator of a running job."""
+        told = self._supervisor(ref)
+        return (
+            ControlAddress(told["target"], told["token"])
+            if told and self._is_supervised(ref)
+            else None
+        )
+
+    def open_port(self, ref: JobRef, host: int, port: int) -> socket.socket:
+        """Connect to a port of a host, which is this machine."""
+        import socket
+
+        return socket.create_connection(("127.0.0.1", port))
+
+    def processes(self, ref: JobRef) -> dict[str, Any]:
+        """Process ids of a running job: {"supervisor": pid, "agents": {host: pid}}; {} when it is
+        not running."""
+        told = self._supervisor(ref)
+        if not told or not self._is_supervised(ref):
+            return {}
+        return {
+            "supervisor": told["pid"],
+            "agents": {int(host): pid for host, pid in told["agents"].items()},
+        }
+
+    def ending_fd(self, ref: JobRef) -> int | None:
+        """A descriptor of the supervisor's process."""
+        watch = _SupervisorWatch(self._folder(ref))
+        watch.open()
+        return watch.fd if watch.fd >= 0 else None
+
+    # -- the job's folder --------------------------------------------------------------------------
+
+    def _folder(self, ref: JobRef) -> Path:
+        return self._store.path(f"{layout.job(ref.job_id)}/local")
+
+    def _lingers(self, ref: JobRef) -> bool:
+        """Whether agents of a supervisor that was killed are still ending their hosts: what they
+        report is worth a moment."""
+        since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
+        return time.monotonic() - since <= LINGER_S and self._has_agents(ref)
+
+    def _end_family(self, ref: JobRef) -> None:
+        """End what the function had started, where supervisor and agents were killed before they
+        could."""
+        told = self._supervisor(ref)
+        if told and isinstance(told.get("token"), str):
+            from kinetic._backends.local import family
+
+            family.end(ref.job_id, told["token"])
+
+    def _has_agents(self, ref: JobRef) -> bool:
+        told = self._supervisor(ref) or {}
+        return any(_is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
+
+    def _reader(self, ref: JobRef, host: int, *, failures: bool) -> LogReader:
+        from kinetic._backends.local.log_reader import LogReader
+
+        files = (
+            self._store.path(layout.log(ref.job_id, host)),
+            self._store.path(layout.log_index(ref.job_id, host)),
+        )
+        return LogReader(host, *files, failures=failures)
+
+    def _verdict(self, ref: JobRef) -> Phase | None:
+        try:
+            data = self._store.get(layout.outcome(ref.job_id))
+            from kinetic._core.outcome import Outcome  # a list of running jobs does without
+
+            outcome = Outcome.from_json(record.parse(data))
+        except LookupError:
+            return None
+        except KineticError:
+            return Phase.FAILED
+        return Phase.SUCCEEDED if outcome.ok else Phase.FAILED
+
+    def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, CorruptRecord):
+            return record.parse(files.content(self._folder(ref) / "supervisor.json"))
+        return None
+
+    def _was_supervised(self, ref: JobRef) -> bool:
+        """Whether a supervisor has ever held the job's lock."""
+        folder = self._folder(ref)
+        with contextlib.suppress(OSError):
+            return (folder / "lock").stat().st_size > 0 or (folder / "supervisor.json").exists()
+        return (folder / "supervisor.json").exists()
+
+    def _is_supervised(self, ref: JobRef) -> bool:
+        return _is_locked(self._folder(ref) / "lock")
+
+
+class _StuckWatch:
+    """Counts for how long something stands; time in which this process itself did not look does not
+    count."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._counted_s = 0.0
+        self._looked_at = time.monotonic()
+
+    def is_over(self, stands: Callable[[], bool]) -> bool:
+        """Look, once a second at most; return whether it has stood for too long."""
+        passed_s = time.monotonic() - self._looked_at
+        if passed_s < LOOK_EVERY_S:
+            return False
+        self._looked_at += passed_s
+        self._counted_s = self._counted_s + min(passed_s, 2 * LOOK_EVERY_S) if stands() else 0.0
+        return self._counted_s > self._limit_s
+
+
+class _SupervisorWatch:
+    """Notices at once when the supervisor is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.fd = -1
+
+    def is_alive(self) -> bool:
+        return _is_locked(self._folder / "lock")
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep, but not past the supervisor's end."""
+        import select
+
+        if self.fd < 0:
+            self.open()
+        if self.fd < 0:
+            time.sleep(timeout_s)
+        else:
+            select.select([self.fd], [], [], timeout_s)
+
+    def open(self) -> None:
+        with contextlib.suppress(OSError, CorruptRecord, ValueError, KeyError, AttributeError):
+            pid = int(record.parse(files.content(self._folder / "supervisor.json"))["pid"])
+            if self.is_alive():
+                self.fd = os.pidfd_open(pid)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _lock_holder(path: Path) -> int:
+    """The supervisor that holds the lock; 0 when nobody does. The kernel knows it before it has
+    written anything."""
+    import struct
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        # Whoever only looks (`_is_locked`) may hold it for a moment, shared: that is not what is
+        # asked for.
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    return 0 if kind == fcntl.F_UNLCK or not _is_supervisor(pid) else int(pid)
+
+
+def _is_supervisor(pid: object) -> bool:
+    """Whether the number means a supervisor here: on a shared disk the holder may be another
+    machine's process."""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"kinetic-supervisor" in command or b"kinetic._host.local.supervisor" in command
+    return False
+
+
+def _is_agent(pid: object, job_id: str) -> bool:
+    """Whether this is an agent of the job, and one that can end: it is not over, and nobody has
+    stopped it."""
+    with contextlib.suppress(OSError):
+        # For a moment after the fork an agent still has the supervisor's title; it has the job's id
+        # as well.
+        return (
+            _state(pid) not in "TtZX"
+            and job_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+    return False
+
+
+def _state(pid: object) -> str:
+    """The letter by which the kernel calls the state of a process; "X" when it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "X"
+
+
+def _drain(readers: list[LogReader]) -> Iterator[LogChunk]:
+    for reader in readers:
+        while chunks := list(reader.read()):
+            yield from chunks
+        yield from reader.rest()

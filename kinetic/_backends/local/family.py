@@ -1,0 +1,55 @@
+"""Ending what a job's function had started when nobody is left to do it: supervisor and agents were
+killed at the same moment.
+
+In: a job, the token of its attempt. Out: processes that are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kinetic._core import kinship
+
+LIMIT_S = 2.0
+_PAUSE_S = 0.005
+
+
+def end(job_id: str, token: str, *, limit_s: float = LIMIT_S) -> None:
+    """Kill them until none is left: while one is looked for another may fork."""
+    deadline = time.monotonic() + limit_s
+    while (found := list(_members(job_id, token))) and time.monotonic() < deadline:
+        for pid in found:
+            _kill(pid, job_id, token)
+        time.sleep(_PAUSE_S)
+
+
+def _members(job_id: str, token: str) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid() and _is_member(int(name), job_id, token):
+                yield int(name)
+
+
+def _is_member(pid: int, job_id: str, token: str) -> bool:
+    with contextlib.suppress(OSError):
+        of = Path(f"/proc/{pid}")
+        return kinship.belongs(
+            job_id, token, (of / "cmdline").read_bytes(), (of / "environ").read_bytes()
+        )
+    return False
+
+
+def _kill(pid: int, job_id: str, token: str) -> None:
+    """Through a descriptor: the number may be another process's by now."""
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            if _is_member(pid, job_id, token):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)

@@ -1,0 +1,232 @@
+"""Starting supervisors through a preloader: one preloader per kind of job, for as long as this
+process lives.
+
+In: a launch request. Out: the process id of a detached supervisor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kinetic.errors import SubmitError
+
+_lock = threading.Lock()
+_preloaders: dict[tuple[object, ...], Preloader] = {}
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_SILENT = {
+    "GRPC_VERBOSITY": "NONE",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "PYTHONSAFEPATH": "1",
+    "SPT_NOENV": "1",
+}
+
+
+class Preloader:
+    """A child process that forks supervisors on request."""
+
+    def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        _fill_standard_descriptors()
+        ours, theirs = socket.socketpair()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        try:
+            self._process = self._start(theirs, modules, environ)
+        except OSError as error:
+            ours.close()
+            self._errors.close()
+            raise SubmitError(
+                f"Python could not be started: {error.strerror}: "
+                f"{error.filename or sys.executable}."
+            ) from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        self.owner = os.getpid()
+
+    def _start(
+        self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kinetic._host.local.zygote", str(theirs.fileno()), *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            cwd="/",
+            env={
+                **environ,
+                **_SILENT,
+                **(_ONE_THREAD if modules else {}),
+                "PYTHONPATH": _python_path(environ),
+            },
+        )
+
+    def launch(self, request: dict[str, Any]) -> int:
+        """Fork a supervisor; return its process id once it holds the job's lock.
+
+        Raises:
+            SubmitError: the preloader could not start or died.
+        """
+        line = json.dumps(request).encode() + b"\n"
+        self._process.send_signal(
+            signal.SIGCONT
+        )  # If somebody has stopped it, it would be waited for without end.
+        try:
+            self._socket.sendall(line)
+            answer = self._read_line()
+        except OSError:
+            answer = b""
+        if not answer:
+            raise SubmitError(f"The process that starts simulated slices died{self._last_words()}")
+        return int(json.loads(answer)["pid"])
+
+    def _read_line(self) -> bytes:
+        data = b""
+        while not data.endswith(b"\n"):
+            more = self._socket.recv(4096)
+            if not more:
+                return b""
+            data += more
+        return data
+
+    def _last_words(self) -> str:
+        self._end()
+        with self._errors:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
+        return ":\n" + "\n".join(lines) if lines else "."
+
+    def try_out(self, limit_s: float) -> str:
+        """Ask for nothing: once it has imported all, it ends by itself. Return what went wrong, or
+        ""."""
+        self._socket.close()
+        try:
+            code = self._process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        words = self._last_words()
+        if code == 0:
+            return ""
+        return (
+            f"it ended with code {code}{words}"
+            if code is not None
+            else f"it was not ready after {limit_s:g} s{words}"
+        )
+
+    def close(self) -> None:
+        """End the process, whatever it still imports; supervisors that it forked go on."""
+        self._process.kill()
+        self._end()
+        self._errors.close()
+
+    def _end(self) -> None:
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.2)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """Start a supervisor through the preloader for these modules, starting that one, once more if
+    it has died.
+
+    Raises:
+        SubmitError: no preloader could be started.
+    """
+    with _lock:
+        preloader = _preloader(modules, environ)
+        try:
+            return preloader.launch(request)
+        except SubmitError:
+            _forget(preloader)
+        preloader = _preloader(modules, environ)
+        try:
+            return preloader.launch(request)
+        except SubmitError:
+            _forget(preloader)
+            raise
+
+
+def warm_up(modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Start the preloader for these modules now, so that it imports while the caller packs its
+    call."""
+    with _lock:
+        _preloader(modules, environ)
+
+
+def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:
+    """Start a preloader for these modules, let it import them, and end it; return what went wrong,
+    or ""."""
+    try:
+        return Preloader(modules, environ).try_out(limit_s)
+    except SubmitError as error:
+        return str(error)
+
+
+def _preloader(modules: tuple[str, ...], environ: Mapping[str, str]) -> Preloader:
+    key = (os.getpid(), sys.executable, modules, _import_settings(environ))
+    if key not in _preloaders:
+        if not _preloaders:
+            atexit.register(_close_all)
+        _preloaders[key] = Preloader(modules, environ)
+    return _preloaders[key]
+
+
+def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Variables that take effect when modules are imported: a preloader serves only callers with
+    equal ones."""
+    return tuple(
+        sorted(
+            (k, v)
+            for k, v in environ.items()
+            if k.startswith(("PYTHON", "LD_", "JAX_", "XLA_", "KERAS_"))
+        )
+    )
+
+
+def _fill_standard_descriptors() -> None:
+    """Put /dev/null where the caller has no standard stream: whatever else is opened there would be
+    taken for one.
+
+    Programs that this process starts find those descriptors closed, as they would without us.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # The lowest that is free: this one.
+
+
+def _forget(preloader: Preloader) -> None:
+    for key in [k for k, p in _preloaders.items() if p is preloader]:
+        del _preloaders[key]
+
+
+def _close_all() -> None:
+    for preloader in list(_preloaders.values()):
+        if (
+            preloader.owner == os.getpid()
+        ):  # A forked copy of this process must not end what its parent uses.
+            preloader.close()
+    _preloaders.clear()
+
+
+def _python_path(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH with which a child finds this very copy of kinetic."""
+    own = str(Path(__file__).resolve().parents[3])
+    rest = environ.get("PYTHONPATH", "")
+    return f"{own}{os.pathsep}{rest}" if rest else own

@@ -1,0 +1,164 @@
+"""Reading the output of one host from its two files, while it grows.
+
+In: `log` and `log.idx` (see job.logformat). Out: `LogChunk`s in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from kinetic._core.log_format import FAILURE, RECORD, STDERR, STDOUT, LogChunk, decode_records
+
+BATCH_BYTES = 4 << 20
+BATCH_RECORDS = 1 << 14
+
+
+class LogReader:
+    """Follows the files of one host. A file that does not exist yet is empty."""
+
+    def __init__(self, host: int, log: Path, index: Path, *, failures: bool = True) -> None:
+        self._host = host
+        self._failures = failures
+        self._paths = (log, index)
+        self._log = self._index = -1
+        self._log_at = 0
+        self._index_at = 0
+        self._damaged = False
+
+    def start_at_tail(self, lines: int) -> None:
+        """Skip all but the last `lines` lines that are there now."""
+        if not self._open():
+            return
+        self._log_at = _tail_offset(
+            self._log,
+            lines,
+            os.fstat(self._log).st_size if self._failures else self._end_of_output(),
+        )
+
+    def _end_of_output(self) -> int:
+        """Where the output ends, without what is told of a failure after it."""
+        end = os.fstat(self._log).st_size
+        size = os.fstat(self._index).st_size if self._index >= 0 else 0
+        for at in range(size // RECORD.size - 1, -1, -1):
+            record = decode_records(os.pread(self._index, RECORD.size, at * RECORD.size))
+            if not record or record[0][0] > end:
+                return end
+            if record[0][2] != FAILURE:
+                return record[0][0]
+        return 0 if size else end
+
+    def read(self) -> Iterator[LogChunk]:
+        """Yield what is new, at most about `BATCH_BYTES` of it; nothing when nothing is."""
+        while records := self._records():
+            chunks = self._batch(records)
+            if (first := next(chunks, None)) is not None:
+                yield first
+                yield from chunks
+                return
+
+    def _batch(self, records: list[tuple[int, int, int]]) -> Iterator[LogChunk]:
+        begin, last = self._log_at, self._end_of_batch(records)
+        data = memoryview(os.pread(self._log, last - begin, begin))
+        for end, time_ns, stream in records:
+            if end > last:
+                return
+            self._index_at += RECORD.size
+            if end > self._log_at:
+                chunk = bytes(data[self._log_at - begin : end - begin])
+                self._log_at = end
+                if stream != FAILURE:
+                    yield LogChunk(self._host, stream, time_ns, chunk)
+                elif self._failures:
+                    yield LogChunk(self._host, STDERR, time_ns, chunk)
+
+    def _records(self) -> list[tuple[int, int, int]]:
+        """Records that have not been read; those that end before the place to start at (a tail) are
+        stepped over."""
+        if not self._open() or self._index < 0 or self._damaged:
+            return []
+        while not self._damaged:
+            data = os.pread(self._index, BATCH_RECORDS * RECORD.size, self._index_at)
+            records = decode_records(data)
+            self._damaged = len(records) < len(data) // RECORD.size
+            over = sum(
+                1 for _ in itertools.takewhile(lambda record: record[0] <= self._log_at, records)
+            )
+            self._index_at += over * RECORD.size
+            if over < len(records) or not records:
+                return records[over:]
+        return []
+
+    def _end_of_batch(self, records: list[tuple[int, int, int]]) -> int:
+        """Where reading stops this time: at a record, and never past the bytes that are there."""
+        most = self._log_at + BATCH_BYTES
+        ends = [end for end, _, _ in records]
+        return max((end for end in ends if self._log_at < end <= most), default=ends[0])
+
+    def rest(self) -> Iterator[LogChunk]:
+        """Yield bytes that no record points at: all that is left when the index is damaged or was
+        cut short."""
+        if not self._open():
+            return
+        while chunk := self._take(BATCH_BYTES):
+            yield LogChunk(self._host, STDOUT, 0, chunk)
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in (self._log, self._index):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._log = self._index = -1
+
+    def _take(self, size: int) -> bytes:
+        data = os.pread(self._log, size, self._log_at)
+        self._log_at += len(data)
+        return data
+
+    def _open(self) -> bool:
+        """Open what is there by now; return whether there is output."""
+        if self._log < 0:
+            self._log = _open_if_there(self._paths[0])
+        if self._index < 0:
+            self._index = _open_if_there(self._paths[1])
+        return self._log >= 0
+
+
+def _open_if_there(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return -1
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return -1
+
+
+def _tail_offset(fd: int, lines: int, size: int) -> int:
+    """Offset at which the last `lines` lines of the first `size` bytes begin."""
+    at = size
+    if lines <= 0:
+        return size
+    wanted = lines
+    first = True
+    while at > 0:
+        step = min(1 << 16, at)
+        at -= step
+        data = os.pread(fd, step, at)
+        if first and data.endswith(b"\n"):
+            wanted += 1
+        first = False
+        found = data.count(b"\n")
+        if found >= wanted:
+            position = len(data)
+            for _ in range(wanted):
+                position = data.rfind(b"\n", 0, position)
+            return at + position + 1
+        wanted -= found
+    return 0

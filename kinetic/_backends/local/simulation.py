@@ -1,0 +1,241 @@
+"""What a simulated slice needs of this machine: pure arithmetic and one look at /proc/meminfo.
+
+In: a plan. Out: the local backend's document, an estimate of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic.errors import InsufficientMemory, PreflightError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kinetic._core.plan import Plan
+
+PLAIN_HOST_BYTES = 40 << 20
+"""Agent and worker of a host that may not use JAX: measured 25-40 MiB of private memory."""
+JAX_HOST_BYTES = 110 << 20
+"""Agent and worker of a host that JAX runs on: measured 53-102 MiB (proportional set size) on 4 to
+16 hosts."""
+SHARED_BYTES = 160 << 20
+"""What all hosts share: the preloaded interpreter and JAX."""
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """The document of a simulated gang: what the supervisor will start."""
+    topology = plan.topology
+    variables = [*plan.env, *plan.captured, *plan.secrets]
+    return {
+        "kind": "SimulatedGang",
+        "job_id": plan.job_id,
+        "name": plan.name,
+        "accelerator": topology.name,
+        "stands_in_for": plan.backend,
+        "slices": plan.slices,
+        "hosts": plan.hosts,
+        "devices_per_host": topology.chips_per_host,
+        "preload": list(preload_modules(plan.hosts, joins_jax=plan.joins_jax, variables=variables)),
+        "memory_estimate_bytes": memory_estimate_bytes(plan),
+        "env": dict(plan.env),
+        "secrets": list(plan.secrets),
+    }
+
+
+def preload_modules(
+    hosts: int, *, joins_jax: bool | str, variables: Iterable[str]
+) -> tuple[str, ...]:
+    """Modules that are imported once for all hosts.
+
+    A gang of several hosts always needs JAX. It must be imported again where the job sets variables
+    that JAX reads at import.
+    """
+    if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
+        return ()
+    return ("numpy", "jax") if hosts > 1 and joins_jax in (True, "lazy") else ()
+
+
+def memory_estimate_bytes(plan: Plan) -> int:
+    """Memory that the whole gang needs before the function allocates anything."""
+    return SHARED_BYTES + plan.hosts * _host_bytes(plan)
+
+
+def _host_bytes(plan: Plan) -> int:
+    return JAX_HOST_BYTES if plan.topology.kind != "cpu" or plan.hosts > 1 else PLAIN_HOST_BYTES
+
+
+def check_system(system: str) -> None:
+    """Refuse a machine whose kernel lacks what watches over the processes of a slice (pidfds,
+    subreapers, /proc).
+
+    Raises:
+        PreflightError: says where it would run.
+    """
+    if system != "linux":
+        raise PreflightError(
+            f"Simulated slices need Linux; this is {system!r}. Run the script in a Linux container "
+            "or virtual machine on this computer. Nothing was submitted."
+        )
+
+
+def check_memory(plan: Plan, available_bytes: int | None) -> None:
+    """Refuse a slice that this machine cannot hold.
+
+    Raises:
+        InsufficientMemory: says how many hosts fit.
+    """
+    need = memory_estimate_bytes(plan)
+    if available_bytes is None or need <= available_bytes:
+        return
+    fit = max(0, (available_bytes - SHARED_BYTES) // _host_bytes(plan))
+    raise InsufficientMemory(
+        f"Simulating {plan.topology.name} takes {plan.hosts} hosts and about {need / 2**30:.1f} "
+        f"GiB of memory; {available_bytes / 2**30:.1f} GiB are available here, enough for {fit} "
+        "hosts. Choose a smaller slice, free memory, or run it on a cluster.",
+        hosts=plan.hosts,
+        hosts_that_fit=fit,
+    )
+
+
+def footprint_warning(plan: Plan, peak_bytes: int, available_bytes: int | None) -> str:
+    """Say when the hosts, at what they took the last time, will not fit; "" when they will, or
+    nothing is known.
+
+    It is no reason to refuse the job: other arguments may take less.
+    """
+    need = SHARED_BYTES + plan.hosts * (peak_bytes - SHARED_BYTES)
+    if available_bytes is None or need <= available_bytes:
+        return ""
+    took = f"{plan.name} took {peak_bytes / 2**30:.1f} GiB on a host when it ran last"
+    again = f": {plan.hosts} hosts may need about {need / 2**30:.1f} GiB" if plan.hosts > 1 else ""
+    free = f"{available_bytes / 2**30:.1f} GiB are available here"
+    return (
+        f"{took}{again}, and {free}. Free memory or choose a smaller slice, or the kernel may kill "
+        "hosts."
+    )
+
+
+def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: int = 0) -> int:
+    """Return how many gangs of this shape run well at a time: a processor for each host, and memory
+    for all. At least one.
+
+    Args:
+        plan: of one of them; None for any of one host.
+        cpus: processors of this machine.
+        available_bytes: free memory, where it is known.
+        peak_bytes: what a host took the last time, 0 if unknown.
+    """
+    hosts, need = (
+        (1, SHARED_BYTES + JAX_HOST_BYTES)
+        if plan is None
+        else (plan.hosts, memory_estimate_bytes(plan))
+    )
+    need = max(need, SHARED_BYTES + hosts * (peak_bytes - SHARED_BYTES))
+    by_memory = cpus if available_bytes is None else available_bytes // need
+    return max(1, min(cpus // hosts, by_memory))
+
+
+def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
+    """Refuse a debug job where there is no debugger.
+
+    Raises:
+        PreflightError: debugpy is missing.
+    """
+    if plan.debug and not installed():
+        raise PreflightError(
+            "debug=True needs debugpy on the hosts, here in this environment: pip install "
+            "'kinetic-sdk[debug]'."
+        )
+
+
+def has_debugger() -> bool:
+    """Whether debugpy is installed here."""
+    from importlib.util import find_spec
+
+    return find_spec("debugpy") is not None
+
+
+def check_reach(plan: Plan) -> None:
+    """Refuse data and output folders that only a cluster reaches.
+
+    Raises:
+        UsageError: names the one and says what to use here.
+    """
+    remote = [each.source for each in plan.data if "://" in each.source]
+    if remote:
+        raise UsageError(
+            f"{remote[0]} comes with the cloud backends: a slice that is simulated on this machine "
+            f"reads local data only. {_local_copy(remote[0])}, and give kinetic.Data that path."
+        )
+    if plan.output_dir is not None and "://" in plan.output_dir:
+        raise UsageError(
+            f"The output folder {plan.output_dir} comes with the cloud backends: a slice that is "
+            "simulated on this machine writes to local folders only. Set output_dir= or "
+            "KINETIC_OUTPUT_DIR to a local folder, or leave it out."
+        )
+
+
+def check_places(plan: Plan, needed: Sequence[str]) -> None:
+    """Refuse an output folder that cannot be one, and data in place of what the hosts themselves
+    read.
+
+    Args:
+        needed: folders that hosts on this machine read: the store, the interpreter.
+
+    Raises:
+        UsageError: names the place and says what to do.
+    """
+    for folder in (
+        (Path(plan.output_dir), *Path(plan.output_dir).parents) if plan.output_dir else ()
+    ):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(
+                f"The output folder {plan.output_dir} cannot be made: {folder} is a file. Set "
+                "output_dir= to a folder."
+            )
+    for mount in (each.mount for each in plan.data if each.mount):
+        hidden = [folder for folder in needed if Path(folder).is_relative_to(mount)]
+        if hidden:
+            raise UsageError(
+                f"volumes: data at {mount} would hide {hidden[0]}, which jobs need. Choose another "
+                "path, such as /data."
+            )
+
+
+def _local_copy(source: str) -> str:
+    if source.startswith("hf://"):
+        return "Save it to a folder (datasets.load_dataset(...).save_to_disk(folder))"
+    return "Copy it to this machine (gcloud storage cp --recursive)"
+
+
+def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may use: those of its affinity, as far as a
+    container's quota leaves them."""
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    with contextlib.suppress(OSError, ValueError):
+        used_us, period_us = map(int, quota.read_text().split())  # "max" when there is no quota
+        return max(1, min(count, round(used_us / period_us)))
+    return count
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new processes could get now; None if this machine does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+                return min(free, _group_headroom_bytes() or free)
+    return None
+
+
+def _group_headroom_bytes() -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return None

@@ -1,0 +1,1 @@
+"""The five steps of a call, on the side of the caller."""

@@ -1,0 +1,315 @@
+"""Does what the ledger says: submits inputs, waits for their jobs to end, cancels them.
+
+In: a ledger, a manifest, a source of jobs. Out: jobs, and in the end a ledger in which every input
+has ended.
+
+The threads that submit are no daemons: a script that ends after it began a batch still submits all
+of it. One more thread watches the jobs while anybody waits for them; Ctrl-C, which strikes the main
+thread, cannot make it lose one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import Any
+
+from kinetic._client.batch.ledger import Ledger, State
+from kinetic._client.batch.manifest import Lock, Manifest
+from kinetic._client.batch.poller import News
+from kinetic._client.batch.submitters import Source
+from kinetic._client.handle import JobHandle
+from kinetic._client.waiter import Ended, Endings
+from kinetic._core.outcome import Verdict
+from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_of
+
+_log = logging.getLogger("kinetic.batch")
+IDLE_S = 1.0
+"""How long a thread sleeps at most before it looks whether another process asked to stop."""
+
+
+class Crew:
+    """The running of one batch in this process: one that submits it (`source`), or one that
+    attached to it (`news`)."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        manifest: Manifest,
+        source: Source | None = None,
+        news: News | None = None,
+        *,
+        endings: Endings | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.manifest = manifest
+        self.handles: list[JobHandle[Any] | None] = [None] * len(ledger.children)
+        self.events = 0
+        """Grows whenever something has happened."""
+        self._source = source
+        self._news = news
+        self._endings = endings or Endings()
+        self._changed = threading.Condition(threading.RLock())
+        self._watcher: threading.Thread | None = None
+        self._broken: BaseException | None = None
+        self._interested = 0
+        self._at_work = 0
+        self._cancelling = False
+        self._refusals = 0
+        self._lock: Lock | None = None
+
+    # -- submitting --------------------------------------------------------------------------------
+
+    def start(self, *, here: bool) -> None:
+        """Submit: in this thread until all is submitted, or in threads of their own."""
+        assert self._source is not None
+        self._lock = self.manifest.hold()
+        self._at_work = 1 if here else self._source.threads
+        with self._changed:
+            self._watch()
+        if here:
+            return self._work()
+        name = f"kinetic-{self.manifest.batch.group_id}"
+        for _ in range(self._at_work):
+            threading.Thread(target=self._work, name=name, daemon=False).start()
+        return None
+
+    def _work(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:
+            self.stop(
+                f"submitting failed: {type(error).__name__}: {text_of(error)}"
+            )  # Wake all waiters.
+            raise
+        finally:
+            self._end_submitting()
+
+    def _step(self) -> bool:
+        """Submit one input, or wait until one may be; return whether there is more to do."""
+        with self._changed:
+            seen, index = self.events, self.ledger.take()
+            if index is None and not self.ledger.submits:
+                return False
+        if index is None:
+            self.look(IDLE_S, seen)
+        else:
+            self._submit(index)
+        self._obey()
+        return True
+
+    def _submit(self, index: int) -> None:
+        assert self._source is not None
+        batch, tries = self.manifest.batch, self.ledger.children[index].tries
+        try:
+            handle = self._source.submit(
+                batch.group_id, index, batch.jobs[index][tries] if batch.jobs else ""
+            )
+            if not self._source.known_ids:
+                self.manifest.note_job(index, tries + 1, handle.ref)
+        except InsufficientMemory as error:
+            self._wait_or_refuse(index, error)
+        except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
+            self._refuse(index, error)
+        except BaseException as error:
+            self._refuse(
+                index,
+                SubmitError(
+                    f"Input {index} was not submitted: {type(error).__name__}: {text_of(error)}"
+                ),
+            )
+            if not isinstance(error, SystemExit):
+                raise
+        else:
+            self._take_up(index, handle)
+
+    def _take_up(self, index: int, handle: JobHandle[Any]) -> None:
+        with self._changed:
+            self.handles[index] = handle
+            self.ledger.submitted(index, handle.ref)
+            self._endings.add(index, handle)
+            self._tell()
+            unwanted = self._cancelling
+        if unwanted:
+            _cancel(handle)
+
+    def _wait_or_refuse(self, index: int, error: InsufficientMemory) -> None:
+        """A job too many for this machine waits until another one has ended."""
+        with self._changed:
+            seen, others = self.events, any(True for _ in self.ledger.live())
+            if others:
+                self.ledger.give_back(index)
+        if others:
+            self.look(IDLE_S, seen)
+        else:
+            self._refuse(index, error)
+
+    def _refuse(self, index: int, error: Exception) -> None:
+        level = (
+            logging.INFO if self._refusals else logging.WARNING
+        )  # All have the same reason more often than not.
+        self._refusals += 1
+        _log.log(
+            level,
+            "input %d of %s was not submitted: %s",
+            index,
+            self.manifest.batch.group_id,
+            text_of(error),
+        )
+        with _logged("the reason could not be kept"):
+            self.manifest.note_refused(index, error)
+        with self._changed:
+            self.ledger.refused(index, error)
+            self._tell()
+        self._cancel_after_failure()
+
+    def _obey(self) -> None:
+        """Stop when another process asked for it."""
+        with _logged("whether to stop cannot be seen"):
+            if not self.ledger.stopped and self.manifest.is_to_stop():
+                self.cancel("another process cancelled the batch")
+
+    def _end_submitting(self) -> None:
+        with self._changed:
+            if self._at_work > 1 or self._lock is None:
+                self._at_work -= 1
+                return  # The last one turns off the light.
+            skipped = [
+                i for i, child in enumerate(self.ledger.children) if child.state is State.SKIPPED
+            ]
+        with _logged("the end of the batch could not be kept"):
+            self.manifest.note_end(self.ledger.stopped, skipped)
+        self._lock.release()
+        with self._changed:
+            self._at_work -= 1
+            self._tell()
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def stop(self, why: str) -> None:
+        """Submit nothing more; what runs goes on."""
+        with self._changed:
+            self.ledger.stop(why)
+            self._tell()
+
+    def cancel(self, why: str) -> None:
+        """Submit nothing more, and cancel what runs."""
+        if self._news is None:
+            self.stop(why)
+        elif not self.ledger.done:
+            self.manifest.ask_to_stop()
+            self.catch_up(now=True)
+        with self._changed:
+            self._cancelling = True
+            running = [
+                handle
+                for index in self.ledger.live()
+                if (handle := self.handles[index]) is not None
+            ]
+        for handle in running:
+            _cancel(handle)
+
+    @property
+    def submits(self) -> bool:
+        """Whether this process has not finished submitting."""
+        return self._at_work > 0
+
+    def _cancel_after_failure(self) -> None:
+        if self.ledger.stopped and self.ledger.rules.cancels and not self._cancelling:
+            self.cancel(self.ledger.stopped)
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    def look(self, timeout_s: float, seen: int) -> None:
+        """Wait until something happens that the caller has not `seen`, or the time is up."""
+        with self._changed:
+            self._interested += 1
+            try:
+                self._watch()
+                self._changed.wait_for(
+                    lambda: self.events != seen or self._broken, max(timeout_s, 0.0)
+                )
+            finally:
+                self._interested -= 1
+            if self._broken is not None:
+                raise self._broken
+
+    def _watch(self) -> None:
+        """Have a thread that watches."""
+        if self._watcher is None and not self.ledger.done:
+            self._watcher = threading.Thread(
+                target=self._keep_watch, name="kinetic-watch", daemon=True
+            )
+            self._watcher.start()
+
+    def _keep_watch(self) -> None:
+        try:
+            while self._is_watched():
+                pause_s = (
+                    IDLE_S if self._news is None else min(self._news.pause_s(self.ledger), IDLE_S)
+                )
+                self._enter(self._endings.wait(pause_s))
+                self.catch_up()
+        except BaseException as error:  # noqa: BLE001 - raised again where somebody waits
+            with self._changed:
+                self._broken = error
+                self._tell()
+
+    def _is_watched(self) -> bool:
+        with self._changed:
+            wanted = not self.ledger.done and bool(self._interested or self._at_work)
+            self._watcher = self._watcher if wanted else None
+            return wanted
+
+    def _enter(self, ended: list[Ended]) -> None:
+        if not ended:
+            return
+        with self._changed:
+            for each in ended:
+                if each.outcome is None:
+                    self.ledger.gone(each.index)
+                else:
+                    self.ledger.ended(
+                        each.index,
+                        ok=each.outcome.ok,
+                        again=each.outcome.verdict is not Verdict.CANCELLED,
+                    )
+            self._tell()
+        self._cancel_after_failure()
+
+    def catch_up(self, *, now: bool = False) -> None:
+        """Take up what another process has submitted meanwhile, unless it was looked for a moment
+        ago."""
+        if self._news is None or not (now or self._news.is_due(self.ledger)):
+            return
+        news = self._news.read(self.ledger)
+        with self._changed:
+            for index, handle in self._news.enter(news, self.ledger):
+                self.handles[index] = handle
+                self._endings.add(index, handle)
+            self._tell()
+
+    def _tell(self) -> None:
+        self.events += 1
+        self._changed.notify_all()
+
+
+def _cancel(handle: JobHandle[Any]) -> None:
+    with _logged(f"{handle.job_id} could not be cancelled"):
+        handle.cancel(cleanup_timeout=0)
+
+
+class _logged(suppress):  # noqa: N801 - reads as a statement
+    """Log errors of the store and of backends, and go on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(KineticError, OSError)
+        self._what = what
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        handled = super().__exit__(kind, error, trace)
+        if handled and error is not None:
+            _log.warning("%s: %s", self._what, error)
+        return handled

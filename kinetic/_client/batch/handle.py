@@ -1,0 +1,530 @@
+"""A batch as its caller sees it, from any process.
+
+In: a crew. Out: statuses, jobs as they end, results in the order of the inputs, or one error with
+all that went wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+
+from kinetic._backends.base import Phase as JobStatus
+from kinetic._client import following, notebook
+from kinetic._client.batch import interruption
+from kinetic._client.batch import progress as tally
+from kinetic._client.batch.executor import Crew
+from kinetic._client.batch.ledger import Child, Ledger, Rules, State
+from kinetic._client.batch.manifest import Manifest
+from kinetic._client.batch.poller import News
+from kinetic._client.handle import JobHandle
+from kinetic._config import settings as configuration
+from kinetic._core.duration import Duration, patience_s
+from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
+from kinetic._store.open import open_store
+from kinetic.errors import (
+    BatchError,
+    JobCancelled,
+    KineticError,
+    NotFound,
+    SubmitError,
+    UsageError,
+    WaitTimeout,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from kinetic._client.board.drawing import Picture
+    from kinetic._core.outcome import Outcome
+
+R_co = TypeVar("R_co", covariant=True)
+_log = logging.getLogger("kinetic.batch")
+_FOR_EVER_S = 3600.0
+_STOPPING_S = 180.0
+_SHOWN = 5
+
+
+class BatchHandle(Generic[R_co]):
+    """One function over many inputs. All methods work from any process, and again after everything
+    has ended.
+
+    Attributes:
+        group_id: "grp-" and 8 hex digits.
+        name: what people see.
+        tags: the caller's own notes.
+    """
+
+    def __init__(
+        self, crew: Crew, *, news: News | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._crew = crew
+        self._news = news
+        self._clock = clock
+        batch = crew.manifest.batch
+        self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
+        self._shown = len(crew.ledger.finished)
+
+    def __repr__(self) -> str:
+        limit, total = self._crew.ledger.rules.max_concurrent, len(self.jobs)
+        at_once = f", {limit} at a time" if limit is not None and limit < total else ""
+        return (
+            f"<BatchHandle {self.group_id}: {self.name}, {total} "
+            f"{'input' if total == 1 else 'inputs'}{at_once}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from kinetic._client.board import drawing
+
+        children, handles = self._children(), self._crew.handles
+        detailed = len(children) <= drawing.DETAILED_JOBS
+        pairs = zip(children, handles, strict=True)
+        return drawing.batch_html(
+            self.name, (self.group_id,), [_picture(child, job, detailed) for child, job in pairs]
+        )
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._crew.manifest.store.uri, self.group_id)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> list[JobHandle[R_co] | None]:
+        """The latest job of each input, in the order of the inputs; None for an input that has
+        none."""
+        self._crew.catch_up()
+        return list(self._crew.handles)
+
+    def statuses(self) -> list[tuple[int, JobStatus]]:
+        """Return (index, status) of each input that has a job."""
+        children = self._children()
+        found = (
+            (index, job, children[index])
+            for index, job in enumerate(self._crew.handles)
+            if job is not None
+        )
+        return [(index, _status(child, job)) for index, job, child in found]
+
+    def status_counts(self) -> dict[str, int]:
+        """Return how many jobs there are of each status."""
+        counts: dict[str, int] = {}
+        for _, status in self.statuses():
+            counts[str(status)] = counts.get(str(status), 0) + 1
+        return counts
+
+    def failures(self) -> list[JobHandle[R_co]]:
+        """Return the jobs that have failed by now and are not tried again, in the order of the
+        inputs."""
+        children, last = self._children(), self._crew.ledger.rules.retries + 1
+        pairs = [
+            (child, job)
+            for child, job in zip(children, self._crew.handles, strict=True)
+            if job is not None
+        ]
+        final = [
+            (c, j)
+            for c, j in pairs
+            if c.state is State.FAILED or (c.state is State.LIVE and c.tries >= last)
+        ]
+        return [job for child, job in final if _status(child, job) is JobStatus.FAILED]
+
+    @property
+    def submission_failures(self) -> dict[int, Exception]:
+        """Why inputs could not be submitted, by index."""
+        refused = {
+            index: child.error
+            for index, child in enumerate(self._children())
+            if child.state is State.REFUSED
+        }
+        return {index: error for index, error in refused.items() if error is not None}
+
+    @property
+    def unavailable_children(self) -> dict[int, str]:
+        """Ids of jobs whose records are missing, by index."""
+        gone = {
+            i: child.ref.job_id
+            for i, child in enumerate(self._children())
+            if child.state is State.GONE and child.ref
+        }
+        return (self._news.unavailable if self._news is not None else {}) | gone
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def wait(self, timeout: Duration | None = None, *, progress: bool = True) -> None:
+        """Wait until every input has ended; raises nothing for inputs that failed.
+
+        Args:
+            timeout: seconds to wait at most.
+            progress: show how far the batch is: a bar on a terminal, a drawing in a notebook,
+                elsewhere a line on stderr for each input that ends.
+
+        Raises:
+            WaitTimeout: the time has passed; the batch keeps running.
+        """
+        with self.interruptible():
+            for _ in self._ends(timeout, progress):
+                pass
+
+    def as_completed(
+        self, poll_interval: float = 5, timeout: Duration | None = None
+    ) -> Iterator[JobHandle[R_co]]:
+        """Yield the jobs as they end; of an input that is tried again, only the last job.
+
+        Args:
+            poll_interval: taken for the sake of older scripts; a job that has ended is yielded at
+                once.
+            timeout: seconds to wait at most.
+
+        Raises:
+            WaitTimeout: the time has passed; the batch keeps running.
+        """
+        patience_s(poll_interval)
+        ends = self._ends(timeout, progress=False)
+        while True:
+            with self.interruptible():
+                index = next(ends, None)
+            if index is None:
+                return
+            job = self._crew.handles[index]
+            if job is not None and self._crew.ledger.children[index].state is not State.GONE:
+                yield job
+
+    @overload
+    def results(
+        self,
+        timeout: Duration | None = None,
+        ordered: bool = True,
+        cleanup: bool | None = None,
+        return_exceptions: Literal[False] = False,
+        *,
+        progress: bool = True,
+    ) -> list[R_co]: ...
+
+    @overload
+    def results(
+        self,
+        timeout: Duration | None = None,
+        ordered: bool = True,
+        cleanup: bool | None = None,
+        *,
+        return_exceptions: bool,
+        progress: bool = True,
+    ) -> list[R_co | BaseException]: ...
+
+    def results(
+        self,
+        timeout: Duration | None = None,
+        ordered: bool = True,
+        cleanup: bool | None = None,
+        return_exceptions: bool = False,
+        *,
+        progress: bool = True,
+    ) -> list[Any]:
+        """Wait for all inputs and return their values. Can be called again.
+
+        Args:
+            timeout: seconds to wait at most.
+            ordered: in the order of the inputs; else in the order in which they ended.
+            cleanup: None frees what backends hold and keeps the records; True also removes the
+                records of jobs that succeeded; False leaves everything. Records of jobs that
+                failed, and of the batch itself, always stay.
+            return_exceptions: put what an input raised in its place.
+            progress: show how far the batch is: a bar on a terminal, a drawing in a notebook,
+                elsewhere a line on stderr for each input that ends.
+
+        Raises:
+            BatchError: inputs have no value, and `return_exceptions` is False.
+            WaitTimeout: the time has passed; the batch keeps running.
+        """
+        found: dict[int, Any] = {}
+        failed: dict[int, BaseException] = {}
+        with self.interruptible():
+            for index in self._ends(timeout, progress):
+                error = self._problem(index, cleanup)
+                try:
+                    found[index] = error or cast(
+                        "JobHandle[Any]", self._crew.handles[index]
+                    ).result(cleanup=cleanup)
+                except (
+                    KineticError
+                ) as unreadable:  # The value was removed, or cannot be rebuilt here.
+                    found[index] = error = unreadable
+                if error is not None:
+                    failed[index] = error
+        if failed and not return_exceptions:
+            raise self._error(found, failed)
+        return [found[index] for index in (range(len(found)) if ordered else found)]
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Submit nothing more, and stop the jobs that run. Cancelling a batch that has ended does
+        nothing.
+
+        Waits until they have stopped, but no longer than three minutes: then they are left to stop,
+        with a warning.
+        """
+        try:
+            self._stop()
+        except WaitTimeout as error:
+            _log.warning("%s was cancelled: %s", self.group_id, error)
+
+    def _stop(self) -> None:
+        self._crew.cancel("the batch was cancelled")
+        self.wait(_STOPPING_S, progress=False)
+
+    def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
+        """Remove the jobs of the batch: what their backends hold (`k8s`), and their records and
+        that of the batch (`gcs`).
+
+        Raises:
+            UsageError: only the records of jobs that are running were to be removed.
+            WaitTimeout: the jobs did not stop within three minutes.
+        """
+        if k8s and (self._crew.submits or not self._crew.ledger.done):
+            self._stop()
+        for job in self.jobs:
+            if job is not None:
+                with contextlib.suppress(NotFound):
+                    job.cleanup(k8s=k8s, gcs=gcs)
+        if gcs:
+            self._crew.manifest.remove()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _children(self) -> list[Child]:
+        self._crew.catch_up()
+        return self._crew.ledger.children
+
+    def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[int]:
+        """Yield each input as it ends, those that have ended first."""
+        patience = math.inf if timeout is None else patience_s(timeout)
+        deadline = self._clock() + patience
+        crew, told = self._crew, 0
+        drawing = notebook.repainted(self._drawn, self._clock) if progress else None
+        shows = tally.Tally(self.group_id, crew.ledger, tally.stream_for(progress), self._clock)
+        with drawing or contextlib.nullcontext(), shows as shown:
+            while True:
+                seen = crew.events
+                while told < len(crew.ledger.finished):
+                    index = crew.ledger.finished[told]
+                    told += 1
+                    if (
+                        told > self._shown
+                    ):  # Each end is told once, and none that came before this process looked.
+                        shown.ended(index)
+                        self._shown = told
+                    yield index
+                over = crew.ledger.done and not crew.submits
+                if drawing is not None:
+                    drawing(over=over)
+                if over:
+                    return
+                shown.waits()
+                left_s = min(deadline - self._clock(), _FOR_EVER_S)
+                if left_s <= 0:
+                    raise WaitTimeout(
+                        f"{self._stand()} within {patience:g} s. It keeps running; "
+                        f"{self._way_back()}"
+                    )
+                crew.look(min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen)
+
+    def _drawn(self, _: Outcome | None) -> dict[str, str]:
+        return {
+            "text/html": self._repr_html_(),
+            "text/plain": tally.line(self.group_id, self._crew.ledger),
+        }
+
+    def _problem(self, index: int, cleanup: bool | None) -> BaseException | None:
+        """Why an input that has ended has no value."""
+        child, job = self._crew.ledger.children[index], self._crew.handles[index]
+        if child.state is State.SUCCEEDED:
+            return None
+        if child.state is State.FAILED and job is not None:
+            error = job.error()
+            if cleanup is not False:
+                job.cleanup(k8s=True, gcs=False)
+            return error
+        if child.state is State.SKIPPED:
+            return SubmitError(
+                f"Input {index} of {self.group_id} was not submitted: {self._crew.ledger.stopped}."
+            )
+        job_id = self.unavailable_children.get(index) or "the job"
+        return child.error or NotFound(
+            f"The records of {job_id} of input {index} of {self.group_id} were removed."
+        )
+
+    def _error(self, found: dict[int, Any], failed: dict[int, BaseException]) -> BatchError:
+        blamed = sorted(failed, key=lambda index: (self._consequence(index, failed[index]), index))
+        jobs = {index: self._crew.handles[index] for index in sorted(failed)}
+        lines = [
+            f"  {_input(index, jobs[index])}: {_headline(failed[index])}"
+            for index in blamed[:_SHOWN]
+        ]
+        lines += [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
+        first = next((job for index in blamed if (job := jobs[index]) is not None), None)
+        if first is not None:
+            lines.append(f"More: {_logs_of(first)}, kinetic jobs list --group {self.group_id}")
+        verb = "has" if len(failed) == 1 else "have"
+        title = (
+            f"{len(failed)} of {len(found)} inputs of {self.name or 'the batch'} ({self.group_id}) "
+            f"{verb} no result:"
+        )
+        error = BatchError(
+            self.group_id,
+            [job for job in jobs.values() if job is not None],
+            [None if index in failed else found[index] for index in range(len(found))],
+            {index: cast("Exception", failed[index]) for index, job in jobs.items() if job is None},
+            message="\n".join([title, *lines]),
+        )
+        error.__cause__ = failed[blamed[0]]
+        return error
+
+    def _consequence(self, index: int, error: BaseException) -> int:
+        """How far an error is from what went wrong: what failed comes first, then what was
+        cancelled, then what was left out."""
+        if self._crew.ledger.children[index].state is State.SKIPPED:
+            return 2
+        return int(isinstance(error, JobCancelled))
+
+    def _stand(self) -> str:
+        done = len(self._crew.ledger.finished)
+        return (
+            f"{done} of {len(self._crew.handles)} inputs of {self.group_id} "
+            f"{'has' if done == 1 else 'have'} ended"
+        )
+
+    def _way_back(self) -> str:
+        return (
+            f'come back to it with kinetic.attach_batch("{self.group_id}").results(), '
+            f'stop it with kinetic.attach_batch("{self.group_id}").cancel().'
+        )
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """On Ctrl-C, say what goes on and how to come back to it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            following.notice(
+                f"\nkinetic: {self._stand()}, the others go on{self._rest()}; {self._way_back()}",
+                once=False,
+            )
+            raise
+
+    def _rest(self) -> str:
+        if not self._crew.submits:
+            return ""
+        ends = interruption.stop_on_another(self._submit_no_more)
+        return "; this process goes on submitting the rest" + (
+            ", another Ctrl-C ends that" if ends else ""
+        )
+
+    def _submit_no_more(self) -> None:
+        if self._crew.submits:
+            self._crew.stop("the process that submitted the batch was interrupted")
+            following.notice(
+                f"\nkinetic: nothing more of {self.group_id} is submitted; running jobs keep "
+                "running.",
+                once=False,
+            )
+
+
+def attach_batch(
+    group_id: str,
+    project: str | None = None,
+    cluster: str | None = None,
+    poll_interval: Duration = 10,
+    poll_timeout: Duration = 1800,
+) -> BatchHandle[Any]:
+    """Find a batch again, from any process, also while another one still submits it.
+
+    Args:
+        group_id: its id.
+        project: where to look, instead of the configured project.
+        cluster: where to look, instead of the configured cluster.
+        poll_interval: how often to look for newly submitted jobs at least.
+        poll_timeout: after how long without a new job a batch that is submitted on another machine
+            counts as submitted.
+
+    Raises:
+        NotFound: there is no such batch.
+    """
+    if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
+        raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
+    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
+    return _attach(
+        store, group_id, slowest_s=patience_s(poll_interval), patience_s=patience_s(poll_timeout)
+    )
+
+
+def _attach(
+    store: Store, group_id: str, *, slowest_s: float = 10.0, patience_s: float = 1800.0
+) -> BatchHandle[Any]:
+    try:
+        manifest = Manifest.open(store, group_id)
+    except NotFound as error:
+        raise NotFound(
+            f"There is no batch {group_id} in this store. `kinetic jobs list --all --json` names "
+            "the batch of each job."
+        ) from error
+    rules = Rules(max_concurrent=None, retries=manifest.batch.retries)
+
+    def open_job(ref: JobRef) -> JobHandle[Any]:
+        return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
+
+    news = News(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
+    crew = Crew(Ledger(manifest.batch.total, rules), manifest, news=news)
+    crew.catch_up()
+    return BatchHandle(crew, news=news)
+
+
+def _input(index: int, job: JobHandle[Any] | None) -> str:
+    return f"input {index}" if job is None else f"input {index} ({job.job_id})"
+
+
+def _logs_of(job: JobHandle[Any]) -> str:
+    """The command that shows what the host to blame printed."""
+    with contextlib.suppress(KineticError):
+        outcome = job.outcome()
+        if outcome is not None and outcome.first is not None and outcome.first.host:
+            return f"kinetic jobs logs {job.job_id} --host {outcome.first.host}"
+    return f"kinetic jobs logs {job.job_id}"
+
+
+def _headline(error: BaseException) -> str:
+    name, said = type(error).__name__, text_of(error).strip()
+    return f"{name}: {said.splitlines()[0]}" if said else name
+
+
+def _reopen(store_uri: str, group_id: str) -> BatchHandle[Any]:
+    return _attach(open_store(store_uri), group_id)
+
+
+def _picture(child: Child, job: JobHandle[Any] | None, detailed: bool) -> Picture:
+    from kinetic._client.board.drawing import Picture
+
+    if job is not None and detailed:
+        return job.picture()
+    return Picture("", (), str(child.state), None, ())
+
+
+def _status(child: Child, job: JobHandle[Any]) -> JobStatus:
+    known = {
+        State.SUCCEEDED: JobStatus.SUCCEEDED,
+        State.FAILED: JobStatus.FAILED,
+        State.GONE: JobStatus.NOT_FOUND,
+    }
+    if child.state in known:
+        return known[child.state]
+    try:
+        return job.status()
+    except (NotFound, KineticError):
+        return JobStatus.NOT_FOUND

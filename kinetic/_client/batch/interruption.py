@@ -1,0 +1,43 @@
+"""Another Ctrl-C, after one that ended the waiting: the process submits nothing more, and no thread
+prints a traceback.
+
+In: what stops the submitting. Out: a signal handler.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from kinetic._client import notebook
+
+_stops: list[Callable[[], None]] = []
+
+
+def stop_on_another(stop: Callable[[], None]) -> bool:
+    """Have the next Ctrl-C call `stop`. Return whether it will: a handler of somebody else's stays,
+    and a kernel has its own."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or notebook.kernel_shell() is not None
+    ):
+        return False
+    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, _interrupted):
+        return False
+    if stop not in _stops:
+        _stops.append(stop)
+    signal.signal(signal.SIGINT, _interrupted)
+    return True
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """In a script that only waits for its last threads nobody takes an exception, and the next
+    Ctrl-C ends it at once."""
+    runs = threading.main_thread().is_alive()
+    signal.signal(signal.SIGINT, signal.default_int_handler if runs else signal.SIG_DFL)
+    while _stops:
+        _stops.pop()()
+    if runs:
+        raise KeyboardInterrupt

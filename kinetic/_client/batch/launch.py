@@ -1,0 +1,122 @@
+"""Beginning a batch: written down first, then submitted.
+
+In: a source of jobs, options of `run_async_map`. Out: `BatchHandle`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypedDict
+
+from kinetic._client import following
+from kinetic._client.batch.executor import Crew
+from kinetic._client.batch.handle import BatchHandle
+from kinetic._client.batch.ledger import Ledger, Rules
+from kinetic._client.batch.manifest import Manifest, new_batch
+from kinetic._client.batch.submitters import Source
+from kinetic._core import spec
+from kinetic._store.base import Store
+from kinetic.errors import UsageError, UsageTypeError
+
+AtOnce = int | Literal["auto"] | None
+Tags = Mapping[str, str] | Sequence[str]
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of `run_async_map`, for type checkers; it explains them."""
+
+    input_mode: str
+    max_concurrent: AtOnce
+    retries: int
+    fail_fast: bool
+    cancel_running_on_fail: bool
+    name: str | None
+    tags: Tags | None
+    project: str | None
+    cluster: str | None
+
+
+def rules(
+    *, max_concurrent: AtOnce, retries: int, fail_fast: bool, cancel_running_on_fail: bool
+) -> Rules:
+    """Check how a batch is to be run.
+
+    Raises:
+        UsageError: a value cannot work.
+    """
+    given = None if max_concurrent == "auto" else max_concurrent
+    if isinstance(given, str):
+        raise UsageTypeError(
+            'max_concurrent must be a whole number, "auto", or None for all at once; it is '
+            f"{given!r}."
+        )
+    return Rules(
+        max_concurrent=None if given is None else spec.count("max_concurrent", given, least=1),
+        fitted=max_concurrent == "auto",
+        retries=spec.count("retries", retries, least=0),
+        fail_fast=spec.switch("fail_fast", fail_fast),
+        cancel_running_on_fail=spec.switch("cancel_running_on_fail", cancel_running_on_fail),
+    )
+
+
+def tags(given: object) -> Any:
+    """Check the caller's notes: a dict or a list of strings.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(
+        isinstance(text, str) for pair in given.items() for text in pair
+    ):
+        return dict(given)
+    if isinstance(given, list | tuple) and all(isinstance(text, str) for text in given):
+        return list(given)
+    raise UsageTypeError(f"tags must be a dict of strings or a list of strings; it is {given!r}.")
+
+
+def launch(
+    source: Source, store: Store, total: int, how: Rules, *, name: str, notes: Any
+) -> BatchHandle[Any]:
+    """Begin a batch: all is submitted in the background, or before this returns when nothing holds
+    it up.
+
+    Raises:
+        StoreError: the store is full or cannot be written; nothing was submitted.
+    """
+    if total * (how.retries + 1) > _MOST_IDS:
+        raise UsageError(
+            f"{total:,} inputs with {how.retries} retries are too many for one batch: make several."
+        )
+    if how.fitted:
+        how = replace(how, max_concurrent=source.room(), fitted=False)
+        _tell(how, total)
+    batch = new_batch(
+        store,
+        total,
+        known_ids=source.known_ids,
+        now=time.time(),
+        retries=how.retries,
+        name=name,
+        tags=notes,
+    )
+    crew = Crew(Ledger(total, how), Manifest.begin(store, batch), source)
+    handle: BatchHandle[Any] = BatchHandle(crew)
+    with handle.interruptible():
+        crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
+    return handle
+
+
+def _tell(how: Rules, total: int) -> None:
+    if how.max_concurrent is not None and how.max_concurrent < total:
+        following.notice(
+            f"kinetic: {total:,} inputs, {how.max_concurrent} at a time: what there is room for "
+            "here; max_concurrent= changes it"
+        )
+
+
+_MOST_IDS = 5_000_000
+"""They are all written down before the first job."""

@@ -1,0 +1,232 @@
+"""Where each input of a batch stands, and what may be done next.
+
+In: what happened to jobs. Out: which input to submit, which inputs have ended. Pure: no clock, no
+lock, no I/O.
+
+    WAITING ──take──> SUBMITTING ──submitted──> LIVE ──ended──> SUCCEEDED | FAILED | GONE
+       │  └──stop──> SKIPPED  └──refused──> REFUSED  └──failed, tries left──> WAITING
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kinetic._core.ref import JobRef
+
+
+class State(StrEnum):
+    """Where one input stands."""
+
+    WAITING = "waiting"
+    SUBMITTING = "submitting"
+    LIVE = "live"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    GONE = "gone"
+    REFUSED = "refused"
+    SKIPPED = "skipped"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen to the input."""
+        return self not in (State.WAITING, State.SUBMITTING, State.LIVE)
+
+
+@dataclass(frozen=True)
+class Child:
+    """One input.
+
+    Attributes:
+        state: where it stands.
+        tries: how often it was submitted.
+        ref: its latest job, or None before the first.
+        error: why it never became a job.
+    """
+
+    state: State = State.WAITING
+    tries: int = 0
+    ref: JobRef | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a batch is run.
+
+    Attributes:
+        max_concurrent: jobs at a time; None for all.
+        fitted: whether `max_concurrent` is still to be chosen, by what there is room for.
+        retries: how often an input whose job failed is submitted again.
+        fail_fast: submit nothing more after the first failure.
+        cancel_running_on_fail: with `fail_fast`, also cancel what runs.
+    """
+
+    max_concurrent: int | None = None
+    fitted: bool = False
+    retries: int = 0
+    fail_fast: bool = False
+    cancel_running_on_fail: bool = False
+
+    @property
+    def cancels(self) -> bool:
+        """Whether a failure ends the jobs that run."""
+        return self.fail_fast and self.cancel_running_on_fail
+
+
+class Ledger:
+    """The inputs of one batch.
+
+    Promises: (1) every input ends in exactly one final state; (2) no more than `max_concurrent` are
+    SUBMITTING or LIVE at a time; (3) inputs are first submitted in their order, and a retry comes
+    before the next new input; (4) after `stop` nothing is taken.
+    """
+
+    def __init__(self, total: int, rules: Rules) -> None:
+        self.rules = rules
+        self.children = [Child() for _ in range(total)]
+        self.finished: list[int] = []
+        """Inputs in the order in which they reached their final state."""
+        self.stopped = ""
+        self._waiting = deque(range(total))
+        self._again: deque[int] = deque()
+        self._submitting = 0
+        self._busy = 0  # submitting or live
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether every input has ended."""
+        return len(self.finished) == len(self.children)
+
+    @property
+    def submits(self) -> bool:
+        """Whether this batch may still have to submit or cancel something by itself."""
+        if self.waiting or self._submitting:
+            return True
+        may_act = not self.stopped and (self.rules.retries > 0 or self.rules.cancels)
+        return may_act and self._busy > 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an input waits to be submitted."""
+        return bool(self._waiting or self._again)
+
+    @property
+    def free(self) -> bool:
+        """Whether another job may run."""
+        limit = self.rules.max_concurrent
+        return limit is None or self._busy < limit
+
+    def live(self) -> Iterator[int]:
+        """Yield the inputs whose job runs."""
+        return (index for index, child in enumerate(self.children) if child.state is State.LIVE)
+
+    def counts(self) -> dict[State, int]:
+        """Return how many inputs stand where."""
+        found: dict[State, int] = {}
+        for child in self.children:
+            found[child.state] = found.get(child.state, 0) + 1
+        return found
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def take(self) -> int | None:
+        """Return the input to submit now, or None when none may be."""
+        queue = self._again or self._waiting
+        if not queue or not self.free:
+            return None
+        index = queue.popleft()
+        self._busy += 1
+        self._submitting += 1
+        self._put(index, State.SUBMITTING)
+        return index
+
+    def give_back(self, index: int) -> None:
+        """An input that was taken cannot be submitted just now."""
+        self._busy -= 1
+        self._submitting -= 1
+        if self.stopped:
+            self._end(index, State.FAILED if self.children[index].ref else State.SKIPPED)
+            return
+        self._put(index, State.WAITING)
+        (self._again if self.children[index].tries else self._waiting).appendleft(index)
+
+    def submitted(self, index: int, ref: JobRef) -> None:
+        """An input that was taken has a job."""
+        self._submitting -= 1
+        self.children[index] = replace(
+            self.children[index], state=State.LIVE, tries=self.children[index].tries + 1, ref=ref
+        )
+
+    def found(self, index: int, ref: JobRef, tries: int) -> None:
+        """An input that waits here was submitted by another process."""
+        self._unqueue(index)
+        self._busy += 1
+        self.children[index] = Child(State.LIVE, tries, ref)
+
+    def refused(self, index: int, error: Exception) -> None:
+        """An input that was taken could not be submitted, and will not be."""
+        self._busy -= 1
+        self._submitting -= 1
+        self.children[index] = replace(self.children[index], error=error)
+        self._end(index, State.FAILED if self.children[index].ref else State.REFUSED)
+        self._on_failure()
+
+    def ended(self, index: int, *, ok: bool, again: bool = True) -> None:
+        """A job has ended; `again` says whether another try could help (it was not cancelled)."""
+        self._busy -= 1
+        if ok:
+            self._end(index, State.SUCCEEDED)
+        elif again and not self.stopped and self.children[index].tries <= self.rules.retries:
+            self._put(index, State.WAITING)
+            self._again.append(index)
+        else:
+            self._end(index, State.FAILED)
+            self._on_failure()
+
+    def gone(self, index: int) -> None:
+        """Somebody removed the records of a job."""
+        self._busy -= 1
+        self._end(index, State.GONE)
+
+    def unsubmitted(self) -> list[int]:
+        """Return the inputs that wait for their first job."""
+        return list(self._waiting)
+
+    def refuse_waiting(self, index: int, error: Exception) -> None:
+        """Another process could not submit an input that waits here."""
+        self._unqueue(index)
+        self.children[index] = replace(self.children[index], error=error)
+        self._end(index, State.REFUSED)
+
+    def miss_waiting(self, index: int) -> None:
+        """Another process submitted an input that waits here, but its job cannot be had."""
+        self._unqueue(index)
+        self._end(index, State.GONE)
+
+    def stop(self, why: str) -> None:
+        """Submit nothing more: what waits for its first job never gets one, what waits for another
+        has failed."""
+        self.stopped = self.stopped or why
+        for index in (*self._again, *self._waiting):
+            self._end(index, State.FAILED if self.children[index].ref else State.SKIPPED)
+        self._again.clear()
+        self._waiting.clear()
+
+    def _on_failure(self) -> None:
+        if self.rules.fail_fast:
+            self.stop("an input failed")
+
+    def _unqueue(self, index: int) -> None:
+        (self._again if self.children[index].tries else self._waiting).remove(index)
+
+    def _put(self, index: int, state: State) -> None:
+        self.children[index] = replace(self.children[index], state=state)
+
+    def _end(self, index: int, state: State) -> None:
+        self._put(index, state)
+        self.finished.append(index)

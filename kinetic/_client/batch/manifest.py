@@ -1,0 +1,318 @@
+"""What a batch leaves in the store, so that any process can take it up again, whenever the one that
+submits it dies.
+
+In: a store, ids. Out: `Batch`, and what became of its inputs.
+
+`batch.json` is written once, before the first job, with the id that every try of every input will
+have: a job that was submitted is one whose reference exists. Nothing is rewritten as jobs come and
+go. What cannot be known before (why an input was refused; the job of a function that submits by
+itself) is a small file of its own. While inputs are being submitted, a lock is held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+from kinetic._core import layout, record
+from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
+
+SCHEMA_VERSION = 1
+_INPUT = re.compile(r"/(\d{1,9})\.json$")
+_TRY = re.compile(r"/(\d{1,9})-(\d{1,9})\.json$")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch as it was begun.
+
+    Attributes:
+        group_id: "grp-" and 8 hex digits.
+        total: number of inputs.
+        created_at: seconds since the epoch.
+        name: what people see.
+        tags: the caller's own notes.
+        retries: how often an input whose job failed is submitted again.
+        jobs: for each input the ids of its tries; empty where a function submits by itself.
+    """
+
+    group_id: str
+    total: int
+    created_at: float
+    name: str = ""
+    tags: Any = field(default_factory=dict)
+    retries: int = 0
+    jobs: tuple[tuple[str, ...], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        return asdict(self) | {"schema_version": SCHEMA_VERSION}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Batch:
+        """Rebuild from `to_json`; unknown keys are ignored.
+
+        Raises:
+            CorruptRecord: the document is not a batch, or a newer version wrote it.
+        """
+        try:
+            if data["schema_version"] != SCHEMA_VERSION:
+                raise CorruptRecord(
+                    f"The batch has schema version {data['schema_version']!r}; use the kinetic "
+                    "that began it."
+                )
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(
+                **known
+                | {
+                    "jobs": tuple(tuple(map(str, tries)) for tries in data["jobs"]),
+                    "total": int(data["total"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptRecord(f"The record of the batch is damaged: {error!r}.") from error
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What has become of the inputs so far.
+
+    Attributes:
+        jobs: the latest try of each input that has one: its number, from 1, and its reference.
+        refused: why inputs could not be submitted.
+        unreadable: ids of jobs whose reference is damaged, by input.
+        ended: whether nothing more will be submitted.
+        skipped: inputs that were left out when the batch was stopped.
+        stopped: why it was.
+    """
+
+    jobs: Mapping[int, tuple[int, JobRef]]
+    refused: Mapping[int, str]
+    unreadable: Mapping[int, str]
+    ended: bool
+    skipped: frozenset[int]
+    stopped: str = ""
+
+
+def new_batch(
+    store: Store,
+    total: int,
+    *,
+    known_ids: bool,
+    now: float,
+    retries: int = 0,
+    name: str = "",
+    tags: Any = None,
+) -> Batch:
+    """Decide on the ids of a batch and, where `known_ids`, of all its jobs: none that the store has
+    already."""
+    taken = (
+        {key.rpartition("/")[2].removesuffix(".json") for key in store.list(layout.REFS)}
+        if known_ids
+        else set()
+    )
+    jobs = (
+        tuple(tuple(_fresh("job", taken) for _ in range(retries + 1)) for _ in range(total))
+        if known_ids
+        else ()
+    )
+    return Batch(
+        _fresh("grp", set()), total, now, name, {} if tags is None else tags, retries, jobs
+    )
+
+
+def _fresh(kind: str, taken: set[str]) -> str:
+    while (made := f"{kind}-{secrets.token_hex(4)}") in taken:
+        pass
+    taken.add(made)
+    return made
+
+
+class Manifest:
+    """The records of one batch."""
+
+    def __init__(self, store: Store, batch: Batch) -> None:
+        self.store = store
+        self.batch = batch
+
+    @classmethod
+    def begin(cls, store: Store, batch: Batch) -> Manifest:
+        """Write the batch.
+
+        Raises:
+            SubmitError: there is a batch with this id.
+        """
+        if not store.put(layout.batch(batch.group_id), _json(batch.to_json()), if_absent=True):
+            raise SubmitError(
+                f"There is already a batch {batch.group_id}. Submit again; the next id will be "
+                "another one."
+            )
+        return cls(store, batch)
+
+    @classmethod
+    def open(cls, store: Store, group_id: str) -> Manifest:
+        """Read a batch.
+
+        Raises:
+            NotFound: there is none.
+            CorruptRecord: its record is damaged.
+        """
+        return cls(store, Batch.from_json(_read(store, layout.batch(group_id))))
+
+    # -- written while inputs are submitted --------------------------------------------------------
+
+    def note_job(self, index: int, attempt: int, ref: JobRef) -> None:
+        """Keep the job of an input whose id was not known before."""
+        self.store.put(layout.group_job(self.batch.group_id, index, attempt), _json(ref.to_json()))
+
+    def note_refused(self, index: int, error: Exception) -> None:
+        """Keep why an input could not be submitted."""
+        told = {"type": type(error).__name__, "message": text_of(error)}
+        self.store.put(layout.refused(self.batch.group_id, index), _json(told))
+
+    def note_end(self, why: str, skipped: Sequence[int]) -> None:
+        """Keep that nothing more will be submitted, and which inputs were left out."""
+        self.store.put(
+            layout.group_end(self.batch.group_id), _json({"stopped": why, "skipped": list(skipped)})
+        )
+
+    def ask_to_stop(self) -> None:
+        """Have whoever submits stop."""
+        self.store.put(layout.group_stop(self.batch.group_id), b"{}\n")
+
+    def is_to_stop(self) -> bool:
+        """Whether somebody asked for nothing more to be submitted."""
+        return self.store.has(layout.group_stop(self.batch.group_id))
+
+    def remove(self) -> None:
+        """Remove the batch; its jobs stay."""
+        self.store.delete(layout.group(self.batch.group_id))
+
+    # -- read by other processes -------------------------------------------------------------------
+
+    def progress(self, beyond: Mapping[int, int]) -> Progress:
+        """Return what is new beyond the tries that are known already, by input."""
+        end = self._end()  # Looked at first: what it ended with is there then.
+        jobs: dict[int, tuple[int, JobRef]] = {}
+        unreadable: dict[int, str] = {}
+        for index, attempt, key in self._tries():
+            if attempt <= max(beyond.get(index, 0), jobs[index][0] if index in jobs else 0):
+                continue
+            try:
+                jobs[index] = (attempt, JobRef.from_json(_read(self.store, key)))
+            except NotFound:  # It was removed since it was listed.
+                continue
+            except CorruptRecord:
+                unreadable[index] = key.rpartition("/")[2].removesuffix(".json")
+        told = end or {}
+        refused = dict(self._refused(beyond))
+        return Progress(
+            jobs,
+            refused,
+            unreadable,
+            end is not None,
+            frozenset(told.get("skipped", ())),
+            str(told.get("stopped", "")),
+        )
+
+    def _end(self) -> dict[str, Any] | None:
+        try:
+            return _read(self.store, layout.group_end(self.batch.group_id))
+        except NotFound:
+            return None
+        except CorruptRecord:
+            return {}
+
+    def _tries(self) -> Iterator[tuple[int, int, str]]:
+        """Inputs, tries and where the reference is, of all that were submitted; of the tries of an
+        input, the last one first."""
+        if self.batch.jobs:
+            there = set(self.store.list(layout.REFS))
+            for index, ids in enumerate(self.batch.jobs):
+                for attempt in range(len(ids), 0, -1):
+                    if (key := layout.ref(ids[attempt - 1])) in there:
+                        yield index, attempt, key
+            return
+        for key in self.store.list(f"{layout.group(self.batch.group_id)}/jobs"):
+            if found := _TRY.search(key):
+                yield int(found[1]), int(found[2]), key
+
+    def _refused(self, beyond: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+        for key in self.store.list(f"{layout.group(self.batch.group_id)}/refused"):
+            found = _INPUT.search(key)
+            if found and (index := int(found[1])) not in beyond:
+                told = _read(self.store, key)
+                yield index, f"{told.get('type')}: {told.get('message')}"
+
+    # -- the lock of whoever submits ---------------------------------------------------------------
+
+    def hold(self) -> Lock:
+        """Take the lock of the process that submits."""
+        return Lock(self.store, self.batch.group_id)
+
+    def is_held(self) -> bool | None:
+        """Whether a living process submits; None when that cannot be told from here."""
+        return is_held(self.store, self.batch.group_id)
+
+
+_held_here: set[tuple[int, str]] = set()
+"""A record lock does not keep its own process out, and looking at the file would free it: who holds
+one here is noted here."""
+
+
+class Lock:
+    """Held while inputs are submitted; free when its process is gone, however it went."""
+
+    def __init__(self, store: Store, group_id: str) -> None:
+        self._file: IO[bytes] | None = None
+        self._note = (os.getpid(), group_id)
+        if isinstance(store, LocalStore):
+            import fcntl
+
+            self._file = open(store.path(f"{layout.group(group_id)}/lock"), "wb")
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+        _held_here.add(self._note)
+
+    def release(self) -> None:
+        """Let go."""
+        _held_here.discard(self._note)
+        if self._file is not None:
+            self._file.close()
+
+
+def is_held(store: Store, group_id: str) -> bool | None:
+    """Whether a living process submits this batch; None when that cannot be told from here."""
+    if (os.getpid(), group_id) in _held_here:
+        return True
+    if not isinstance(store, LocalStore):
+        return None
+    import fcntl
+
+    try:
+        with open(store.path(f"{layout.group(group_id)}/lock"), "rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except (BlockingIOError, PermissionError):
+        return True
+    return False
+
+
+def _read(store: Store, key: str) -> dict[str, Any]:
+    data = store.get(key)
+    try:
+        return record.parse(data)
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{key} is damaged: {error}.") from error
+
+
+def _json(document: Mapping[str, Any] | Sequence[Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"

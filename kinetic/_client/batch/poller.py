@@ -1,0 +1,115 @@
+"""What another process has done for a batch since it was last looked at.
+
+In: a manifest. Out: entries in the ledger, handles of new jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic._client.batch.ledger import Ledger, State
+from kinetic._client.batch.manifest import Manifest, Progress
+from kinetic._client.handle import JobHandle
+from kinetic._core.ref import JobRef
+from kinetic.errors import SubmitError
+
+FIRST_PAUSE_S = 0.1
+SLOWER = 1.3
+
+
+@dataclass(frozen=True)
+class Found:
+    """One look: what has become of the inputs, and whether nothing will be submitted any more."""
+
+    progress: Progress
+    over: bool
+
+
+class News:
+    """Reads the manifest: often while there is news, ever less often while there is none.
+
+    Attributes:
+        unavailable: ids of jobs whose records are missing, by input.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        open_job: Callable[[JobRef], JobHandle[Any]],
+        *,
+        slowest_s: float = 10.0,
+        patience_s: float = 1800.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.unavailable: dict[int, str] = {}
+        self._manifest = manifest
+        self._open_job = open_job
+        self._slowest_s = slowest_s
+        self._patience_s = patience_s
+        self._clock = clock
+        self._every_s = min(FIRST_PAUSE_S, slowest_s)
+        self._due = -math.inf
+        self._last = clock()
+
+    def pause_s(self, ledger: Ledger) -> float:
+        """How long nothing has to be read."""
+        return max(self._due - self._clock(), 0.0) if ledger.waiting else math.inf
+
+    def is_due(self, ledger: Ledger) -> bool:
+        """Whether it is time to read."""
+        return self.pause_s(ledger) == 0.0
+
+    def read(self, ledger: Ledger) -> Found:
+        """Look."""
+        held = (
+            self._manifest.is_held()
+        )  # Looked at first: what was submitted until it was let go is seen then.
+        beyond = {
+            i: child.tries
+            for i, child in enumerate(ledger.children)
+            if child.state is not State.WAITING or child.tries
+        }
+        progress = self._manifest.progress(beyond)
+        now = self._clock()
+        if progress.jobs or progress.refused:
+            self._last, self._every_s = now, min(FIRST_PAUSE_S, self._slowest_s)
+        self._every_s = min(self._every_s * SLOWER, self._slowest_s)
+        self._due = now + self._every_s
+        gone = now - self._last > self._patience_s if held is None else not held
+        return Found(progress, progress.ended or gone)
+
+    def enter(self, found: Found, ledger: Ledger) -> Iterator[tuple[int, JobHandle[Any]]]:
+        """Enter what was found into the ledger; yield the new jobs."""
+        for index, (tries, ref) in found.progress.jobs.items():
+            if ledger.children[index].state is State.WAITING:
+                ledger.found(index, ref, tries)
+                yield index, self._open_job(ref)
+        for index, why in found.progress.refused.items():
+            if ledger.children[index].state is State.WAITING:
+                ledger.refuse_waiting(index, SubmitError(why))
+        if found.over:
+            self._close(found.progress, ledger)
+
+    def _close(self, progress: Progress, ledger: Ledger) -> None:
+        """Nothing more will come: what still waits here has been skipped, or removed, or its
+        submitter died."""
+        for index in ledger.unsubmitted():
+            if index in progress.skipped:
+                continue
+            if progress.ended or index in progress.unreadable:
+                self.unavailable[index] = progress.unreadable.get(index, self._known_id(index))
+                ledger.miss_waiting(index)
+            else:
+                why = "it was not submitted: the process that submitted the batch ended before"
+                ledger.refuse_waiting(
+                    index, SubmitError(f"Input {index} of {self._manifest.batch.group_id}: {why}.")
+                )
+        ledger.stop(progress.stopped or "nothing more is submitted")
+
+    def _known_id(self, index: int) -> str:
+        jobs = self._manifest.batch.jobs
+        return jobs[index][0] if jobs else ""

@@ -1,0 +1,101 @@
+"""How far a batch is, in one line on stderr: drawn over and over on a terminal, a line for each end
+elsewhere.
+
+In: a ledger. Out: text on a stream. A stream that breaks is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+from kinetic._client import notebook
+from kinetic._client.batch.ledger import Ledger, State
+
+DRAW_EVERY_S = 0.1
+BAR_WIDTH = 24
+
+
+def stream_for(progress: bool) -> TextIO | None:
+    """Return where to show progress: stderr, unless somebody wants it quiet, or a notebook draws
+    it."""
+    return None if not progress or notebook.kernel_shell() is not None else sys.stderr
+
+
+def line(group_id: str, ledger: Ledger) -> str:
+    """Return the words: what has ended, what failed, what runs."""
+    counts = ledger.counts()
+    failed = sum(counts.get(state, 0) for state in (State.FAILED, State.REFUSED, State.GONE))
+    parts = [f"{len(ledger.finished)}/{len(ledger.children)}"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{counts[State.SKIPPED]} left out"] if State.SKIPPED in counts else []
+    parts += [f"{counts[State.LIVE]} running"] if State.LIVE in counts else []
+    return f"{group_id} {', '.join(parts)}"
+
+
+def bar(done: int, total: int) -> str:
+    """Return a bar that is full when all is done."""
+    full = BAR_WIDTH if not total else BAR_WIDTH * done // total
+    return f"[{'#' * full}{'.' * (BAR_WIDTH - full)}]"
+
+
+class Tally:
+    """Shows one wait for a batch."""
+
+    def __init__(
+        self, group_id: str, ledger: Ledger, stream: TextIO | None, clock: Callable[[], float]
+    ) -> None:
+        self._group_id = group_id
+        self._ledger = ledger
+        self._stream = stream
+        self._clock = clock
+        self._drawn = False
+        self._draw_at = 0.0
+        self._redraws = False
+        with suppress(OSError, ValueError, AttributeError):
+            self._redraws = stream is not None and stream.isatty()
+
+    def __enter__(self) -> Tally:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._drawn:
+            self._draw()
+            self._write("\n")
+
+    def ended(self, index: int) -> None:
+        """An input has ended."""
+        if self._stream is None:
+            return
+        if not self._redraws:
+            state = self._ledger.children[index].state
+            if (
+                state is not State.SKIPPED
+            ):  # Hundreds may be left out at once; the lines of the others count them.
+                self._write(
+                    f"kinetic: {line(self._group_id, self._ledger)}; input {index} {state}\n"
+                )
+        elif self._clock() >= self._draw_at:
+            self._draw()
+
+    def waits(self) -> None:
+        """Nothing more has ended for now."""
+        if self._stream is not None and self._redraws:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = True
+        self._draw_at = self._clock() + DRAW_EVERY_S
+        done, total = len(self._ledger.finished), len(self._ledger.children)
+        self._write(f"\rkinetic: {bar(done, total)} {line(self._group_id, self._ledger)}\033[K")
+
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # ValueError: it was closed.
+            self._stream = None

@@ -1,0 +1,136 @@
+"""Where the jobs of a batch come from: a function that is packaged once for all of them, or one
+that submits by itself.
+
+In: calls, ids. Out: handles of submitted jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kinetic._backends import registry
+from kinetic._backends.base import Backend, Capacity
+from kinetic._client import submission
+from kinetic._client.batch.inputs import Call
+from kinetic._client.handle import JobHandle
+from kinetic._client.planning import Frame, Planned
+from kinetic._pickling.call import CallSeries
+from kinetic._store.base import Store
+from kinetic.errors import UsageTypeError, a_type
+
+UNKNOWN_ROOM = 64
+"""Jobs at a time where the backend does not say how many it has room for."""
+
+
+class Source(Protocol):
+    """Submits one input of a batch.
+
+    Attributes:
+        known_ids: whether jobs get the ids that they are given.
+        threads: how many inputs may be submitted at the same time.
+    """
+
+    known_ids: bool
+    threads: int
+
+    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+        """Submit; an exception says that this input cannot be."""
+        ...
+
+    def room(self) -> int:
+        """Return how many of the jobs run well at a time."""
+        ...
+
+
+class Packaged:
+    """Calls of one decorated function: its source tree is walked once, and it is pickled once."""
+
+    known_ids = True
+    threads = 1
+    """One process starts the jobs of this machine, one after the other."""
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        func: Callable[..., Any],
+        about: Frame,
+        backend: Backend,
+        store: Store,
+    ) -> None:
+        self._calls = calls
+        self._about = about
+        self._backend = backend
+        self._store = store
+        self._series = CallSeries(func, env_vars=about.captured, shipped=about.shipped)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know before this leaves the machine."""
+        return self._about.planned(self._series.function).warnings
+
+    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+        """Pickle the arguments, and create the job."""
+        planned = self.planned(group_id, index, job_id)
+        ref = submission.submit(planned, self._backend, self._store, on_sent=self._keep)
+        return JobHandle(ref, self._backend, self._store)
+
+    def _keep(self, sent: Planned) -> None:
+        """All inputs get the source tree as it was sent for the first, whatever happens to its
+        files afterwards."""
+        if sent.bundle is not self._about.bundle:
+            self._about = dataclasses.replace(self._about, bundle=sent.bundle)
+
+    def room(self) -> int:
+        """As many as the backend has room for."""
+        return (
+            self._backend.room(self._about.draft)
+            if isinstance(self._backend, Capacity)
+            else UNKNOWN_ROOM
+        )
+
+    def planned(self, group_id: str, index: int, job_id: str) -> Planned:
+        """Plan one call: with arguments, an id and a folder for files of its own."""
+        call, folder = self._calls[index], self._about.draft.output_dir
+        cargo = self._about.loaded(call.args, call.kwargs)
+        args, kwargs = (call.args, call.kwargs) if cargo is None else (cargo.args, cargo.kwargs)
+        return self._about.planned(
+            self._series.pack(args, kwargs),
+            cargo=cargo,
+            function=self._series.function,
+            job_id=job_id,
+            created_at=time.time(),
+            output_dir=None if folder is None else f"{folder.rstrip('/')}/{index}",
+            labels={"group_id": group_id, "group_kind": "map", "group_index": str(index)},
+        )
+
+
+class Called:
+    """Calls of any function that returns a job's handle."""
+
+    known_ids = False
+    threads = 1
+    """Nobody promised that it may be called by several threads at once."""
+
+    def __init__(self, calls: Sequence[Call], func: Callable[..., Any], store: Store) -> None:
+        self._calls = calls
+        self._store = store
+        self._func = func
+
+    def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
+        """Call the function."""
+        call = self._calls[index]
+        handle = self._func(*call.args, **call.kwargs)
+        if not isinstance(handle, JobHandle):
+            raise UsageTypeError(
+                "The function that submits must return a job's handle; it returned "
+                f"{a_type(handle)}. Pass a function decorated with @kinetic.run, or its run_async."
+            )
+        return handle.grouped(group_id, index)
+
+    def room(self) -> int:
+        """Nobody knows what the function submits: as many as jobs of one host on this machine."""
+        backend = registry.make("local", self._store)
+        return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM

@@ -1,0 +1,1 @@
+"""What is shown about jobs: the read model of CLI, notebook and drawings."""

@@ -1,0 +1,206 @@
+"""What running jobs are doing, as rows: one for each host. Pure.
+
+In: references, snapshots of gangs (see `Gang.snapshot`), the time. Out: `HostLine`s, cells, JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from kinetic._client.board import text
+from kinetic._core.outcome import Exit
+from kinetic._core.ref import JobRef
+
+STILL_S = 5.0
+"""A host that stands still for less is not worth a word."""
+SILENT_S = 3.0
+_SAME_S = 0.3
+"""Hosts tell their processor time once a second: two tellings nearer than this are one."""
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
+
+_NOT_THERE = frozenset({"missing", *map(str, Exit)})
+
+RIGHT = ("HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
+CUT = "LAST LINE"
+_COLUMNS = (
+    "JOB",
+    "NAME",
+    "ACCELERATOR",
+    "HOST",
+    "STATE",
+    "AGE",
+    "CPU",
+    "MEMORY",
+    "LOG",
+    "STILL",
+    CUT,
+)
+_NAME_CHARS = 20
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """What one host is doing; of a job that has not started, only the job's side is known.
+
+    Attributes:
+        ref: its job.
+        age_s: of the job.
+        host: its index; None for a job of whose hosts nothing is known.
+        state: in small letters as hosts say it ("running"), in capitals as backends say it
+            ("PENDING").
+        cpu_percent: of one processor; None when unknown.
+        rss_bytes, log_bytes: memory of the worker; output so far.
+        still_s: how long its main thread has stood still.
+        silent_s: how long nothing was heard of it.
+        last_line: the last line that it printed.
+    """
+
+    ref: JobRef
+    age_s: float
+    host: int | None
+    state: str
+    cpu_percent: float | None = None
+    rss_bytes: int = 0
+    log_bytes: int = 0
+    still_s: float = 0.0
+    silent_s: float = 0.0
+    last_line: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known of the host as a JSON object, without its job."""
+        known = {
+            "host": self.host,
+            "state": self.state,
+            "cpu_percent": self.cpu_percent,
+            "rss_bytes": self.rss_bytes,
+        }
+        more = {
+            "log_bytes": self.log_bytes,
+            "stalled_s": self.still_s,
+            "silent_s": self.silent_s,
+            "last_line": self.last_line,
+        }
+        return known | more
+
+
+class _Used(NamedTuple):
+    """Processor time of a host, when it told it, and its share of a processor until then."""
+
+    cpu_s: float
+    at: float
+    percent: float | None
+
+
+class Rates:
+    """From processor time to the share of a processor, by looking twice."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[object, ...], _Used] = {}
+
+    def percent(
+        self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
+    ) -> float | None:
+        """Return the share since the host told it last; at the first look, since the job runs.
+        `at`: when the host told it."""
+        before = self._seen.get(key)
+        if before is None or cpu_s < before.cpu_s:  # or it is another attempt
+            after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)
+        elif at - before.at < _SAME_S:
+            return before.percent
+        else:
+            after = _Used(cpu_s, at, 100.0 * (cpu_s - before.cpu_s) / (at - before.at))
+        self._seen[key] = after
+        return after.percent
+
+
+def lines(
+    ref: JobRef, state: str, snapshot: Mapping[str, Any] | None, rates: Rates, now: float
+) -> list[HostLine]:
+    """Return one line for each host; one for the job while nothing is known of its hosts."""
+    members = snapshot.get("members") if snapshot else None
+    age_s = now - ref.created_at
+    if not snapshot or not members:
+        return [HostLine(ref, age_s, None, state)]
+    running_s = float(snapshot.get("running_s", 0.0))
+    return [
+        _line(HostLine(ref, age_s, int(m["host"]), str(m["state"])), m, running_s, rates, now)
+        for m in members
+    ]
+
+
+def _line(
+    known: HostLine, member: Mapping[str, Any], running_s: float, rates: Rates, now: float
+) -> HostLine:
+    silent_s = float(member.get("silent_s", 0.0))
+    told = replace(
+        known,
+        log_bytes=int(member["log_bytes"]),
+        silent_s=silent_s,
+        last_line=_ESCAPES.sub("", str(member.get("last_line", ""))),
+    )
+    if known.state in _NOT_THERE:
+        return told
+    return replace(
+        told,
+        state="silent" if silent_s > SILENT_S else known.state,
+        cpu_percent=rates.percent(
+            (known.ref.job_id, known.host), float(member["cpu_s"]), running_s, now - silent_s
+        ),
+        rss_bytes=int(member["rss_bytes"]),
+        still_s=float(member["stalled_s"]) if known.state == "running" else 0.0,
+    )
+
+
+def columns(width: int | None) -> tuple[str, ...]:
+    """Return the columns for which there is room; all of them where nothing limits the width."""
+    if width is None or width >= 140:
+        return _COLUMNS
+    left_out = ("ACCELERATOR",) if width >= 110 else ("ACCELERATOR", "NAME", "LOG")
+    return tuple(name for name in _COLUMNS if name not in left_out)
+
+
+def cells(line: HostLine, shown: Sequence[str], *, whole: bool = True) -> tuple[str, ...]:
+    """Return the cells of these columns; with `whole`, names are not cut short."""
+    name = line.ref.display_name
+    every = {
+        "JOB": line.ref.job_id,
+        "NAME": name if whole or len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…",
+        "ACCELERATOR": line.ref.accelerator,
+        "HOST": "-" if line.host is None else str(line.host),
+        "STATE": line.state,
+        "AGE": text.age(line.age_s),
+        "CPU": "-" if line.cpu_percent is None else f"{line.cpu_percent:.0f}%",
+        "MEMORY": text.size(line.rss_bytes) if line.rss_bytes else "-",
+        "LOG": text.size(line.log_bytes) if line.host is not None else "-",
+        "STILL": text.age(line.still_s) if line.still_s >= STILL_S else "-",
+        CUT: line.last_line,
+    }
+    return tuple(every[name] for name in shown)
+
+
+def document(found: Iterable[HostLine]) -> list[dict[str, Any]]:
+    """Return the jobs with their hosts, as plain JSON."""
+    jobs: dict[str, dict[str, Any]] = {}
+    for line in found:
+        state = line.state if line.host is None else "RUNNING"
+        job = jobs.setdefault(
+            line.ref.job_id,
+            line.ref.to_json() | {"state": state, "age_s": line.age_s, "members": []},
+        )
+        if line.host is not None:
+            job["members"].append(line.to_json())
+    return list(jobs.values())
+
+
+def headline(found: Sequence[HostLine]) -> str:
+    """Return "2 jobs, 5 hosts, 1 standing still"."""
+    hosts = [line for line in found if line.host is not None]
+    still = sum(line.still_s >= STILL_S for line in hosts)
+    parts = [
+        text.count(len({line.ref.job_id for line in found}), "job"),
+        text.count(len(hosts), "host"),
+    ]
+    return ", ".join([*parts, f"{still} standing still"] if still else parts)

@@ -1,0 +1,342 @@
+"""Jobs drawn as HTML for notebooks: slices, hosts and chips, each host with its state. Pure.
+
+In: topologies, events, outcomes. Out: HTML and plain text.
+
+The drawing needs nothing from elsewhere: no style sheet, script, font or image. Text has the colour
+of its surroundings and every state is written out, so it can be read on light and on dark ground,
+without colours, and where styles are taken out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.outcome import Exit, Outcome
+from kinetic._core.ref import JobRef
+from kinetic.errors import UsageError
+
+PENDING, JOINED, RUNNING, RETURNED, FAILED, STOPPED, PLANNED = (
+    "pending",
+    "joined",
+    "running",
+    "returned",
+    "failed",
+    "stopped",
+    "planned",
+)
+_COLOURS = {
+    PENDING: "139,141,152",
+    JOINED: "217,130,43",
+    RUNNING: "59,130,246",
+    RETURNED: "34,160,107",
+    FAILED: "229,72,77",
+    STOPPED: "139,141,152",
+    PLANNED: "139,141,152",
+}
+"""Middle tones as red, green, blue: they stand out on white as on black."""
+_LIKE = {
+    "succeeded": RETURNED,
+    "cancelled": STOPPED,
+    "not_found": STOPPED,
+    "gone": STOPPED,
+    "skipped": STOPPED,
+    "live": RUNNING,
+    "refused": FAILED,
+}
+"""States of jobs and inputs that look like one of a host."""
+DETAILED_JOBS = 24
+"""Batches up to this size are drawn with the hosts and chips of each job."""
+_DETAILED_HOSTS = 64
+"""Gangs up to this size are drawn with numbers and chips, larger ones as one square for each
+host."""
+_MOST_HOSTS = 1024
+_MOST_CHIPS = 16
+_WIDEST_ROW = 8
+_NARROWEST_PX = 80
+"""Room for "63 returned", so that the hosts of several rows stand below each other."""
+_FRAME = (
+    "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%;"
+    "overflow-wrap:anywhere"
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a drawing shows.
+
+    Attributes:
+        title: the name of the function.
+        facts: what stands behind it: the job's id, the accelerator, times.
+        state: of the whole, "" for none.
+        topology: shape of each slice; None when it is not known, then hosts are drawn without
+            chips.
+        hosts: the state of each host, by index.
+        rows: names and values below the drawing.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    state: str
+    topology: Topology | None
+    hosts: tuple[str, ...]
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+def html(picture: Picture) -> str:
+    """Return the drawing."""
+    facts = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in picture.facts)
+    state = (
+        f" · {_dot(_LIKE.get(picture.state, picture.state))} {escape(picture.state)}"
+        if picture.state
+        else ""
+    )
+    parts = [
+        f'<div style="margin-bottom:6px"><b>{escape(picture.title)}</b>{state}{facts}</div>',
+        _slices(picture),
+        _table(picture.rows),
+    ]
+    label = escape(text(picture), quote=True)
+    return f'<div role="group" aria-label="{label}" style="{_FRAME}">{"".join(parts)}</div>'
+
+
+def of_job(
+    ref: JobRef,
+    state: str,
+    events: Iterable[Mapping[str, Any]],
+    outcome: Outcome | None,
+    now: float,
+) -> Picture:
+    """Return the picture of a job: as it goes, or as it ended."""
+    until = outcome.ended_at if outcome is not None and outcome.ended_at else now
+    facts = (ref.job_id, ref.accelerator, duration(until - ref.created_at))
+    reason = (
+        (("reason", outcome.reason),)
+        if outcome is not None and outcome.reason and not outcome.ok
+        else ()
+    )
+    return Picture(
+        ref.display_name,
+        facts,
+        state,
+        _topology(ref.accelerator),
+        host_states(events, ref.hosts, outcome),
+        reason,
+    )
+
+
+def _topology(name: str) -> Topology | None:
+    try:
+        return resolve(name)
+    except UsageError:  # A version that knows more accelerators made the job.
+        return None
+
+
+def batch_html(title: str, facts: Sequence[str], jobs: Sequence[Picture]) -> str:
+    """Return the drawing of a batch: a box for each of a few jobs, a square for each of many."""
+    states = [job.state for job in jobs]
+    told = "".join(
+        f' <span style="opacity:.75">· {escape(fact)}</span>'
+        for fact in (*facts, summary(states, "input"))
+    )
+    detailed = len(jobs) <= DETAILED_JOBS
+    boxes = "".join(
+        _job(index, job) if detailed else _square(job.state, index, None, "input")
+        for index, job in enumerate(jobs[:_MOST_HOSTS])
+    )
+    left = len(jobs) - _MOST_HOSTS
+    more = f'<div style="opacity:.75">and {left:,} more inputs</div>' if left > 0 else ""
+    grid = (
+        "display:flex;flex-wrap:wrap;gap:6px"
+        if detailed
+        else "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
+    )
+    head = f'<div style="margin-bottom:6px"><b>{escape(title)}</b>{told}</div>'
+    return f'<div role="group" style="{_FRAME}">{head}<div style="{grid}">{boxes}</div>{more}</div>'
+
+
+def _job(index: int, job: Picture) -> str:
+    colour = _COLOURS.get(_LIKE.get(job.state, job.state), _COLOURS[PENDING])
+    chips = min(job.topology.chips_per_host, _MOST_CHIPS) if job.topology is not None else 0
+    rows = "".join(
+        f'<div style="line-height:1">{_chips(state, chips)}</div>'
+        for state in job.hosts[:_WIDEST_ROW]
+        if chips
+    )
+    more = (
+        f'<div style="font-size:11px;opacity:.75">+ {len(job.hosts) - _WIDEST_ROW} hosts</div>'
+        if len(job.hosts) > _WIDEST_ROW
+        else ""
+    )
+    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(job.state)}</div>'
+    return (
+        "<div "
+        f'style="{_box(colour)};box-sizing:border-box;'
+        f'min-width:{_NARROWEST_PX}px">{words}{rows}{more}</div>'
+    )
+
+
+def text(picture: Picture) -> str:
+    """Return the same in one line."""
+    known = [picture.title, picture.state, *picture.facts, summary(picture.hosts)]
+    return " · ".join(part for part in known if part)
+
+
+def summary(states: Sequence[str], noun: str = "host") -> str:
+    """Count the states: "4 hosts: 3 running, 1 failed"."""
+    counts = Counter(states)
+    noun = f"1 {noun}" if len(states) == 1 else f"{len(states):,} {noun}s"
+    told = (
+        next(iter(counts), "")
+        if len(counts) == 1
+        else ", ".join(f"{n:,} {state}" for state, n in counts.most_common())
+    )
+    return f"{noun}: {told}" if told else noun
+
+
+def host_states(
+    events: Iterable[Mapping[str, Any]], hosts: int, outcome: Outcome | None = None
+) -> tuple[str, ...]:
+    """Return the state of each host, from what has happened so far, or from the verdict."""
+    if outcome is not None and outcome.reports:
+        told = {report.host: _ended(report.exit) for report in outcome.reports}
+        return tuple(told.get(host, PENDING) for host in range(hosts))
+    states, attempt = [PENDING] * hosts, None
+    for event in events:
+        if event.get("attempt") != attempt:  # A retry starts from the beginning.
+            states, attempt = [PENDING] * hosts, event.get("attempt")
+        _happen(states, event)
+    return tuple(states)
+
+
+def duration(seconds: float) -> str:
+    """Return "7 s", "3 min 20 s", "2 h 5 min"."""
+    whole = max(int(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    return (
+        f"{whole // 60} min {whole % 60} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )
+
+
+def _happen(states: list[str], event: Mapping[str, Any]) -> None:
+    kind, host = event.get("kind"), event.get("host")
+    if kind == "ready":
+        states[:] = [RUNNING if state in (PENDING, JOINED) else state for state in states]
+    if not isinstance(host, int) or not 0 <= host < len(states):
+        return
+    if kind == "joined" and states[host] == PENDING:
+        states[host] = JOINED
+    elif kind in ("lost", "failure"):
+        states[host] = FAILED
+    elif kind == "report" and states[host] != FAILED:
+        exit_name = str(event.get("detail", "")).partition(":")[0]
+        states[host] = _ended(exit_name)
+
+
+def _ended(exit_name: str) -> str:
+    if exit_name == Exit.RETURNED:
+        return RETURNED
+    return STOPPED if exit_name in (Exit.STOPPED, Exit.CANCELLED, Exit.TIMEOUT) else FAILED
+
+
+def _slices(picture: Picture) -> str:
+    of_one = len(picture.hosts) if picture.topology is None else picture.topology.hosts
+    shown = picture.hosts[:_MOST_HOSTS]
+    count = -(-len(picture.hosts) // of_one) if of_one else 0
+    drawn = [
+        _slice(picture, index, shown[start : start + of_one], start, count)
+        for index, start in enumerate(range(0, len(shown), max(of_one, 1)))
+    ]
+    left = len(picture.hosts) - len(shown)
+    more = f'<div style="opacity:.75">and {left:,} more hosts</div>' if left else ""
+    return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(drawn)}</div>{more}'
+
+
+def _slice(picture: Picture, index: int, states: Sequence[str], first: int, count: int) -> str:
+    detailed = len(picture.hosts) <= _DETAILED_HOSTS
+    hosts = "".join(
+        (_host if detailed else _square)(state, first + n, picture.topology)
+        for n, state in enumerate(states)
+    )
+    name = f"slice {index} · " if count > 1 else ""
+    shape = (
+        ""
+        if picture.topology is None
+        else f"{picture.topology.name} · {picture.topology.shape_text} · "
+    )
+    head = (
+        "<div "
+        'style="font-size:11px;opacity:.75;'
+        f'margin-bottom:4px">{escape(name + shape + summary(states))}</div>'
+    )
+    grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
+    if detailed:  # wraps earlier where there is less room
+        grid = (
+            "display:flex;flex-wrap:wrap;gap:6px;"
+            f"max-width:{_WIDEST_ROW * (_host_px(picture.topology) + 6)}px"
+        )
+    box = "border:1px solid rgba(139,141,152,.4);border-radius:6px;padding:6px 8px"
+    return f'<div style="{box}">{head}<div style="{grid}">{hosts}</div></div>'
+
+
+def _host(state: str, index: int, topology: Topology | None) -> str:
+    colour = _COLOURS.get(state, _COLOURS[PENDING])
+    chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
+    below = f'<div style="line-height:1">{_chips(state, chips)}</div>' if chips else ""
+    words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
+    size = f"box-sizing:border-box;min-width:{_host_px(topology)}px"
+    return f'<div style="{_box(colour)};{size}">{words}{below}</div>'
+
+
+def _host_px(topology: Topology | None) -> int:
+    chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
+    return max(_NARROWEST_PX, 14 + 11 * chips)
+
+
+def _chips(state: str, count: int) -> str:
+    colour = _COLOURS.get(state, _COLOURS[PENDING])
+    square = (
+        "display:inline-block;width:9px;height:9px;margin:0 2px 2px "
+        f"0;border-radius:2px;background:rgb({colour})"
+    )
+    return f'<span style="{square}"></span>' * count
+
+
+def _box(colour: str) -> str:
+    return (
+        "border:1px solid "
+        f"rgb({colour});background:rgba({colour},.12);border-radius:4px;padding:3px 6px"
+    )
+
+
+def _square(state: str, index: int, _topology: Topology | None, noun: str = "host") -> str:
+    colour = _COLOURS.get(_LIKE.get(state, state), _COLOURS[PENDING])
+    style = f"width:9px;height:9px;border-radius:2px;background:rgb({colour})"
+    return f'<div title="{noun} {index}: {escape(state, quote=True)}" style="{style}"></div>'
+
+
+def _dot(state: str) -> str:
+    return f'<span style="color:rgb({_COLOURS.get(state, _COLOURS[PENDING])})">●</span>'
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    cell = (
+        "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:transparent;border:0"
+    )
+    left = "font-weight:normal;opacity:.75;white-space:nowrap"
+    body = "".join(
+        f'<tr style="background:transparent"><th style="{cell};{left}">{escape(name)}</th>'
+        f'<td style="{cell};overflow-wrap:anywhere">{escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f'<table style="border-collapse:collapse;margin-top:6px;font-size:12px">{body}</table>'

@@ -1,0 +1,113 @@
+"""Marks each line of a log with its host and time.
+
+In: `LogChunk`s of one or several hosts, as they come. Out: bytes to print. Pure; called by the
+commands that show logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from kinetic._core.log_format import LogChunk
+
+_JOINED = 1000
+_JOINED_BYTES = 1 << 20
+_NO_TIME = "????-??-??T??:??:??.???Z"
+
+
+@dataclass
+class Prefixer:
+    """Turns chunks into bytes: unmodified when there is nothing to mark.
+
+    A chunk may end inside a line. The rest of that line follows without a mark; when another host
+    speaks first, the open line is ended, so that two hosts never share a line.
+
+    Attributes:
+        hosts: mark lines with "[host 3] ".
+        times: mark lines with the time at which they were read, UTC.
+    """
+
+    hosts: bool = False
+    times: bool = False
+    _open_host: int | None = field(default=None, init=False)
+
+    def add(self, chunk: LogChunk) -> bytes:
+        """Return what to print for the chunk."""
+        if not (self.hosts or self.times) or not chunk.data:
+            return chunk.data
+        mark = self._mark(chunk)
+        head = (
+            b""
+            if self._open_host == chunk.host
+            else mark
+            if self._open_host is None
+            else b"\n" + mark
+        )
+        self._open_host = None if chunk.data.endswith(b"\n") else chunk.host
+        # One pass in C over the whole chunk; the line end that closes it must not start a new mark.
+        return head + chunk.data[:-1].replace(b"\n", b"\n" + mark) + chunk.data[-1:]
+
+    def end(self) -> bytes:
+        """Return what ends the output: a line end when a marked line is still open."""
+        return b"" if self._open_host is None else b"\n"
+
+    def joined(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
+        """Join neighbours that get the same mark, so that a log of many short lines costs few
+        steps.
+
+        Nothing is held back: what was joined goes on when there is nothing new (None), or when it
+        has grown large.
+        """
+        if self.times:
+            yield from chunks
+            return
+        parts: list[LogChunk] = []
+        size = 0
+        for chunk in chunks:
+            if parts and (
+                chunk is None
+                or len(parts) == _JOINED
+                or size >= _JOINED_BYTES
+                or not _alike(parts[0], chunk)
+            ):
+                yield _join(parts)
+                parts, size = [], 0
+            if chunk is None:
+                yield None
+            else:
+                parts.append(chunk)
+                size += len(chunk.data)
+        if parts:
+            yield _join(parts)
+
+    def _mark(self, chunk: LogChunk) -> bytes:
+        time = f"{_iso(chunk.time_ns)} " if self.times else ""
+        host = f"[host {chunk.host}] " if self.hosts else ""
+        return (time + host).encode()
+
+
+def _alike(one: LogChunk, other: LogChunk) -> bool:
+    return one.host == other.host and one.stream == other.stream
+
+
+def _join(parts: list[LogChunk]) -> LogChunk:
+    return (
+        parts[0]
+        if len(parts) == 1
+        else replace(parts[0], data=b"".join([part.data for part in parts]))
+    )
+
+
+def _iso(time_ns: int) -> str:
+    if not 0 < time_ns < 2**63:  # output whose time was lost or damaged
+        return _NO_TIME
+    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
+    return f"{_second(seconds)}.{rest_ns // 1_000_000:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

@@ -1,0 +1,77 @@
+"""Text for people, made from values: ages, sizes, aligned tables. Pure.
+
+In: numbers and rows. Out: strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_AGES = ((86400, "d"), (3600, "h"), (60, "m"))
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def age(seconds: float) -> str:
+    """Return the length of time in its largest sensible unit: "0.4s", "45s", "12m", "5h", "9d"."""
+    if 0 < seconds < 1:
+        return _fraction(seconds)
+    whole_s = max(0, int(seconds))
+    return next(
+        (f"{whole_s // unit_s}{name}" for unit_s, name in _AGES if whole_s >= 2 * unit_s),
+        f"{whole_s}s",
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return how long something took, more exactly than an age: "0.4s", "8.2s", "45s", "12m30s",
+    "3h05m"."""
+    if seconds < 10:
+        return _fraction(max(0.0, seconds))
+    whole_s = int(seconds)
+    if whole_s < 120:
+        return f"{whole_s}s"
+    if whole_s < 2 * 3600:
+        return f"{whole_s // 60}m{whole_s % 60:02d}s"
+    return f"{whole_s // 3600}h{whole_s // 60 % 60:02d}m"
+
+
+def _fraction(seconds: float) -> str:
+    return f"{seconds:.2f}s" if 0 < seconds < 0.1 else f"{seconds:.1f}s"
+
+
+def size(size_bytes: float) -> str:
+    """Return the size in its largest sensible unit: "812 B", "1.5 GiB"."""
+    power = 0
+    while size_bytes >= 1024 and power < len(_SIZES) - 1:
+        size_bytes, power = size_bytes / 1024, power + 1
+    return f"{size_bytes:.1f} {_SIZES[power]}" if power else f"{size_bytes:.0f} B"
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 job", "3 jobs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def printable(value: object) -> str:
+    """Return one line without control characters: a name from a record must not steer the
+    terminal."""
+    text = str(value)
+    return (
+        text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text).strip()
+    )
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows below a head line, columns padded with blanks; nothing is cut off, so that other
+    programs can read it."""
+    table = [tuple(columns), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table
+    )
+
+
+def pairs(items: Sequence[tuple[str, str]]) -> str:
+    """Return "Name:  value" lines with the values below each other."""
+    width = max(len(name) for name, _ in items) + 1
+    return "\n".join(f"{name + ':':<{width}}  {printable(value)}".rstrip() for name, value in items)

@@ -1,0 +1,281 @@
+"""Attaching a debugger to a running job: its port brought to this machine, and what an editor must
+be told.
+
+In: a debug job's reference, its backend and store. Out: `PortForward`, words for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kinetic._backends.base import Backend, Tunnels
+from kinetic._core import layout
+from kinetic._core.debug_address import Debugger, launch_configuration
+from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
+from kinetic._system import peers
+from kinetic.errors import KineticError, NotFound, UsageError, UsageTypeError
+
+_log = logging.getLogger("kinetic.debug")
+DEFAULT_PORT = 5678
+LOOK_EVERY_S = 0.1
+CHECK_EVERY_S = 1.0
+_HOW_TO = "Set debug=True in @kinetic.run(...), and call the function again."
+
+
+class PortForward:
+    """Connections to a port of this machine, passed on to the job's debugger. Looks like a
+    `subprocess.Popen` from outside.
+
+    Attributes:
+        port: the port of this machine.
+        instructions: what to do next, for people.
+        returncode: None while it forwards, then 0.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[], socket.socket],
+        ended: Callable[[], bool],
+        *,
+        check_every_s: float = CHECK_EVERY_S,
+    ) -> None:
+        self.port: int = listener.getsockname()[1]
+        self.instructions = ""
+        self._listener = listener
+        self._connect = connect
+        self._ended = ended
+        self._check_every_s = check_every_s
+        self._closing = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._far: set[socket.socket] = set()
+        self._thread = threading.Thread(
+            target=self._serve, name="kinetic-port-forward", daemon=True
+        )
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<PortForward 127.0.0.1:{self.port}{'' if self.poll() is None else ' (ended)'}>"
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it forwards, then 0."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """Return None while it forwards, then 0."""
+        return None if self._thread.is_alive() else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the debugger is gone, or `terminate` was called.
+
+        Raises:
+            subprocess.TimeoutExpired: `timeout` seconds have passed.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired(repr(self), timeout or 0.0)
+        return 0
+
+    def terminate(self) -> None:
+        """End it, with the connections that are open. The job goes on. Twice is as good as once."""
+        self._closing.set()
+        for side in list(self._open):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    kill = terminate
+
+    def _serve(self) -> None:
+        self._listener.settimeout(LOOK_EVERY_S)
+        next_check = time.monotonic() + self._check_every_s
+        with self._listener:
+            while not self._closing.is_set():
+                with contextlib.suppress(TimeoutError):
+                    self._accept()
+                if time.monotonic() >= next_check:
+                    next_check = time.monotonic() + self._check_every_s
+                    if (
+                        not self._open & self._far and self._ended()
+                    ):  # All that the debugger said was passed on.
+                        self.terminate()
+
+    def _accept(self) -> None:
+        near, _ = self._listener.accept()
+        near.settimeout(None)
+        if not peers.is_own(near):
+            _log.warning(
+                "somebody else of this machine tried to attach to the job's debugger, and was "
+                "refused"
+            )
+            near.close()
+            return
+        try:
+            far = self._connect()
+        except (OSError, KineticError) as error:
+            _log.warning("the job's debugger cannot be reached: %s", error)
+            near.close()
+            return
+        self._open |= {near, far}
+        self._far.add(far)
+        for source, target in ((near, far), (far, near)):
+            threading.Thread(
+                target=self._pump, args=(source, target), name="kinetic-port-forward", daemon=True
+            ).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+        self._open.discard(source)
+        if target not in self._open:  # The other direction has ended too.
+            self._far -= {source, target}
+            source.close()
+            target.close()
+
+
+def cleanup_port_forward(process: Any) -> None:
+    """End what `JobHandle.debug_attach` returned; None and what has ended already are left
+    alone."""
+    if process is None or process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def attach(
+    backend: Backend,
+    store: Store,
+    ref: JobRef,
+    *,
+    local_port: int = DEFAULT_PORT,
+    working_dir: str | None = None,
+    ended: Callable[[], bool],
+    pause: Callable[[float], object] = time.sleep,
+) -> PortForward:
+    """Wait until the job's debugger listens, and bring it to `local_port` of this machine (0: any
+    free one).
+
+    Raises:
+        UsageError: the job is no debug job, the port is taken, or the backend cannot reach a port
+            of a host.
+        NotFound: the job has ended.
+    """
+    if not ref.debug:
+        raise UsageError(f"{ref.job_id} was not started for debugging. {_HOW_TO}")
+    if not isinstance(backend, Tunnels):
+        raise UsageError(
+            f"The {backend.name!r} backend cannot reach a port of a host, which debugging needs."
+        )
+    listener = _listener(local_port)
+    try:
+        found = _wait(store, ref, ended, pause)
+    except BaseException:
+        listener.close()
+        raise
+    forward = PortForward(listener, lambda: backend.open_port(ref, 0, found.port), ended)
+    forward.instructions = instructions(
+        ref, found, forward.port, working_dir or "", now=time.time()
+    )
+    return forward
+
+
+def instructions(ref: JobRef, found: Debugger, port: int, local_root: str, *, now: float) -> str:
+    """Say where the debugger is, and what to write into launch.json."""
+    name = f"kinetic: {ref.display_name} ({ref.job_id})"
+    document = json.dumps(
+        launch_configuration(found, name=name, port=port, local_root=local_root), indent=2
+    )
+    left_s = max(found.closes_at - now, 0.0)
+    waits = (
+        f"its function starts once you have attached, or in {left_s:.0f} s"
+        if _waits(found)
+        else "its function is running"
+    )
+    return (
+        f"kinetic: the debugger of {ref.job_id} listens on 127.0.0.1:{port}; {waits}.\n"
+        f"In Visual Studio Code, put this into .vscode/launch.json and press F5:\n{document}"
+    )
+
+
+def read(store: Store, ref: JobRef) -> Debugger | None:
+    """Return where the job's debugger stands, or None before it listens."""
+    try:
+        return Debugger.from_json(json.loads(store.get(layout.debugger(ref.job_id))))
+    except (NotFound, ValueError):
+        return None
+
+
+def free_port(wanted: int = DEFAULT_PORT) -> int:
+    """Return `wanted`, or 0 (any free port) when something on this machine listens there."""
+    try:
+        _listener(wanted).close()
+    except UsageError:
+        return 0
+    return wanted
+
+
+def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
+    """Refuse to block on a debugger where nobody may be there to attach one.
+
+    Raises:
+        UsageError: there is no terminal, and KINETIC_NO_TTY_DEBUG is not set. Nothing was created.
+    """
+    if not has_terminal and not allowed:
+        raise UsageError(
+            "A function with debug=True waits for you to attach a debugger, and this is not a "
+            "terminal. Set KINETIC_NO_TTY_DEBUG=1 to do so anyway, or use run_async() and "
+            "JobHandle.debug_attach(). Nothing was submitted."
+        )
+
+
+def _waits(found: Debugger) -> bool:
+    from kinetic._core.debug_address import DebuggerState
+
+    return found.state is DebuggerState.WAITING
+
+
+def _wait(
+    store: Store, ref: JobRef, ended: Callable[[], bool], pause: Callable[[float], object]
+) -> Debugger:
+    while True:
+        over = (
+            ended()
+        )  # Looked at before the record: one that listens now belongs to a job that runs.
+        found = read(store, ref)
+        if over:
+            raise NotFound(
+                f"{ref.job_id} has ended: there is nothing to attach to. See `kinetic jobs result "
+                f"{ref.job_id}`."
+            )
+        if found is not None and found.listens:
+            return found
+        pause(LOOK_EVERY_S)
+
+
+def _listener(port: object) -> socket.socket:
+    if isinstance(port, bool) or not isinstance(port, int):
+        raise UsageTypeError(f"local_port must be a whole number; it is {port!r}.")
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"local_port must be between 0 and 65535; it is {port}.")
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UsageError(
+            f"Port {port} of this machine cannot be used ({error.strerror}). Choose another one, "
+            "or 0 for any free one."
+        ) from error

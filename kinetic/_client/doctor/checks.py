@@ -1,0 +1,289 @@
+"""The checks of this machine: from facts to findings. Pure.
+
+In: facts, as `facts` gathers them. Out: `Finding`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kinetic._backends.local.simulation import JAX_HOST_BYTES, SHARED_BYTES
+from kinetic._client.doctor.findings import Finding, ok, problem, warn
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_JAX = (0, 6)
+HOSTS_PER_CPU = 8
+"""Processes of so many hosts still share a processor well: a gang of 16 hosts on 2 processors
+starts in about 2 seconds."""
+LITTLE_BYTES = 1 << 30
+NOTHING_BYTES = 100 << 20
+_COMMON_HOSTS = 4
+"""A slice of 16 v6e chips; a machine that cannot hold it is small."""
+_OTHERS = 0o077
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What runs here.
+
+    Attributes:
+        system: "linux", "darwin", ...
+        python: version.
+        versions: of packages by name; None for those that are not installed.
+        available_bytes: memory that new processes could get; None when unknown.
+        cpus: processors that this process may use, as far as a quota leaves them; None when
+            unknown.
+        namespaces: whether a user may make a mount namespace of his own; None when unknown.
+    """
+
+    system: str
+    python: tuple[int, ...]
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    available_bytes: int | None = None
+    namespaces: bool | None = None
+    cpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a store, or where it would be made.
+
+    Attributes:
+        path: of the store.
+        exists: whether it is there.
+        is_folder: whether it is a folder, if it is there.
+        writable: whether files can be made in it, or it can be made.
+        is_mine: whether it belongs to who asks.
+        mode: its permissions; 0 when it is not there.
+        free_bytes: space left where it is; None when unknown.
+        refused: why nothing uses it as it is; "" when it may be used.
+    """
+
+    path: str
+    exists: bool = True
+    is_folder: bool = True
+    writable: bool = True
+    is_mine: bool = True
+    mode: int = 0o700
+    free_bytes: int | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Preloader:
+    """How the start of the process that starts hosts went: what it imports, its last words when it
+    failed, how long it took."""
+
+    modules: tuple[str, ...]
+    last_words: str
+    took_s: float
+
+
+def versions(machine: Machine) -> list[Finding]:
+    """Check what is installed."""
+    shown = ".".join(map(str, machine.python[:3]))
+    if machine.python[:2] < OLDEST_PYTHON:
+        python = problem(
+            "python",
+            f"Python {shown} is too old.",
+            "Install Python 3.11 or later, and kinetic in it.",
+        )
+    else:
+        python = ok(
+            "python",
+            f"Python {shown}, kinetic {machine.versions.get('kinetic-sdk') or 'from its source'}.",
+        )
+    system = [] if machine.system == "linux" else [_not_linux(machine.system)]
+    return [python, *system, _jax(machine.versions.get("jax")), _keras(machine.versions)]
+
+
+def _not_linux(system: str) -> Finding:
+    return warn(
+        "system",
+        f"Slices are simulated on Linux; this is {system}.",
+        "Use a Linux machine, a container or a cluster to run jobs.",
+    )
+
+
+def _jax(version: str | None) -> Finding:
+    if version is None:
+        return warn(
+            "jax",
+            "JAX is not installed: slices of several hosts, and functions that use JAX, cannot run "
+            "here.",
+            "pip install 'kinetic-sdk[jax]'",
+        )
+    if _numbers(version) < OLDEST_JAX:
+        return warn(
+            "jax",
+            f"JAX {version} is older than what kinetic is tested with (0.6).",
+            "pip install --upgrade jax",
+        )
+    return ok("jax", f"JAX {version}.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _keras(versions: Mapping[str, str | None]) -> Finding:
+    version = versions.get("keras")
+    return ok(
+        "keras",
+        f"Keras {version}."
+        if version
+        else "Keras is not installed; only functions that use it need it.",
+    )
+
+
+def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
+    """Check which slices fit into memory; `slices` are hosts by name."""
+    if machine.available_bytes is None:
+        return ok("memory", "The available memory is unknown here.")
+    hosts = max(0, (machine.available_bytes - SHARED_BYTES) // JAX_HOST_BYTES)
+    free = f"{machine.available_bytes / 2**30:.1f} GiB are available"
+    remedy = "Close other programs, or use a larger machine or a cluster for larger slices."
+    if hosts == 0:
+        return problem("memory", f"{free}: too little for a single host that uses JAX.", remedy)
+    if hosts < _COMMON_HOSTS:
+        return warn(
+            "memory",
+            f"{free}: room for slices of up to {hosts} host{'s' if hosts > 1 else ''} only.",
+            remedy,
+        )
+    if machine.cpus is None or hosts <= machine.cpus * HOSTS_PER_CPU:
+        return ok(
+            "memory",
+            f"{free}: room for slices of up to {_example(hosts, slices)}, before what your "
+            "functions allocate.",
+        )
+    return ok(
+        "memory",
+        f"{free}: enough for every slice that the processors run well, before what your functions "
+        "allocate.",
+    )
+
+
+def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
+    """Say which slices the processors run at a sensible speed; `slices` are hosts by name."""
+    if machine.cpus is None:
+        return ok("processors", "The number of processors is unknown here.")
+    shown = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
+    well = _example(machine.cpus * HOSTS_PER_CPU, slices)
+    return ok(
+        "processors", f"{shown}: good for slices of up to about {well}. Larger ones run, slowly."
+    )
+
+
+def _example(hosts: int, slices: Mapping[str, int]) -> str:
+    fitting = [name for name, needed in slices.items() if needed <= hosts]
+    largest = max(fitting, key=lambda name: (slices[name], "v6e" in name), default=None)
+    shown = f"{hosts} host{'s' if hosts > 1 else ''}"
+    return shown if largest is None else f"{shown}, for example {largest} ({slices[largest]} hosts)"
+
+
+def namespaces(machine: Machine) -> Finding:
+    """Check whether fixed paths can be shown to a simulated host."""
+    if machine.namespaces is None:
+        return ok("namespaces", "Mount namespaces are a matter of Linux.")
+    if machine.namespaces:
+        return ok("namespaces", "User and mount namespaces can be made.")
+    return warn(
+        "namespaces",
+        "User and mount namespaces cannot be made: a simulated host cannot be given files at fixed "
+        "paths of its own.",
+        "Allow them (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), or pass "
+        "data as arguments.",
+    )
+
+
+def store(folder: Folder) -> list[Finding]:
+    """Check the folder of the store."""
+    elsewhere = "or set KINETIC_HOME to another folder."
+    if folder.exists and not folder.is_folder:
+        return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
+    if folder.exists and not folder.is_mine:
+        return [
+            problem(
+                "store",
+                f"{folder.path} belongs to another user, who could read and change your jobs.",
+                elsewhere[3:],
+            )
+        ]
+    if folder.refused:
+        why, _, remedy = folder.refused.partition(" Run: ")
+        return [problem("store", why, remedy)]
+    if not folder.writable:
+        doing = "written to" if folder.exists else "made"
+        return [
+            problem("store", f"{folder.path} cannot be {doing}.", f"Make it yours, {elsewhere}")
+        ]
+    found = [ok("store", f"{folder.path}{'' if folder.exists else ' (made by the first job)'}.")]
+    if folder.exists and folder.mode & _OTHERS:
+        found.append(
+            warn(
+                "permissions",
+                f"Others can look into {folder.path} (mode {folder.mode & 0o777:o}).",
+                f"chmod 700 {folder.path}",
+            )
+        )
+    return [*found, *_space(folder, elsewhere)]
+
+
+def _space(folder: Folder, elsewhere: str) -> list[Finding]:
+    free = folder.free_bytes
+    if free is None:
+        return []
+    shown = f"{free / 2**30:.1f} GiB are free where jobs are stored."
+    remedy = f"Free some (`kinetic jobs prune` removes old jobs), {elsewhere}"
+    if free < NOTHING_BYTES:
+        return [
+            problem(
+                "space",
+                f"Only {free / 2**20:.0f} MiB are free where jobs are stored: jobs will lose "
+                "output.",
+                remedy,
+            )
+        ]
+    return [warn("space", shown, remedy) if free < LITTLE_BYTES else ok("space", shown)]
+
+
+def preloader(tried: Preloader | None) -> Finding:
+    """Check the process that starts hosts."""
+    if tried is None:
+        return ok("preloader", "Not tried: KINETIC_PRELOAD is off, or this is not Linux.")
+    what = f"The process that starts hosts{' with JAX imported' if 'jax' in tried.modules else ''}"
+    if not tried.last_words:
+        return ok("preloader", f"{what} starts ({tried.took_s:.1f} s).")
+    return problem(
+        "preloader",
+        f"{what} does not start: {tried.last_words}",
+        "Repair this Python environment: no job can run from it.",
+    )
+
+
+def configuration(settings_fault: str, profiles_fault: str, profile: str | None) -> list[Finding]:
+    """Check settings and profiles; faults are told by who read them, "" for none."""
+    found = []
+    if settings_fault:
+        found.append(
+            problem(
+                "settings",
+                settings_fault,
+                "Correct the variable; `kinetic config` shows all settings.",
+            )
+        )
+    if profiles_fault:
+        found.append(
+            problem("profiles", profiles_fault, "Until then no command that needs settings works.")
+        )
+    if not found:
+        found.append(
+            ok(
+                "settings",
+                "Readable; "
+                f"{f'profile {profile} is in use' if profile else 'no profile is in use'}.",
+            )
+        )
+    return found

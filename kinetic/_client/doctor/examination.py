@@ -1,0 +1,90 @@
+"""The whole examination: gather, check, and on request repair.
+
+In: whether to repair. Out: `Report`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic._client.doctor import checks, facts, leftovers
+from kinetic._client.doctor.findings import Finding, Level
+from kinetic._config import profiles, settings
+from kinetic._config.settings import Settings
+from kinetic._store.local import LocalStore
+from kinetic.errors import KineticError, UsageError
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found, and before that done."""
+
+    findings: tuple[Finding, ...]
+    done: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing will go wrong."""
+        return all(finding.level is not Level.PROBLEM for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "ok": self.ok,
+            "findings": [f.to_json() for f in self.findings],
+            "done": list(self.done),
+        }
+
+
+def examine(*, fix: bool = False) -> Report:
+    """Look at everything; with `fix`, tidy up first."""
+    known, fault = _settings()
+    machine = facts.machine()
+    slices = facts.slices()
+    found = [
+        *checks.versions(machine),
+        checks.processors(machine, slices),
+        checks.memory(machine, slices),
+    ]
+    found.append(checks.namespaces(machine))
+    found += checks.configuration(fault, *_profiles())
+    if known is None:
+        return Report(tuple(found))
+    place = facts.folder(known.home)
+    found += checks.store(place)
+    done: list[str] = []
+    if place.exists and place.is_folder and place.is_mine and not place.refused:
+        left, done = _leftovers(LocalStore(known.home), fix=fix)
+        found += left
+    tried = facts.preloader(machine, settings.worker_environ(), enabled=known.preload != "off")
+    return Report((*found, checks.preloader(tried)), tuple(done))
+
+
+def _settings() -> tuple[Settings | None, str]:
+    try:
+        return settings.load(profile={}), ""
+    except UsageError as fault:
+        return None, str(fault)
+
+
+def _profiles() -> tuple[str, str | None]:
+    """What is wrong with the profiles, and which one is in use."""
+    try:
+        kept, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
+        if chosen is not None:
+            kept.get(str(chosen.value))
+        return "", str(chosen.value) if chosen else kept.current
+    except KineticError as fault:
+        return str(fault), None
+
+
+def _leftovers(store: LocalStore, *, fix: bool) -> tuple[list[Finding], list[str]]:
+    traces = facts.traces(store, time.time())
+    if not fix:
+        return leftovers.check(traces), []
+    from kinetic._client.doctor.repair import repair
+
+    done = repair(store, traces)
+    return leftovers.check(facts.traces(store, time.time()) if done else traces), done

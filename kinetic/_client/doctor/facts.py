@@ -1,0 +1,245 @@
+"""Looking at this machine: its Python, memory, namespaces, store, and what jobs left in it.
+
+In: settings. Out: facts, as `checks` and `leftovers` take them. Nothing is changed here, and
+whatever cannot be looked at is unknown, not an error: a doctor who falls ill helps nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends.local.simulation import available_memory_bytes, usable_cpus
+from kinetic._client.doctor.checks import Folder, Machine, Preloader
+from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
+from kinetic._core import kinship, layout
+from kinetic._core.outcome import Outcome
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._store import index, privacy
+from kinetic._store.local import LocalStore
+from kinetic.errors import CorruptRecord, KineticError, NotFound
+
+_PACKAGES = ("kinetic-sdk", "jax", "keras")
+_OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
+"""What a supervisor takes away when its job ends, below the job's `local` folder."""
+_TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
+_UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
+"""CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
+_PATIENCE_S = 10.0
+
+
+def machine() -> Machine:
+    """Look at what is installed and what there is room for."""
+    known = {name: _version(name) for name in _PACKAGES}
+    return Machine(
+        sys.platform,
+        tuple(sys.version_info[:3]),
+        known,
+        available_memory_bytes(),
+        _namespaces(),
+        usable_cpus(),
+    )
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _namespaces() -> bool | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-ISc", _UNSHARE],
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+        return tried.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def slices() -> dict[str, int]:
+    """Return the hosts of every TPU slice that can be asked for, by name."""
+    from kinetic._core.accelerators.catalog import catalog_rows
+
+    return {row.name: row.hosts for row in catalog_rows() if row.kind == "tpu"}
+
+
+def folder(path: Path) -> Folder:
+    """Look at the folder of the store, or at where it would be made."""
+    there = next((p for p in (path, *path.parents) if p.exists()), path)
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(there).free
+    writable = os.access(there, os.W_OK | os.X_OK)
+    if there != path:
+        return Folder(
+            str(path), exists=False, writable=writable and there.is_dir(), mode=0, free_bytes=free
+        )
+    facts = path.stat()
+    mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
+    return Folder(
+        str(path), True, path.is_dir(), writable, mine, facts.st_mode & 0o7777, free, refused
+    )
+
+
+def preloader(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Preloader | None:
+    """Start the process that starts hosts, as a job would, and end it."""
+    if not enabled or machine.system != "linux":
+        return None
+    from kinetic._backends.local import launcher
+
+    modules = ("numpy", "jax") if machine.versions.get("jax") else ()
+    begun = time.monotonic()
+    last_words = launcher.try_out(modules, environ)
+    return Preloader(modules, last_words, time.monotonic() - begun)
+
+
+# -- what jobs left --------------------------------------------------------------------------------
+
+
+def traces(store: LocalStore, now: float) -> Traces:
+    """Look for what jobs left in the store, in the folder for temporary files, and among the
+    processes."""
+    found, damaged = _references(store)
+    backend = LocalBackend(store, {})
+    return Traces(
+        jobs=tuple(_job(store, backend, ref, now) for ref in found if ref.backend == backend.name),
+        processes=tuple(_processes()),
+        scraps=(*_writes(store, now), *_socket_folders(now)),
+        damaged=(*damaged, *(fault for ref in found for fault in _damaged(store, ref))),
+    )
+
+
+def _references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]:
+    found, damaged = [], []
+    for job_id in index.ids(store):
+        try:
+            found.append(index.find(store, job_id))
+        except NotFound:
+            continue  # removed since
+        except KineticError as fault:
+            damaged.append((str(store.path(layout.ref(job_id))), str(fault)))
+    return found, damaged
+
+
+def _damaged(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
+    for key, read in (
+        (layout.plan(ref.job_id), Plan.from_json),
+        (layout.outcome(ref.job_id), Outcome.from_json),
+    ):
+        try:
+            read(json.loads(store.get(key)))
+        except NotFound:
+            continue
+        except (CorruptRecord, ValueError, TypeError, AttributeError) as fault:
+            yield str(store.path(key)), str(fault)
+        except KineticError as fault:  # of a newer version, or unreadable: known, and no damage
+            if not isinstance(fault, ValueError):
+                yield str(store.path(key)), str(fault)
+
+
+def _job(store: LocalStore, backend: LocalBackend, ref: JobRef, now: float) -> Job:
+    local = store.path(f"{layout.job(ref.job_id)}/local")
+    has_verdict = store.has(layout.outcome(ref.job_id))
+    goes_on = bool(backend.processes(ref)) or (
+        not has_verdict and not _has_ended(backend, ref, now)
+    )
+    left = (
+        ()
+        if goes_on
+        else tuple(str(local / name) for name in _OF_A_RUNNING_JOB if _is_old(local / name, now))
+    )
+    return Job(ref.job_id, ref.created_at, has_verdict, goes_on, left)
+
+
+def _has_ended(backend: LocalBackend, ref: JobRef, now: float) -> bool:
+    return backend.phase(ref).ended and now - ref.created_at >= SETTLED_S
+
+
+def _is_old(path: Path, now: float) -> bool:
+    with contextlib.suppress(OSError):
+        return now - path.lstat().st_mtime >= SETTLED_S
+    return False
+
+
+def _writes(store: LocalStore, now: float) -> Iterator[Scrap]:
+    with contextlib.suppress(OSError):
+        for entry in (Path(store.uri) / ".tmp").iterdir():
+            yield Scrap(str(entry), now - entry.lstat().st_mtime, is_write=True)
+
+
+def _socket_folders(now: float) -> Iterator[Scrap]:
+    """Folders that supervisors made because the path of their job was too long for a socket, and
+    that nobody listens in."""
+    for entry in Path(tempfile.gettempdir()).glob("kinetic-*"):
+        with contextlib.suppress(OSError):
+            facts = entry.lstat()
+            mine = facts.st_uid == os.geteuid() and entry.is_dir() and not entry.is_symlink()
+            if (
+                mine
+                and {p.name for p in entry.iterdir()} <= {"socket"}
+                and not _listens(entry / "socket")
+            ):
+                yield Scrap(str(entry), now - facts.st_mtime)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1.0)
+        try:
+            caller.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # who knows
+        return True
+
+
+def _processes() -> Iterator[Process]:
+    if not Path("/proc/uptime").exists():
+        return
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            title = _TITLE.match(
+                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+            if entry.stat().st_uid != os.geteuid():
+                continue
+            if title:
+                role = title[1] if title[3] is None else f"{title[1]} {title[3]}"
+                yield Process(int(entry.name), role, title[2], uptime_s - _started_s(entry))
+            elif job_id := kinship.job_of((entry / "environ").read_bytes()):
+                yield Process(
+                    int(entry.name),
+                    "a program of the function",
+                    job_id,
+                    uptime_s - _started_s(entry),
+                )
+
+
+def _started_s(entry: Path) -> float:
+    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")

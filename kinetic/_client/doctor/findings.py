@@ -1,0 +1,56 @@
+"""What a check finds.
+
+In: a check's verdict. Out: `Finding`, a frozen value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """How bad it is: nothing to do, something to know, something that will go wrong."""
+
+    OK = "ok"
+    WARN = "warn"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: what was looked at, in one word or two.
+        level: how bad it is.
+        detail: what was found, and what it means.
+        remedy: what to do; "" when there is nothing to do.
+        fixable: whether `kinetic doctor --fix` does it.
+    """
+
+    check: str
+    level: Level
+    detail: str
+    remedy: str = ""
+    fixable: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self) | {"level": str(self.level)}
+
+
+def ok(check: str, detail: str) -> Finding:
+    """Return a finding that asks for nothing."""
+    return Finding(check, Level.OK, detail)
+
+
+def warn(check: str, detail: str, remedy: str, *, fixable: bool = False) -> Finding:
+    """Return a finding that people should know of."""
+    return Finding(check, Level.WARN, detail, remedy, fixable)
+
+
+def problem(check: str, detail: str, remedy: str, *, fixable: bool = False) -> Finding:
+    """Return a finding that stops something from working."""
+    return Finding(check, Level.PROBLEM, detail, remedy, fixable)

@@ -1,0 +1,77 @@
+"""Doing what is safe: judging orphaned jobs, and removing what nobody needs.
+
+In: `Traces`. Out: lines that say what was done. A job's files are removed while its lock is held:
+meanwhile somebody may have begun to need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._client import following
+from kinetic._client.doctor import leftovers
+from kinetic._client.doctor.leftovers import Traces
+from kinetic._core import layout
+from kinetic._store import index
+from kinetic._store.local import LocalStore
+from kinetic.errors import KineticError
+
+
+def repair(store: LocalStore, traces: Traces, now: Callable[[], float] = time.time) -> list[str]:
+    """Judge and remove; return what was done."""
+    done = [said for job_id in leftovers.orphans(traces) if (said := _judge(store, job_id, now()))]
+    return done + [
+        said
+        for job_id, path in leftovers.removable(traces)
+        if (said := _remove(store, job_id, Path(path)))
+    ]
+
+
+def _judge(store: LocalStore, job_id: str, now: float) -> str:
+    try:
+        outcome = following.settle(LocalBackend(store, {}), store, index.find(store, job_id), now)
+    except KineticError as error:
+        return f"{job_id} could not be judged: {error}"
+    return "" if outcome is None else f"{job_id} is judged: {outcome.verdict}."
+
+
+def _remove(store: LocalStore, job_id: str, path: Path) -> str:
+    with contextlib.ExitStack() as held:
+        if job_id and not held.enter_context(_alone(store, job_id)):
+            return ""  # it has a supervisor after all
+        try:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{path} could not be removed: {error.strerror}."
+    return f"{path} is removed."
+
+
+@contextlib.contextmanager
+def _alone(store: LocalStore, job_id: str) -> Iterator[bool]:
+    """Hold the lock that a job's supervisor would hold; False when one does."""
+    lock = store.path(f"{layout.job(job_id)}/local/lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True  # there never was one
+        return
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,304 @@
+"""Jobs as futures: callbacks, `await`, and the first of many to end.
+
+In: handles of jobs. Out: calls, values, handles as their jobs end.
+
+One daemon thread for each process watches all the jobs that somebody waits for here. It runs
+nothing of the user's, and it ends when nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from kinetic._client import following, waiter
+from kinetic._client.waiter import Endings
+from kinetic._core.duration import Duration, patience_s
+from kinetic.errors import UsageTypeError, WaitTimeout, a_type
+
+if TYPE_CHECKING:
+    import asyncio
+
+_log = logging.getLogger("kinetic.futures")
+_LONG_S = 3600.0
+_NAMED = 5
+
+T = TypeVar("T")
+Tell = Callable[[], object]
+
+
+class Job(waiter.Job, Protocol):
+    """What a handle offers to whoever waits for its job."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Watch:
+    """The jobs that somebody waits for in this process. A job is watched once, however many wait
+    for it."""
+
+    def __init__(self, made: Endings | None = None) -> None:
+        self._endings = made or Endings()
+        self._lock = threading.Lock()
+        self._tells: dict[Job, list[Tell]] = {}
+        self._jobs: dict[int, Job] = {}
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def add(self, job: Job, tell: Tell) -> None:
+        """Call `tell` once when the job has ended, from the thread that watches: it must be
+        quick."""
+        with self._lock:
+            if job not in self._tells:
+                self._tells[job] = []
+                number = next(self._numbers)
+                self._jobs[number] = job
+                self._endings.add(number, job)
+            self._tells[job].append(tell)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, name="kinetic-futures", daemon=True
+                )
+                self._thread.start()
+
+    def drop(self, job: Job, tell: Tell) -> None:
+        """Do not call it any more."""
+        with self._lock, suppress(KeyError, ValueError):
+            self._tells[job].remove(tell)
+        self._endings.ring()
+
+    def _watch(self) -> None:
+        try:
+            while self._is_wanted():
+                for ended in self._endings.wait(_LONG_S):
+                    with self._lock:
+                        tells = self._tells.pop(self._jobs.pop(ended.index))
+                    for tell in tells:
+                        tell()
+        except BaseException:  # noqa: BLE001 - whoever waits looks at its job itself, and meets the reason there
+            _log.exception("jobs cannot be watched any more")
+            with self._lock:
+                left, self._tells, self._jobs, self._thread = self._tells, {}, {}, None
+            for tell in (tell for tells in left.values() for tell in tells):
+                tell()
+
+    def _is_wanted(self) -> bool:
+        with self._lock:
+            wanted = any(self._tells.values())
+            self._thread = self._thread if wanted else None
+            return wanted
+
+
+@functools.cache
+def _watch_of(pid: int) -> Watch:
+    """A process that was forked needs a thread of its own."""
+    return Watch()
+
+
+def watch() -> Watch:
+    """Return the watch of this process."""
+    return _watch_of(os.getpid())
+
+
+class Callbacks:
+    """What to call when one job has ended, in the order in which it was added: each once, in one
+    daemon thread."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._waiting: list[Tell] = []
+        self._watching = False
+
+    def add(self, call: Tell) -> None:
+        """Call it when the job has ended: now, if it has."""
+        if self._job.done():
+            _called(call, self._job)
+            return
+        with self._lock:
+            self._waiting.append(call)
+            is_watched, self._watching = self._watching, True
+        if not is_watched:
+            watch().add(self._job, self._begin)
+
+    def _begin(self) -> None:
+        with suppress(RuntimeError):  # No thread can be started while the interpreter ends.
+            threading.Thread(
+                target=self._call_all, name=f"kinetic-done-{self._job.job_id}", daemon=True
+            ).start()
+
+    def _call_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._watching = False
+                    return
+                call = self._waiting.pop(0)
+            try:
+                _called(call, self._job)
+            except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are called all the same
+                _log.warning("a callback of %s raised %r", self._job.job_id, error)
+
+
+def _called(call: Tell, job: Job) -> None:
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - a user's own code
+        _log.exception("a callback of %s failed", job.job_id)
+
+
+async def ended(job: Job) -> None:
+    """Wait until the job has ended, without blocking the event loop. Cancelling this leaves the job
+    as it is."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(_settle, done, None)
+
+    watching = watch()
+    watching.add(job, tell)
+    try:
+        await done
+    finally:
+        watching.drop(job, tell)
+
+
+async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daemon: bool) -> T:
+    """Run something in a thread of its own, without blocking the event loop.
+
+    Args:
+        work: what to run.
+        abandoned: called when the waiting is cancelled; the thread runs on.
+        daemon: whether the process may end before the thread does.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    context = copy_context()
+
+    def run() -> None:
+        end: tuple[T | None, BaseException | None]
+        try:
+            end = (context.run(work), None)
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
+            end = (None, error)
+        with suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(_settle, done, end)
+
+    threading.Thread(target=run, name="kinetic-await", daemon=daemon).start()
+    try:
+        value, error = await done
+    except asyncio.CancelledError:
+        abandoned()
+        raise
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def _settle(done: asyncio.Future[Any], end: Any) -> None:
+    if not done.done():  # The waiting may have been cancelled.
+        done.set_result(end)
+
+
+def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Iterator[J]:
+    """Yield handles of jobs as the jobs end, those that have ended already first; each once.
+
+    The jobs may be of different functions and batches. A job that failed is yielded like the
+    others: its `result()` raises. A batch that still submits jobs, or tries failed inputs again,
+    has an `as_completed()` of its own.
+
+    Args:
+        handles: of the jobs.
+        timeout: how long to wait at most: seconds, "90s", "1h30m" or a `timedelta`; None waits
+            until all have ended.
+
+    Raises:
+        UsageTypeError: something else than handles was passed.
+        WaitTimeout: the time has passed; the jobs go on.
+    """
+    if not isinstance(handles, Iterable):
+        raise UsageTypeError(
+            "as_completed takes a list of job handles; it is "
+            f"{_named(handles)}.{_of_batch(handles)}"
+        )
+    jobs = dict.fromkeys(handles)
+    for index, job in enumerate(jobs):
+        if not hasattr(job, "ending_fd"):
+            raise UsageTypeError(
+                f"as_completed takes job handles; handles[{index}] is "
+                f"{_named(job)}.{_of_batch(job)}"
+            )
+    return _as_completed(list(jobs), None if timeout is None else patience_s(timeout))
+
+
+def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    over: queue.SimpleQueue[J] = queue.SimpleQueue()
+    left = {job: functools.partial(over.put, job) for job in jobs}
+    try:
+        for job in [job for job in jobs if job.done()]:
+            del left[job]
+            yield job
+        for job, tell in left.items():
+            watch().add(job, tell)
+        while left:
+            try:
+                job = over.get(
+                    timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                )
+            except queue.Empty:
+                late = (
+                    f"{len(left)} of {len(jobs)} jobs have not ended within {limit_s:g} s: "
+                    f"{_ids(left)}."
+                )
+                raise WaitTimeout(f"{late} They go on.") from None
+            del left[job]
+            yield job
+    except KeyboardInterrupt:
+        following.notice(
+            f"\nkinetic: {_ids(left)} {'goes' if len(left) == 1 else 'go'} on; see `kinetic jobs "
+            "list`.",
+            once=False,
+        )
+        raise
+    finally:
+        for job, tell in left.items():
+            watch().drop(job, tell)
+
+
+def _ids(jobs: Iterable[Job]) -> str:
+    ids = [job.job_id for job in jobs]
+    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+
+
+def _named(value: object) -> str:
+    return "None" if value is None else a_type(value)
+
+
+def _of_batch(value: object) -> str:
+    if value is None:
+        return (
+            " An input of a batch has no job before it is submitted: use the batch's own "
+            "as_completed()."
+        )
+    return " A batch has an as_completed() of its own." if hasattr(value, "as_completed") else ""

@@ -1,0 +1,112 @@
+"""Where a call goes: the backend that was selected, with its settings and its store.
+
+In: options, calls. Out: plans, sources of batches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import Backend
+    from kinetic._backends.registry import Selection
+    from kinetic._client.batch.inputs import Call
+    from kinetic._client.batch.submitters import Packaged
+    from kinetic._client.planning import Planned
+    from kinetic._config.settings import Settings
+    from kinetic._core.spec import JobSpec, Options
+    from kinetic._store.base import Store
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call goes."""
+
+    selection: Selection
+    settings: Settings
+    backend: Backend
+    store: Store
+
+    def planned(self, job: JobSpec) -> Planned:
+        """Plan one call."""
+        from kinetic._client import planning
+
+        return planning.make(job, self.settings, backend=self.selection.requested)
+
+    def packaged(self, job: JobSpec, calls: Sequence[Call]) -> Packaged:
+        """Plan what the calls of a batch share.
+
+        Raises:
+            PreflightError: the backend cannot take such jobs now.
+        """
+        from kinetic._client import planning
+        from kinetic._client.batch.submitters import Packaged
+
+        given = [(call.args, call.kwargs) for call in calls]
+        about = planning.frame(job, self.settings, backend=self.selection.requested, calls=given)
+        self.backend.preflight(about.draft)
+        self.note_output(about.draft.output_dir)
+        return Packaged(calls, job.func, about, self.backend, self.store)
+
+    def note_output(self, output_dir: str | None) -> None:
+        """Remember where files will be left: later calls do not send them."""
+        if output_dir is not None:
+            from kinetic._source import outputs
+
+            outputs.note(self.settings.cache_dir, output_dir)
+
+    def tell(self, warnings: Sequence[str]) -> None:
+        """Tell the caller what to know before a job leaves the machine."""
+        from kinetic._client import following
+
+        if self.selection.notice:
+            following.notice(self.selection.notice)
+        for warning in warnings:
+            _log_once(warning)
+
+    def warm_up(self, options: Options) -> None:
+        """Let the backend prepare what takes time, while the call is planned."""
+        warm_up = getattr(self.backend, "warm_up", None)
+        if warm_up is None or self.settings.preload == "off":
+            return
+        from kinetic._config import settings as configuration
+
+        captured = (
+            configuration.captured(options.capture_env_vars) if options.capture_env_vars else ()
+        )
+        hosts = options.topology.hosts * options.slices
+        warm_up(
+            hosts,
+            joins_jax=options.joins_jax,
+            variables=[*options.env, *options.secrets, *captured],
+        )
+
+
+def place_of(options: Options) -> Place:
+    """Read the settings, and select the backend."""
+    from kinetic._backends import registry
+    from kinetic._config import settings as configuration
+    from kinetic._store.open import open_store
+
+    flags = {
+        name: getattr(options, name)
+        for name in ("project", "zone", "cluster", "namespace", "base_image_repo")
+    }
+    settings = configuration.load(flags=flags)
+    if settings.log_level is not None:
+        from kinetic._config import verbosity
+
+        verbosity.show(settings.log_level)
+    selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
+    store = open_store(settings.home)
+    return Place(selection, settings, registry.make(selection.name, store), store)
+
+
+@functools.cache
+def _log_once(warning: str) -> None:
+    import logging
+
+    logging.getLogger("kinetic").warning("kinetic: %s", warning)

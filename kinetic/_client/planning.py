@@ -1,0 +1,453 @@
+"""Step 2, plan: from what was asked for to everything that a host must know.
+
+In: `JobSpec`, `Settings`, the name of the backend. Out: `Planned`: the plan, the payload, the
+source tree, warnings. It reads the local disk and the environment and writes nothing but the cache
+of hashes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic._config import environment, jax_options
+from kinetic._config import settings as configuration
+from kinetic._config.settings import Settings
+from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
+from kinetic._core.ref import new_job_id
+from kinetic._core.spec import JobSpec, Options
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import Document
+    from kinetic._datasets.attach import Cargo
+    from kinetic._datasets.data import Data
+    from kinetic._pickling.call import Packed
+    from kinetic._pickling.modules import Shipped
+    from kinetic._source.bundle import Bundle
+    from kinetic._source.project import Project
+
+_MB = 1_000_000
+_LARGEST_SHOWN = 5
+_DATA = "kinetic._datasets.data"
+"""While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with what it ships.
+
+    Attributes:
+        plan: everything that a host must know.
+        payload: the pickled call; the plan names its digest.
+        bundle: the source tree, or None when nothing is shipped.
+        secrets: values of the plan's secrets; they are in no document.
+        warnings: what the caller should know before this leaves the machine.
+        function: the pickled function, where the plan names one.
+        data: what the plan's data holds, as far as it is sent, each with the `Data` it comes from.
+    """
+
+    plan: Plan
+    payload: bytes = field(repr=False)
+    bundle: Bundle | None = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
+    warnings: tuple[str, ...] = ()
+    function: bytes = field(default=b"", repr=False)
+    data: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
+
+
+def make(
+    spec: JobSpec,
+    settings: Settings,
+    *,
+    backend: str,
+    job_id: str | None = None,
+    now: float | None = None,
+) -> Planned:
+    """Plan one call.
+
+    Args:
+        spec: the call.
+        settings: the caller's settings.
+        backend: the backend that was selected.
+        job_id: for tests; a fresh one by default.
+        now: seconds since the epoch, for tests.
+
+    Raises:
+        UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree
+            cannot be shipped.
+    """
+    about = frame(spec, settings, backend=backend, job_id=job_id, now=now)
+    cargo = about.loaded(spec.args, spec.kwargs)
+    call = (
+        spec if cargo is None else dataclasses.replace(spec, args=cargo.args, kwargs=cargo.kwargs)
+    )
+    return about.planned(_pack(call, about), cargo=cargo)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A plan without its call: what all calls of one function share.
+
+    Attributes:
+        draft: the plan as far as it is known.
+        settings: the caller's settings.
+        project: the function's project.
+        bundle: its source tree, or None when nothing is shipped.
+        captured: variables that travel in the payload.
+        secrets: values of the plan's secrets.
+        volumes: data at fixed paths.
+    """
+
+    draft: Plan
+    settings: Settings
+    project: Project
+    bundle: Bundle | None = field(repr=False)
+    captured: Mapping[str, str] = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
+    volumes: Mapping[str, Data] = field(default_factory=dict, repr=False)
+
+    def loaded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cargo | None:
+        """Pack the data that a call needs, and replace it in the arguments; None when no data was
+        ever declared.
+
+        Raises:
+            UsageError: it is where no path could take its place, or cannot be read.
+        """
+        if _DATA not in sys.modules:
+            return None
+        from kinetic._datasets import attach as cargo
+
+        cache_dir = self.settings.cache_dir
+        return cargo.load(
+            args, kwargs, self.volumes, cache_dir=cache_dir, exclude=(self.settings.home, cache_dir)
+        )
+
+    @property
+    def shipped(self) -> Shipped:
+        """What the hosts can import."""
+        from kinetic._pickling.modules import Shipped
+
+        manifests = b"" if self.bundle is None else self.bundle.manifests
+        search = (*self.project.sys_path_rel, self.project.entry_rel)
+        return Shipped(
+            self.project.root,
+            search,
+            manifests,
+            configuration.worker_environ().get("PYTHONPATH", ""),
+        )
+
+    def planned(
+        self,
+        packed: Packed,
+        *,
+        function: Packed | None = None,
+        cargo: Cargo | None = None,
+        **changes: Any,
+    ) -> Planned:
+        """Complete the plan with a pickled call, its function where that is apart, its data, and
+        what else this call has."""
+        project, bundle = self.project, self.bundle
+        shared = b"" if function is None else function.data
+        plan = dataclasses.replace(
+            self.draft,
+            payload=Blob(packed.digest, packed.size_bytes),
+            function=None if function is None else Blob(function.digest, function.size_bytes),
+            versions=packed.versions,
+            tree=None if bundle is None else bundle.tree,
+            entry_rel=project.entry_rel,
+            cwd_rel=project.cwd_rel,
+            sys_path_rel=tuple(project.sys_path_rel),
+            client_root="" if project.root is None else str(project.root),
+            cells=_cells(packed.data, shared),
+            data=() if cargo is None else cargo.data,
+            **changes,
+        )
+        warnings = (
+            _warnings(plan, bundle, self.settings, packed.parts)
+            + (() if cargo is None else cargo.warnings)
+            + packed.warnings
+        )
+        return Planned(
+            plan,
+            packed.data,
+            bundle,
+            self.secrets,
+            warnings,
+            shared,
+            () if cargo is None else cargo.bundles,
+        )
+
+
+def frame(
+    spec: JobSpec,
+    settings: Settings,
+    *,
+    backend: str,
+    job_id: str | None = None,
+    now: float | None = None,
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
+) -> Frame:
+    """Plan all but the call itself; see `make`. `calls` are the arguments of all calls, where there
+    is more than the spec's."""
+    taken = _carried(spec.options)
+    draft = _draft(
+        spec,
+        settings,
+        taken,
+        backend=backend,
+        job_id=job_id or new_job_id(),
+        now=time.time() if now is None else now,
+    )
+    left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
+    return Frame(
+        draft,
+        settings,
+        *_source(spec, settings, left_out, draft),
+        taken.captured,
+        taken.secrets,
+        spec.options.volumes,
+    )
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """What a call would submit.
+
+    Attributes:
+        plan: everything that a host must know.
+        documents: what the backend would create.
+        backend: the backend that would take the job.
+        warnings: what to know before it leaves the machine.
+        files: all files of the source tree, (path, bytes), largest first.
+    """
+
+    plan: Plan
+    documents: tuple[Document, ...]
+    backend: str
+    warnings: tuple[str, ...] = ()
+    files: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        lines = [f"Plan of {plan.name} on {plan.topology.name} (nothing was created)"]
+        lines += [f"  {name:<10} {value}" for name, value in self._rows()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from kinetic._client.board import drawing
+
+        plan = self.plan
+        facts = (plan.topology.name, "nothing was created")
+        picture = drawing.Picture(
+            f"Plan of {plan.name}",
+            facts,
+            "",
+            plan.topology,
+            (drawing.PLANNED,) * plan.hosts,
+            tuple(self._rows()),
+        )
+        return drawing.html(picture)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        plan, topology = self.plan, self.plan.topology
+        stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
+        rows = {
+            "backend": self.backend + stands_in,
+            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {self._shape()})",
+            "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
+            "source": self._source(),
+            "files": self._largest(),
+            "data": ", ".join(
+                each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
+            ),
+            "env": ", ".join([*plan.env, *plan.captured]),
+            "secrets": ", ".join(plan.secrets),
+            "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
+            "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
+        }
+        return [(name, value) for name, value in rows.items() if value] + [
+            ("warning", text) for text in self.warnings
+        ]
+
+    def _largest(self) -> str:
+        shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
+        more = (
+            [f"{len(self.files) - _LARGEST_SHOWN:,} more"]
+            if len(self.files) > _LARGEST_SHOWN
+            else []
+        )
+        return ", ".join(shown + more)
+
+    def _shape(self) -> str:
+        one = f"{self.plan.topology.kind} {self.plan.topology.shape_text}"
+        return one if self.plan.slices == 1 else f"{self.plan.slices} slices of {one}"
+
+    def _source(self) -> str:
+        tree = self.plan.tree
+        if tree is None:
+            return "none"
+        return (
+            f"{tree.files:,} files, {tree.size_bytes:,} bytes of {self.plan.client_root}, sha256 "
+            f"{tree.manifest.digest[:12]}"
+        )
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """What a job takes from the caller's environment: values in the payload, and values that travel
+    apart."""
+
+    captured: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+
+
+def _carried(options: Options) -> _Carried:
+    """Read the environment. What was captured but looks like a secret travels with the secrets;
+    `env=` wins over both."""
+    found = configuration.captured(options.capture_env_vars)
+    free = {k: v for k, v in found.items() if k not in options.env and k not in options.secrets}
+    hidden = {k: v for k, v in free.items() if environment.looks_secret(k)}
+    secrets = configuration.secret_values(options.secrets) | hidden
+    return _Carried({k: v for k, v in free.items() if k not in hidden}, secrets)
+
+
+def _draft(
+    spec: JobSpec, settings: Settings, taken: _Carried, *, backend: str, job_id: str, now: float
+) -> Plan:
+    options = spec.options
+    return Plan(
+        job_id=job_id,
+        name=options.name or spec.name,
+        backend=backend,
+        topology=options.topology,
+        slices=options.slices,
+        payload=Blob("", 0),
+        versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
+        created_at=now,
+        env=dict(options.env),
+        captured=tuple(sorted(taken.captured)),
+        secrets=tuple(sorted(taken.secrets)),
+        output_dir=_output_dir(options.output_dir or settings.output_dir),
+        limits=_limits(options, settings),
+        retries=options.retries,
+        debug=options.debug,
+        all_hosts=options.all_hosts,
+        joins_jax=options.joins_jax,
+        jax_options=jax_options.changed(settings.cache_dir, without=options.env),
+    )
+
+
+def _limits(options: Options, settings: Settings) -> Limits:
+    limits = Limits(
+        start_timeout_s=options.start_timeout_s or settings.start_timeout_s,
+        timeout_s=options.timeout_s,
+        hang_timeout_s=options.hang_timeout_s,
+        grace_s=settings.grace_s,
+        debug_wait_s=settings.debug_wait_s,
+    )
+    return _patient(limits) if options.debug else limits
+
+
+def _patient(limits: Limits) -> Limits:
+    """Limits of a debug job: at a breakpoint every host stands still, and the clock runs while
+    nobody has attached yet."""
+    timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
+    return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
+
+
+def _output_dir(given: str | None) -> str | None:
+    """A folder is meant relative to the caller's folder, not to that of a host."""
+    return given if given is None or "://" in given else str(Path(given).expanduser().absolute())
+
+
+def _declared(
+    spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> list[Path]:
+    """Return where the local data of all calls lies."""
+    if _DATA not in sys.modules:
+        return []
+    from kinetic._datasets import attach as cargo
+
+    return list(
+        dict.fromkeys(
+            path
+            for args, kwargs in calls
+            for path in cargo.local_paths(args, kwargs, spec.options.volumes)
+        )
+    )
+
+
+def _source(
+    spec: JobSpec, settings: Settings, data: Sequence[Path], draft: Plan
+) -> tuple[Project, Bundle | None]:
+    from kinetic._source import shipment
+
+    place = shipment.Place(
+        settings.home, settings.cache_dir, settings.package_root, not settings.no_default_excludes
+    )
+    return shipment.of(spec.func, place, data=data, output_dir=draft.output_dir)
+
+
+def _cells(*pickles: bytes) -> tuple[Cell, ...]:
+    from kinetic._client import notebook
+    from kinetic._pickling import cells
+
+    return cells.referenced(pickles, notebook.cell_title)
+
+
+def _pack(spec: JobSpec, about: Frame) -> Packed:
+    from kinetic._pickling import call as payload
+
+    return payload.pack(
+        spec.func, spec.args, spec.kwargs, env_vars=about.captured, shipped=about.shipped
+    )
+
+
+def _warnings(
+    plan: Plan,
+    bundle: Bundle | None,
+    settings: Settings,
+    parts: Callable[[], Sequence[tuple[str, int]]],
+) -> tuple[str, ...]:
+    warnings = () if bundle is None else tuple(bundle.warnings)
+    if (
+        plan.tree is not None
+        and bundle is not None
+        and plan.tree.size_bytes > settings.context_size_warn_mb * _MB
+    ):
+        shown = [
+            (rel, size)
+            for rel, size in bundle.largest[:_LARGEST_SHOWN]
+            if size * 100 >= bundle.largest[0][1]
+        ]
+        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in shown)
+        warnings += (
+            f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its "
+            f"largest files: {largest}. Leave out what the function does not need in "
+            ".kineticignore.",
+        )
+    call_bytes = plan.payload.size_bytes + (
+        plan.function.size_bytes if plan.function is not None else 0
+    )
+    if call_bytes > settings.payload_size_warn_mb * _MB:
+        large = [(name, size) for name, size in parts()[:_LARGEST_SHOWN] if size * 10 >= call_bytes]
+        named = (
+            f" Its largest parts: {', '.join(f'{name}: {_mb(size)}' for name, size in large)}."
+            if large
+            else ""
+        )
+        warnings += (
+            f"The call of {plan.name} is large when pickled: {_mb(call_bytes)}.{named} "
+            "Pass a path, or kinetic.Data, and load the data on the host.",
+        )
+    return warnings
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / _MB:,.1f} MB"

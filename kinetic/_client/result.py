@@ -1,0 +1,175 @@
+"""What a verdict comes to for the caller: the leader's value, or the exception to raise.
+
+In: a store, a reference, the outcome. Out: a value, an exception.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kinetic._core import layout
+from kinetic._core.failure import Evidence, exception_of
+from kinetic._core.outcome import Exit, Outcome
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
+from kinetic.errors import (
+    CorruptRecord,
+    KineticError,
+    NotFound,
+    ResultUnavailable,
+    UsageError,
+    UserCodeFailed,
+)
+
+T = TypeVar("T")
+
+_log = logging.getLogger("kinetic.collecting")
+
+
+def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
+    """Return what the hosts returned, by index.
+
+    Raises:
+        UsageError: the values of other hosts than the leader were not kept.
+        ResultUnavailable: one was removed, or cannot be rebuilt here.
+        CorruptRecord: one was changed.
+    """
+    if not all(report.result_digest for report in outcome.reports):
+        raise UsageError(
+            f"Only the value of host 0 of {ref.job_id} was kept. To have those of all hosts, run "
+            "it with all_hosts=True: @kinetic.run(..., all_hosts=True), or "
+            f"{ref.func_name}.with_options(all_hosts=True)."
+        )
+    return [value(store, ref, outcome, host) for host in range(ref.hosts)]
+
+
+def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
+    """Return what a host returned, the leader by default. Nothing is unpickled that is not what the
+    host wrote.
+
+    Raises:
+        ResultUnavailable: it was removed, or cannot be rebuilt here.
+        CorruptRecord: it was changed.
+    """
+    from kinetic._pickling import call
+
+    try:
+        data = store.get(layout.result(ref.job_id, host))
+    except NotFound as error:
+        raise ResultUnavailable(
+            f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id
+        ) from error
+    if hashlib.sha256(data).hexdigest() != (
+        outcome.reports[host].result_digest if host else outcome.result_digest
+    ):
+        writer = f"host {host}" if host else "the leader"
+        raise CorruptRecord(
+            f"The stored value of {ref.job_id} is not what {writer} wrote; it was not unpickled. "
+            "Run the job again."
+        )
+    try:
+        return _rebuilt(store, ref, lambda: call.unpack_value(data))
+    except ResultUnavailable as error:
+        raise ResultUnavailable(
+            f"{ref.display_name} ({ref.job_id}): {error}", job_id=ref.job_id
+        ) from error.__cause__
+
+
+def error(
+    store: Store, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]
+) -> BaseException:
+    """Return what to raise for a job that failed: the function's own exception, where it can be
+    rebuilt here.
+
+    Args:
+        store: where the job's records are.
+        ref: the job.
+        outcome: its verdict.
+        last_lines: gives the last lines that a host printed.
+    """
+    first = outcome.first
+    if first is None:
+        return exception_of(Evidence(ref.job_id, ref.display_name, outcome))
+    evidence = Evidence(
+        ref.job_id,
+        ref.display_name,
+        outcome,
+        original=_original(store, ref, first.error.key)
+        if first.error is not None and first.error.key
+        else None,
+        tail=last_lines(first.host),
+        stacks=_stacks(outcome) if first.exit is Exit.HANG else "",
+    )
+    return exception_of(evidence)
+
+
+def _original(store: Store, ref: JobRef, key: str) -> BaseException | None:
+    from kinetic._pickling import call
+
+    try:
+        data = store.get(key)
+        return _rebuilt(store, ref, lambda: call.unpack_exception(data))
+    except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the text of the error is still there
+        _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
+        return None
+
+
+def _rebuilt(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
+    """Load; where a module is missing, because this is not the program that made the call, look for
+    it in the call's project."""
+    try:
+        return load()
+    except (ResultUnavailable, UserCodeFailed) as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        folders = _project_folders(store, ref)
+        if not folders:
+            raise
+        sys.path += folders
+        try:
+            return load()
+        finally:
+            for folder in folders:
+                sys.path.remove(folder)
+
+
+def _project_folders(store: Store, ref: JobRef) -> list[str]:
+    """Return the folders of the project from which the caller has imported, if they are on this
+    machine."""
+    try:
+        plan = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
+    except (KineticError, ValueError):
+        return []
+    if not plan.client_root:
+        return []
+    folders = dict.fromkeys(
+        Path(plan.client_root, place) for place in (*plan.sys_path_rel, plan.entry_rel)
+    )
+    return [str(folder) for folder in folders if folder.is_dir() and str(folder) not in sys.path]
+
+
+def stacks(outcome: Outcome) -> dict[int, str]:
+    """Return where the hosts of a gang that hung stood, also who had returned; of any other gang
+    nothing."""
+    from kinetic._core.gang.blame import RETURNED
+
+    if not any(r.stacks for r in outcome.reports):
+        return {}
+    return {
+        r.host: RETURNED if r.ok else r.stacks
+        for r in outcome.reports
+        if r.stacks or r.ok or r.exit is Exit.HANG
+    }
+
+
+def _stacks(outcome: Outcome) -> str:
+    from kinetic._core.gang.blame import summarize_groups
+
+    return summarize_groups(stacks(outcome), outcome.blamed)

@@ -1,0 +1,160 @@
+"""Step 3, submit: render, preflight, blobs if absent, plan, ref, create.
+
+In: `Planned`, a backend, a store. Out: `JobRef`. These are the only writes before the job runs, and
+they are ordered so that a crash at any point leaves nothing, or a job that can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from kinetic._backends.base import Backend, Phase
+from kinetic._client.planning import Planned
+from kinetic._core import layout
+from kinetic._core.plan import Plan, Tree
+from kinetic._core.ref import JobRef
+from kinetic._store.base import Store
+from kinetic._store.gc_lock import submitting
+from kinetic.errors import KineticError, SubmitError
+
+_log = logging.getLogger("kinetic.submission")
+
+
+def submit(
+    planned: Planned,
+    backend: Backend,
+    store: Store,
+    secrets: Mapping[str, str] | None = None,
+    *,
+    on_sent: Callable[[Planned], None] | None = None,
+) -> JobRef:
+    """Create the job and return its reference. `on_sent` gets the plan as it was sent: files may
+    have changed since it was made.
+
+    Promises: (1) what can be refused is refused before the first write; (2) the reference is
+    written before the job is created, so that no job is an orphan; (3) when anything fails, the
+    job's records are removed, the reference last. Content-addressed blobs may stay: another job may
+    share them, and the next submission does not send them again.
+
+    Raises:
+        PreflightError: the backend cannot take the job now.
+        StoreError: the store is full or cannot be written.
+        SubmitError: the backend could not create the job.
+    """
+    plan = planned.plan
+    documents = backend.render(plan)
+    backend.preflight(plan)
+    ref = ref_of(plan, backend.name, store.uri)
+    with submitting(
+        store
+    ):  # Content that is there already must not be swept away before the plan names it.
+        planned = _sent(planned, store)
+        if on_sent is not None:
+            on_sent(planned)
+        if planned.plan is not plan:
+            plan = planned.plan
+            documents = backend.render(plan)
+        if not store.put(layout.plan(plan.job_id), _json(plan.to_json()), if_absent=True):
+            raise SubmitError(
+                f"There is already a job {plan.job_id}. Submit again; the next id will be another "
+                "one."
+            )
+    with _undone_on_failure(ref, backend, store):
+        store.put(layout.ref(plan.job_id), _json(ref.to_json()))
+        backend.submit(ref, documents, planned.secrets if secrets is None else secrets)
+    _log.info("submitted %s as %s", plan.name, plan.job_id)
+    return ref
+
+
+def ref_of(plan: Plan, backend: str, store_uri: str) -> JobRef:
+    """Return the reference of a planned job."""
+    return JobRef(
+        job_id=plan.job_id,
+        backend=backend,
+        requested_backend=plan.backend,
+        accelerator=plan.topology.name,
+        func_name=plan.name.rpartition(".")[2],
+        display_name=plan.name,
+        created_at=plan.created_at,
+        store_uri=store_uri,
+        hosts=plan.hosts,
+        group_id=plan.labels.get("group_id"),
+        group_kind=plan.labels.get("group_kind"),
+        group_index=int(plan.labels["group_index"]) if "group_index" in plan.labels else None,
+        debug=plan.debug,
+        output_dir=plan.output_dir or _default_output_dir(store_uri, plan.job_id),
+    )
+
+
+def _default_output_dir(store_uri: str, job_id: str) -> str:
+    return f"{store_uri.rstrip('/')}/{layout.outputs(job_id)}"
+
+
+def _sent(planned: Planned, store: Store) -> Planned:
+    """Send what the plan names, and return the plan with what was sent."""
+    source, data = planned.bundle, planned.data
+    now: dict[Tree, Tree] = {}
+    if source is not None:
+        from kinetic._source import bundle
+
+        sent = bundle.upload(source, store)
+        _log.info("sent %d of %d files, %d bytes", sent.files, source.tree.files, sent.size_bytes)
+        if sent.changed is not None:
+            now[source.tree] = sent.changed.tree
+            planned = dataclasses.replace(planned, bundle=sent.changed)
+    if data:
+        from kinetic._datasets import attach
+
+        size_bytes, changed = attach.send(data, store)
+        _log.info("sent %d bytes of data", size_bytes)
+        now |= changed
+    if planned.plan.function is not None:
+        store.put(layout.blob(planned.plan.function.digest), planned.function, if_absent=True)
+    store.put(layout.blob(planned.plan.payload.digest), planned.payload, if_absent=True)
+    return dataclasses.replace(planned, plan=_with_trees(planned.plan, now)) if now else planned
+
+
+def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:
+    def sent(tree: Tree | None) -> Tree | None:
+        return None if tree is None else now.get(tree, tree)
+
+    data = tuple(dataclasses.replace(each, tree=sent(each.tree)) for each in plan.data)
+    return dataclasses.replace(plan, tree=sent(plan.tree), data=data)
+
+
+@contextlib.contextmanager
+def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        _remove(store, ref.job_id)
+        if isinstance(error, KineticError):
+            raise
+        raise SubmitError(
+            f"The job {ref.job_id} could not be created: {error}. Nothing of it is left."
+        ) from error
+    except BaseException:  # Ctrl-C: the job may or may not have been created.
+        backend.cancel(ref)
+        if backend.phase(ref) is Phase.NOT_FOUND:
+            _remove(store, ref.job_id)
+        raise
+
+
+def _remove(store: Store, job_id: str) -> None:
+    """Remove the job's records; if the store does not even take that, the reference is still there
+    to find them by."""
+    try:
+        store.delete(layout.job(job_id))
+        store.delete(layout.ref(job_id))
+    except KineticError as error:
+        _log.warning(
+            "the records of %s could not be removed after its creation failed: %s", job_id, error
+        )
+
+
+def _json(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, indent=1).encode() + b"\n"

@@ -1,0 +1,183 @@
+"""Waiting for the first of many jobs to end, without asking each of them again and again.
+
+In: handles of running jobs. Out: verdicts.
+
+A backend that can wake its caller (`Signals`) is asked only now and then, in case a signal was
+missed; of another one each job is looked at ever less often, down to once in `slowest_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from kinetic._core.outcome import Outcome
+from kinetic.errors import KineticError, NotFound
+
+_log = logging.getLogger("kinetic.batch")
+FIRST_LOOK_S = 0.01
+SIGNALLED_LOOK_S = 2.0
+SLOWER = 1.5
+MOST_SIGNALS = 256
+"""A process may have a thousand open files; other rooms need some."""
+
+
+class Job(Protocol):
+    """What a handle offers to whoever waits for its job."""
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        ...
+
+    def outcome(self) -> Outcome | None:
+        """Return the verdict, or None while the job goes on."""
+        ...
+
+    def ending_fd(self) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None where there is
+        none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended: of which input, and how; None when its records were removed."""
+
+    index: int
+    outcome: Outcome | None
+
+
+@dataclass
+class _Watched:
+    """One running job: when to look at it next, and what wakes us before."""
+
+    handle: Job
+    look_at: float
+    pause_s: float = FIRST_LOOK_S
+    fd: int = -1
+
+
+class Endings:
+    """The running jobs of one batch. Jobs may be added by one thread while another one waits."""
+
+    def __init__(
+        self,
+        slowest_s: float = 5.0,
+        *,
+        first_look_s: float = FIRST_LOOK_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._slowest_s = slowest_s
+        self._first_look_s = first_look_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watched: dict[int, _Watched] = {}
+        self._signals = 0
+        self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        closing = weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
+        closing.atexit = False  # A daemon thread may still wait when the process ends.
+
+    def add(self, index: int, handle: Job) -> None:
+        """Watch a job."""
+        with self._lock:
+            self._watched[index] = _Watched(handle, self._clock() + self._first_look_s)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the thread that waits."""
+        with suppress(BlockingIOError):  # It is about to wake already.
+            os.write(self._ringer, b"!")
+
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """Return what has ended; [] when the time is up or somebody rang."""
+        deadline = self._clock() + timeout_s
+        while True:
+            ended = self._look()
+            now = self._clock()
+            if ended or now >= deadline:
+                return ended
+            if self._sleep(min(deadline, self._next_look()) - now):
+                return self._look()
+
+    def _look(self) -> list[Ended]:
+        """Look at the jobs whose time it is."""
+        with self._lock:
+            now = self._clock()
+            due = [(index, job) for index, job in self._watched.items() if job.look_at <= now]
+        return [ended for index, job in due if (ended := self._verdict(index, job)) is not None]
+
+    def _verdict(self, index: int, job: _Watched) -> Ended | None:
+        try:
+            outcome = job.handle.outcome()
+        except NotFound:
+            self._forget(index)
+            return Ended(index, None)
+        except KineticError as error:
+            _log.warning("%s cannot be looked at just now: %s", job.handle.job_id, error)
+            outcome = None
+        if outcome is not None:
+            self._forget(index)
+            return Ended(index, outcome)
+        self._later(job)
+        return None
+
+    def _later(self, job: _Watched) -> None:
+        if (
+            job.fd < 0
+            and self._signals < MOST_SIGNALS
+            and (fd := job.handle.ending_fd()) is not None
+        ):
+            job.fd = fd
+            self._signals += 1
+        job.pause_s = min(job.pause_s * SLOWER, self._slowest_s)
+        job.look_at = self._clock() + (
+            max(job.pause_s, SIGNALLED_LOOK_S) if job.fd >= 0 else job.pause_s
+        )
+
+    def _forget(self, index: int) -> None:
+        with self._lock:
+            job = self._watched.pop(index)
+        if job.fd >= 0:
+            self._signals -= 1
+            os.close(job.fd)
+
+    def _next_look(self) -> float:
+        with self._lock:
+            return min((job.look_at for job in self._watched.values()), default=math.inf)
+
+    def _sleep(self, pause_s: float) -> bool:
+        """Sleep until a job signals its end or somebody rings; return whether somebody rang."""
+        with self._lock:
+            by_fd = {job.fd: job for job in self._watched.values() if job.fd >= 0}
+        poll = select.poll()
+        for fd in (self._bell, *by_fd):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(max(math.ceil(pause_s * 1000), 0))]
+        for fd in ready:
+            if fd in by_fd:
+                self._drop_signal(by_fd[fd])
+        if self._bell in ready:
+            os.read(self._bell, 4096)
+        return self._bell in ready
+
+    def _drop_signal(self, job: _Watched) -> None:
+        """A signal comes once: look now, and then as at a job without one."""
+        self._signals -= 1
+        os.close(job.fd)
+        job.fd, job.look_at, job.pause_s = -1, self._clock(), FIRST_LOOK_S
+
+
+def _close(watched: dict[int, _Watched], *fds: int) -> None:
+    for fd in (*fds, *(job.fd for job in watched.values() if job.fd >= 0)):
+        with suppress(OSError):
+            os.close(fd)

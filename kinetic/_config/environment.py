@@ -1,0 +1,121 @@
+"""What leaves the caller's environment: captured variables, secrets, and what a local host
+inherits.
+
+In: patterns or names, and an environment. Out: dicts of variables. Pure, save for a line in the log
+that names (never shows) what was captured.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    import logging
+
+_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+_OF_THIS_MACHINE = """
+    PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL
+    TMPDIR TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND
+"""
+_OF_ANY_PROCESS = """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS LINES
+    XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME PYTHONPATH PYTHONHOME PYTHONUTF8 LD_LIBRARY_PATH
+    VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
+    CURL_CA_BUNDLE
+"""
+_OF_THE_JOB = frozenset(
+    f"KINETIC_{name}"
+    for name in ("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "OUTPUT_DIR")
+)
+"""Variables that every host sets: "KINETIC_*" must not put the caller's in their place."""
+MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
+"""Variables that a wildcard never captures: they describe this machine. An exact name does capture
+them."""
+_INHERITED = frozenset(_OF_ANY_PROCESS.split())
+_PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name is likely to hold a secret."""
+    return _SECRET.search(name) is not None
+
+
+def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `names` selects; missing ones are left out without a word.
+
+    Their names are logged, and a warning names those that look like secrets. An exact name takes
+    any variable; a prefix that ends in "*" passes over those that describe this machine or the job.
+
+    Raises:
+        UsageError: something in `names` is neither a name nor a prefix.
+    """
+    from kinetic._core import (
+        spec,  # like logging, only where something is captured: lists of jobs do without
+    )
+
+    taken: dict[str, str] = {}
+    for pattern in spec.patterns(names):
+        taken |= _matching(pattern, environ)
+    if taken:
+        _log().info("captured environment variables: %s", ", ".join(sorted(taken)))
+    suspicious = sorted(filter(looks_secret, taken))
+    if suspicious:
+        _warn_once(", ".join(suspicious))
+    return taken
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("kinetic.config")
+
+
+@functools.cache
+def _warn_once(names: str) -> None:
+    _log().warning(
+        "kinetic: capture_env_vars takes what looks like a secret (%s): it travels apart from the "
+        "plan, as with secrets=[...].",
+        names,
+    )
+
+
+def _matching(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
+    if not pattern.endswith("*"):
+        return {pattern: env[pattern]} if pattern in env else {}
+    prefix = pattern[:-1]
+    return {
+        k: v
+        for k, v in env.items()
+        if k.startswith(prefix) and k not in MACHINE_BOUND | _OF_THE_JOB
+    }
+
+
+def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the named secrets.
+
+    Raises:
+        UsageError: one of them is not set.
+    """
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise UsageError(
+            f"The secret {missing[0]} is not set in this environment. Export it, or take it out of "
+            "secrets=."
+        )
+    return {name: environ[name] for name in names}
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a host on this machine inherits: what a process needs to run here, and nothing
+    that could be a secret."""
+    return {k: v for k, v in environ.items() if _inherits(k)}
+
+
+def _inherits(name: str) -> bool:
+    return name in _INHERITED or name.startswith("LC_") or name.lower() in _PROXIES

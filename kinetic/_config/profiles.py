@@ -1,0 +1,292 @@
+"""Named clusters in one small file: which there are, and which is in use.
+
+In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in place of the old.
+
+    {
+      "checksum": "9a0b1c2d",
+      "current": "dev",
+      "profiles": {"dev": {"project": "p", "zone": "z", "cluster": "c"}}
+    }
+
+Promises:
+    1. A reader sees the old file, the new one or none; never a part, and never one that was damaged
+       at any byte.
+    2. Of several writers none is lost. A damaged file is never overwritten.
+    3. A file may be written by hand: without the checksum, it is taken as it is, if every name in
+       it is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kinetic._store import files
+from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
+
+FIELDS = ("project", "zone", "cluster", "namespace")
+"""What a profile can say. Each is a setting."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_KEYS = {"checksum", "current", "profiles"}
+_HEAD = b'{\n  "checksum": "%s",\n'
+"""How the file begins. The checksum is of all bytes behind, so that another version may lay them
+out in another way."""
+_HEAD_BYTES = len(_HEAD % (b"0" * 8))
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """All profiles of a user.
+
+    Attributes:
+        by_name: what each profile says, by its name.
+        current: the profile in use, or None.
+    """
+
+    by_name: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    current: str | None = None
+
+    def get(self, name: str) -> Mapping[str, str]:
+        """Return one profile.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        if name not in self.by_name:
+            raise UsageError(_unknown(name, tuple(self.by_name)))
+        return self.by_name[name]
+
+    def added(self, name: str, values: Mapping[str, str], *, force: bool = False) -> Profiles:
+        """Return them with one more. The first one is in use from then on.
+
+        Raises:
+            UsageError: a name or a value cannot work, or there is such a profile already and
+                `force` is not given.
+        """
+        if name in self.by_name and not force:
+            raise UsageError(
+                f"There is a profile {name!r} already. Choose another name, or replace it with "
+                "--force."
+            )
+        checked = {check_name(name): _checked(name, values)}
+        return replace(
+            self,
+            by_name={**self.by_name, **checked},
+            current=self.current if self.by_name else name,
+        )
+
+    def used(self, name: str | None) -> Profiles:
+        """Return them with another one in use, or none."""
+        if name is not None:
+            self.get(name)
+        return replace(self, current=name)
+
+    def removed(self, name: str) -> Profiles:
+        """Return them without one. When it was in use, none is."""
+        self.get(name)
+        left = {n: values for n, values in self.by_name.items() if n != name}
+        return Profiles(left, None if self.current == name else self.current)
+
+
+def check_name(name: str) -> str:
+    """Return the name of a profile.
+
+    Raises:
+        UsageError: no profile can be called so.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"A profile cannot be called {name!r}: write letters, digits, '.', '_' and '-', a "
+            "letter or digit first."
+        )
+    return name
+
+
+def _checked(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    unknown = sorted(map(str, set(values) - set(FIELDS)))
+    if unknown:
+        raise UsageError(
+            f"The profile {name!r} cannot set {unknown[0]!r}: profiles set {', '.join(FIELDS)}."
+        )
+    for setting, value in values.items():
+        if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
+            raise UsageError(
+                f"{setting} of the profile {name!r} must be a word without blanks; it is {value!r}."
+            )
+    return {setting: values[setting] for setting in FIELDS if setting in values}
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    if not known:
+        return (
+            f"There is no profile {name!r}, nor any other. To make one: kinetic profile create "
+            f"{name} --project … --cluster …"
+        )
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(known))}."
+    return f"There is no profile {name!r}. {hint}"
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def render(profiles: Profiles) -> bytes:
+    """Return the content of the file. Equal profiles give equal bytes."""
+    content = {
+        "current": profiles.current,
+        "profiles": {n: dict(profiles.by_name[n]) for n in sorted(profiles.by_name)},
+    }
+    body = json.dumps(content, indent=2).removeprefix("{\n").encode() + b"\n"
+    return _HEAD % _checksum(body) + body
+
+
+def parse(data: bytes) -> Profiles:
+    """Read the content of the file.
+
+    Raises:
+        CorruptRecord: it is not what was written, or by hand was written what cannot work. Says
+            what is wrong.
+    """
+    document = _document(data)
+    try:
+        profiles = _profiles(document)
+    except UsageError as error:
+        raise CorruptRecord(str(error)) from error
+    if "checksum" in document and not data.startswith(_HEAD % _checksum(data[_HEAD_BYTES:])):
+        raise CorruptRecord(
+            'its checksum does not fit. If you changed it yourself, take the line "checksum" out '
+            "of it."
+        )
+    return profiles
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptRecord(f"it is not JSON ({error}).") from error
+    if not isinstance(document, dict):
+        raise CorruptRecord("it is not a JSON object.")
+    if document.keys() - _KEYS:
+        raise CorruptRecord(
+            f"nothing in it can be called {min(document.keys() - _KEYS)!r}, only 'current' and "
+            "'profiles'."
+        )
+    return document
+
+
+def _profiles(document: Mapping[str, Any]) -> Profiles:
+    told, current = document.get("profiles", {}), document.get("current")
+    if not isinstance(told, dict) or not all(isinstance(values, dict) for values in told.values()):
+        raise CorruptRecord('"profiles" must be an object of objects.')
+    by_name = {check_name(name): _checked(name, values) for name, values in told.items()}
+    if current is not None and (not isinstance(current, str) or current not in by_name):
+        raise CorruptRecord(f"the current profile {current!r} is not in it.")
+    return Profiles(by_name, current)
+
+
+def _checksum(body: bytes) -> bytes:
+    from binascii import (
+        crc32,
+    )  # finds every burst of damage up to four bytes; a digest would cost its import at every start
+
+    return b"%08x" % crc32(body)
+
+
+def read(path: str | Path) -> Profiles:
+    """Read the file; no file is no profiles.
+
+    Raises:
+        CorruptRecord: it is damaged.
+        StoreError: it cannot be read.
+    """
+    try:
+        return parse(files.content(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return Profiles()
+    except OSError as error:
+        raise StoreError(
+            f"The profiles in {path} cannot be read: {error.strerror}. {_WAY_OUT}"
+        ) from error
+    except CorruptRecord as damage:
+        raise CorruptRecord(
+            f"The profiles in {path} are damaged: {damage} {_repair(path)}"
+        ) from None
+
+
+_WAY_OUT = "Make the file yours, or set KINETIC_PROFILES_FILE to another one."
+
+
+def _repair(path: str | Path) -> str:
+    return f"Repair it, or start over: mv {path} {path}.damaged"
+
+
+def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
+    """Read the file, change what it says, and put the new file in place of the old, alone among all
+    writers.
+
+    Raises:
+        UsageError: of `how`; the file stays as it is.
+        CorruptRecord: the file is damaged; it stays as it is.
+        StoreError: it cannot be read or written.
+    """
+    place = Path(
+        os.path.realpath(path)
+    )  # a link, as people keep them for their settings, goes on being one
+    try:
+        place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        with _alone(place.parent):
+            profiles = how(read(place))
+            _replace(place, render(profiles))
+    except OSError as error:
+        kind = StoreFull if error.errno in _full() else StoreError
+        raise kind(
+            f"The profiles cannot be written to {path}: {error.strerror}. {_WAY_OUT}"
+        ) from error
+    return profiles
+
+
+def _full() -> set[int]:
+    import errno
+
+    return {errno.ENOSPC, errno.EDQUOT}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock the folder itself, so that no lock file is left; the kernel unlocks it however the
+    holder ends."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(place: Path, data: bytes) -> None:
+    temporary = place.with_name(
+        f"{place.name}.new"
+    )  # one name is enough: there is one writer; what a killed one left is overwritten
+    try:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(place)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

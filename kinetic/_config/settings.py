@@ -1,0 +1,420 @@
+"""The caller's settings: the only file on the laptop's side that reads the environment.
+
+In: environment variables, arguments given in code (flags), a profile. Out: `Settings`, a frozen
+value that knows where each of its values came from.
+
+A value is taken from the first of: flag, environment, profile, what other tools set, default. What
+a job may carry with it is decided in `carried`, what profiles there are in `profiles`; both are
+loaded only when there is something to read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kinetic.errors import UsageError
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and where it came from: "flag", "environment KINETIC_ZONE", "profile dev",
+    "default"."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set on the caller's side.
+
+    Attributes:
+        home: root of the local store.
+        cache_dir: what can be made again: hashes of source files.
+        project, zone, cluster, namespace: which cluster; None when not set.
+        profile: which profile was read, if any.
+        profiles_file: where profiles are kept; None where there is no home folder.
+        backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
+        output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the
+            job.
+        base_image_repo: where prebuilt images come from.
+        package_root: root of the source tree; None to look for it.
+        no_default_excludes: ship `.venv`, `node_modules` and the like too.
+        context_size_warn_mb, payload_size_warn_mb: warn when the source tree or the payload is
+        larger.
+        log_level: which messages of the "kinetic" logger are shown; None leaves that to the
+            program.
+        reservation: reserved machines that `kinetic pool add` takes.
+        force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
+        no_tty_debug: allow debug=True without a terminal.
+        debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
+        start_timeout_s: from submission until the function runs on every host; also how long hosts
+            wait in JAX for others.
+        grace_s: between SIGTERM and SIGKILL when a job is stopped.
+        preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
+        sources: where each value came from, by name.
+    """
+
+    home: Path
+    cache_dir: Path
+    project: str | None = None
+    zone: str | None = None
+    cluster: str | None = None
+    namespace: str | None = None
+    profile: str | None = None
+    profiles_file: Path | None = None
+    backend: str | None = None
+    output_dir: str | None = None
+    base_image_repo: str | None = None
+    package_root: str | None = None
+    no_default_excludes: bool = False
+    context_size_warn_mb: float = 100.0
+    payload_size_warn_mb: float = 50.0
+    log_level: str | None = None
+    reservation: str | None = None
+    force_destroy: bool = True
+    no_tty_debug: bool = False
+    debug_wait_s: float = 600.0
+    start_timeout_s: float = 600.0
+    grace_s: float = 5.0
+    preload: str = "auto"
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def setting(self, name: str) -> Setting:
+        """Return one value together with its source."""
+        return Setting(getattr(self, name), self.sources.get(name, "default"))
+
+    @property
+    def cluster_settings(self) -> dict[str, Setting]:
+        """What names a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not: other tools set
+        it too."""
+        named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
+        return {
+            name: s for name, s in named.items() if s.source != "environment GOOGLE_CLOUD_PROJECT"
+        }
+
+
+class _Row(NamedTuple):
+    """How one setting is read: its variable, how text becomes a value, and a variable of other
+    tools, which profiles outrank."""
+
+    variable: str
+    parse: Callable[[str, Any], Any]
+    fallback: str = ""
+
+
+class _Profile(NamedTuple):
+    """The profile that is read: what it says, and how people know it ("" when there is none)."""
+
+    values: Mapping[str, Any]
+    name: str = ""
+    source: str = ""
+
+
+_chosen: str | None = None
+
+
+def choose_profile(name: str | None) -> None:
+    """Read this profile from now on in this process, as `kinetic --profile NAME` asks; None for
+    what the environment says."""
+    global _chosen
+    _chosen = name
+
+
+def chosen_profile(environ: Environ | None = None) -> Setting | None:
+    """Return the profile that a flag or the environment names, or None: then the one that the file
+    calls current is read."""
+    env = os.environ if environ is None else environ
+    if _chosen is not None:
+        return Setting(_chosen, "flag")
+    return (
+        Setting(env["KINETIC_PROFILE"], "environment KINETIC_PROFILE")
+        if env.get("KINETIC_PROFILE")
+        else None
+    )
+
+
+def load(
+    environ: Environ | None = None,
+    flags: Mapping[str, Any] | None = None,
+    profile: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Read all settings. Flags and profile entries that are None count as not given; `profile`
+    stands in for the user's own.
+
+    Raises:
+        UsageError: a value is malformed (the message names the variable), a flag or profile entry
+            has an unknown name, or there is no profile of the chosen name.
+        StoreError: the file of profiles is damaged or cannot be read.
+    """
+    env = os.environ if environ is None else environ
+    given = _known("flag", flags or {})
+    found: dict[str, Setting] = {}
+    place = _first("profiles_file", env, given, _Profile({})) or _profiles_place(env)
+    read = (
+        _Profile(_known("profile", profile))
+        if profile is not None
+        else _read_profile(env, given, place)
+    )
+    for name in _ROWS:
+        setting = _first(name, env, given, read)
+        if setting is not None:
+            found[name] = setting
+    if place is not None:
+        found["profiles_file"] = Setting(_expanded(place.value, env), place.source)
+    if read.name:
+        found["profile"] = Setting(read.name, read.source)
+    found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), "default"))
+    found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), "default"))
+    values = {name: s.value for name, s in found.items()}
+    folders = {name: _expanded(values[name], env) for name in ("home", "cache_dir")}
+    return Settings(**values | folders, sources={name: s.source for name, s in found.items()})
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all settings."""
+    return tuple(_ROWS)
+
+
+def profiles_file(environ: Environ | None = None) -> Path:
+    """Return where profiles are kept, without reading them.
+
+    Raises:
+        UsageError: nothing says where.
+    """
+    env = os.environ if environ is None else environ
+    place = _first("profiles_file", env, {}, _Profile({})) or _profiles_place(env)
+    if place is None:
+        raise UsageError(
+            "There is no place for profiles: set HOME, or KINETIC_PROFILES_FILE to a file."
+        )
+    return _expanded(place.value, env)
+
+
+def on_host(environ: Environ | None = None) -> bool:
+    """Whether this process is the worker of a job: a decorated function called there runs its
+    body."""
+    env = os.environ if environ is None else environ
+    return "KINETIC_JOB_ID" in env
+
+
+def captured(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
+    """Return the variables that `capture_env_vars` selects; see `carried.captured`."""
+    from kinetic._config import environment
+
+    return environment.captured(names, os.environ if environ is None else environ)
+
+
+def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
+    """Return the values of the named secrets, or raise `UsageError`; see
+    `carried.secret_values`."""
+    from kinetic._config import environment
+
+    return environment.secret_values(names, os.environ if environ is None else environ)
+
+
+def worker_environ(environ: Environ | None = None) -> dict[str, str]:
+    """Return what a host on this machine inherits from the caller; see `carried.inherited`."""
+    from kinetic._config import environment
+
+    return environment.inherited(os.environ if environ is None else environ)
+
+
+def environ_without(prefix: str) -> dict[str, str]:
+    """Return the environment without the variables that begin so, for a program that must not see
+    them."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
+
+
+def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
+    row = _ROWS[name]
+    if flags.get(name) is not None:
+        return Setting(row.parse(f"{name}=", flags[name]), "flag")
+    if env.get(row.variable):
+        return Setting(row.parse(row.variable, env[row.variable]), f"environment {row.variable}")
+    if profile.values.get(name) is not None:
+        return Setting(
+            row.parse(f"{name} in the profile", profile.values[name]),
+            f"profile {profile.name}".rstrip(),
+        )
+    if row.fallback and env.get(row.fallback):
+        return Setting(row.parse(row.fallback, env[row.fallback]), f"environment {row.fallback}")
+    return None
+
+
+def _profiles_place(env: Environ) -> Setting | None:
+    """Where profiles are kept by default. Whoever has no home folder has no profiles either."""
+    config = env.get("XDG_CONFIG_HOME", "")
+    if not config.startswith("/") and not env.get("HOME"):
+        return None
+    return Setting(_xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json", "default")
+
+
+def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None) -> _Profile:
+    chosen = (
+        chosen_profile(env) if flags.get("profile") is None else Setting(flags["profile"], "flag")
+    )
+    path = "" if place is None else str(_expanded(place.value, env))
+    if chosen is None and not _exists(path):
+        return _Profile({})
+    from kinetic._config import profiles
+
+    kept = profiles.read(path)
+    if chosen is not None:
+        return _Profile(kept.get(str(chosen.value)), str(chosen.value), chosen.source)
+    return (
+        _Profile({})
+        if kept.current is None
+        else _Profile(kept.get(kept.current), kept.current, "profiles file")
+    )
+
+
+def _exists(path: str) -> bool:
+    """Whether there may be something to read; whatever else is wrong with it is said by who reads
+    it."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a path that is "" is no file; a Path of it would be this folder
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _known(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    unknown = sorted(set(values) - set(_ROWS))
+    if unknown:
+        raise UsageError(
+            f"No setting is called {unknown[0]!r} ({where}). Settings are: {', '.join(_ROWS)}."
+        )
+    return values
+
+
+def _xdg(env: Environ, variable: str, fallback: str) -> str:
+    base = env.get(variable, "")
+    # The XDG specification ignores relative paths.
+    return f"{base if base.startswith('/') else fallback}/kinetic"
+
+
+def _expanded(text: str, env: Environ) -> Path:
+    if text == "~" or text.startswith("~/"):
+        home = env.get("HOME")
+        return (Path(home) if home else _passwd_home()).absolute() / text[2:]
+    return Path(text).absolute()
+
+
+def _passwd_home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise UsageError(
+            "This user has no home folder: set KINETIC_HOME and KINETIC_CACHE_DIR to folders for "
+            "kinetic."
+        ) from error
+
+
+def _text(_variable: str, value: Any) -> str:
+    return str(value)
+
+
+def _path(variable: str, value: Any) -> str:
+    text = str(value)
+    if "\0" in text:
+        raise UsageError(f"{variable} must be a path; it contains a NUL character.")
+    return text
+
+
+def _lasting(variable: str, value: Any) -> str:
+    text = _path(variable, value)
+    if not text.startswith(("/", "~/")) and text != "~":
+        raise UsageError(
+            f"{variable} must be an absolute path: {text!r} is another folder after every change "
+            f"of the working directory. Write {str(Path(text).absolute())!r}."
+        )
+    return text
+
+
+def _number(variable: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or isinstance(value, bool):
+        raise UsageError(
+            f"{variable} must be a number that is not negative, for example 30; it is {value!r}."
+        )
+    return number
+
+
+def _positive(variable: str, value: Any) -> float:
+    number = _number(variable, value)
+    if number == 0:
+        raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
+    return number
+
+
+_SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
+    ("0", "false", "f", "no", "n", "off"), False
+)
+
+
+def _flag(variable: str, value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text not in _SWITCH:
+        raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
+    return _SWITCH[text]
+
+
+def _one_of(*names: str) -> Callable[[str, Any], str]:
+    def parse(variable: str, value: Any) -> str:
+        if str(value) not in names:
+            raise UsageError(f"{variable} must be {' or '.join(names)}; it is {value!r}.")
+        return str(value)
+
+    return parse
+
+
+def _level(variable: str, value: Any) -> str:
+    known = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+    text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
+        str(value).strip().upper(), str(value).strip().upper()
+    )
+    if text not in known:
+        raise UsageError(
+            f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; it is {value!r}."
+        )
+    return text
+
+
+_ROWS: dict[str, _Row] = {
+    "home": _Row("KINETIC_HOME", _lasting),
+    "cache_dir": _Row("KINETIC_CACHE_DIR", _path),
+    "project": _Row("KINETIC_PROJECT", _text, fallback="GOOGLE_CLOUD_PROJECT"),
+    "zone": _Row("KINETIC_ZONE", _text),
+    "cluster": _Row("KINETIC_CLUSTER", _text),
+    "namespace": _Row("KINETIC_NAMESPACE", _text),
+    "profile": _Row("KINETIC_PROFILE", _text),
+    "profiles_file": _Row("KINETIC_PROFILES_FILE", _path),
+    "backend": _Row("KINETIC_BACKEND", _text),
+    "output_dir": _Row("KINETIC_OUTPUT_DIR", _text),
+    "base_image_repo": _Row("KINETIC_BASE_IMAGE_REPO", _text),
+    "package_root": _Row("KINETIC_PACKAGE_ROOT", _text),
+    "no_default_excludes": _Row("KINETIC_NO_DEFAULT_EXCLUDES", _flag),
+    "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", _number),
+    "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", _number),
+    "log_level": _Row("KINETIC_LOG_LEVEL", _level),
+    "reservation": _Row("KINETIC_RESERVATION", _text),
+    "force_destroy": _Row("KINETIC_FORCE_DESTROY", _flag),
+    "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", _flag),
+    "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", _number),
+    "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", _positive),
+    "grace_s": _Row("KINETIC_GRACE_S", _number),
+    "preload": _Row("KINETIC_PRELOAD", _one_of("auto", "off")),
+}

@@ -1,0 +1,29 @@
+"""Messages of the library on stderr, for people who ask for them with `KINETIC_LOG_LEVEL`.
+
+In: a level. Out: the "kinetic" logger shows messages from that level on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_ours: logging.Handler | None = None
+
+
+class _Named(logging.Formatter):
+    """What is meant for people who have not set up logging begins with our name already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("kinetic: kinetic: ", "kinetic: ", 1)
+
+
+def show(level: str) -> None:
+    """Show messages from this level on. Where the program has handlers of its own, they get them;
+    else they go to stderr."""
+    global _ours
+    logger = logging.getLogger("kinetic")
+    logger.setLevel(level)
+    if _ours is None and not logger.hasHandlers():
+        _ours = logging.StreamHandler()
+        _ours.setFormatter(_Named("%(name)s: %(message)s"))
+        logger.addHandler(_ours)

@@ -1,0 +1,283 @@
+"""From what a caller wrote to the slice that is meant.
+
+In: a name such as "tpu-v6e-16", "a100x4" or "gpu:4:spot". Out: a `Topology`, or
+`UnknownAccelerator` with the nearest names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kinetic._core.accelerators import catalog
+from kinetic._core.accelerators.catalog import Shape
+from kinetic._core.accelerators.families import (
+    CPU_DEVICES_MAX,
+    DEFAULTS,
+    FAMILIES,
+    Family,
+    GpuFamily,
+    TpuFamily,
+)
+from kinetic._core.accelerators.topology import Topology
+from kinetic.errors import UnknownAccelerator, UsageTypeError
+
+SPOT = ":spot"
+LONGEST_NAME = 64  # Nothing valid comes near; int() and difflib must not meet a megabyte of digits.
+
+
+class _Refusal(NamedTuple):
+    """Why a name stands for no slice, and the nearest names that do."""
+
+    why: str
+    nearest: tuple[str, ...] = ()
+
+
+def resolve(name: str, *, spot: bool = False) -> Topology:
+    """Return the slice that a name stands for.
+
+    Case does not matter and the prefix "tpu-" or "gpu-" may be left out.
+    `resolve(resolve(name).name)` gives the same slice.
+
+    Args:
+        name: "cpu", "cpu:4", "l4", "gpu-a100x4", "gpu:4", "tpu-v6e-16", "v5p-2x2x2", ..., with or
+            without ":spot".
+        spot: ask for preemptible machines, as the suffix ":spot" does.
+
+    Raises:
+        UnknownAccelerator: there is no such slice; `suggestions` holds the nearest names.
+        UsageTypeError: the name is not text.
+    """
+    if not isinstance(name, str):
+        raise UsageTypeError(
+            "An accelerator is named by a string such as 'tpu-v6e-16', not by "
+            f"{type(name).__name__}."
+        )
+    text = name.strip().lower()
+    plain = text.removesuffix(SPOT)
+    found = _find(plain)
+    if isinstance(found, _Refusal):
+        raise _unknown(name, found, SPOT if plain != text else "")
+    return _as_spot(found) if spot or plain != text else found
+
+
+def _as_spot(topology: Topology) -> Topology:
+    return replace(topology, name=topology.name + SPOT, spot=True)
+
+
+def _unknown(name: str, refusal: _Refusal, suffix: str) -> UnknownAccelerator:
+    shown = name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"
+    nearest = [near + suffix for near in dict.fromkeys(refusal.nearest)]
+    hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
+    message = (
+        f"There is no accelerator {shown!r}: {refusal.why}.{hint} `kinetic accelerators` lists "
+        "them all."
+    )
+    return UnknownAccelerator(message, name=name, suggestions=nearest)
+
+
+def _find(text: str) -> Topology | _Refusal:
+    if not text:
+        return _Refusal("the name is empty", ("cpu", "gpu-l4", "tpu-v5litepod-4"))
+    if len(text) > LONGEST_NAME:
+        return _Refusal("no name is that long")
+    if text == "cpu":
+        return _counted("cpu", 1)
+    text = DEFAULTS.get(text, text)
+    kind, rest = _split_kind(text)
+    number = _number(rest)
+    return _family_slice(kind, rest) if number is None or not kind else _counted(kind, number)
+
+
+def _split_kind(text: str) -> tuple[str, str]:
+    kind, rest = text[:3], text[4:]
+    return (kind, rest) if kind in ("cpu", "gpu", "tpu") and text[3:4] in ("-", ":") else ("", text)
+
+
+def _counted(kind: str, number: int) -> Topology | _Refusal:
+    if kind == "cpu":
+        limit = CPU_DEVICES_MAX
+        return catalog.cpu_slice(number) or _Refusal(
+            f"a cpu slice has 1 to {limit} devices", ("cpu", f"cpu:{limit}")
+        )
+    families = catalog.preferred(kind)
+    found = (catalog.slice_of(family, number) for family in families)
+    known = sorted({count for family in families for count in catalog.counts(family)})
+    nearest = tuple(f"{kind}:{count}" for count in _around(known, number))
+    return next(
+        (topology for topology in found if topology),
+        _Refusal(f"no {kind} slice has that count", nearest),
+    )
+
+
+def _family_slice(kind: str, text: str) -> Topology | _Refusal:
+    if kind == "cpu":
+        return _Refusal("after cpu comes a number of devices", ("cpu", "cpu:4"))
+    family, tail = _split_family(text)
+    if family is None:
+        return _no_such_family(kind, text)
+    if kind not in ("", family.kind):
+        return _Refusal(f"{family.name} is a {family.kind}, not a {kind}", _similar("", text))
+    return _gpu(family, tail) if isinstance(family, GpuFamily) else _tpu(family, tail)
+
+
+def _split_family(text: str) -> tuple[Family | None, str]:
+    called = {alias: family for family in FAMILIES for alias in _called(family)}
+    fitting = [
+        alias
+        for alias in called
+        if text.startswith(alias) and text[len(alias) : len(alias) + 1] in ("", "-", ":", "x")
+    ]
+    longest = max(fitting, key=len, default="")
+    return called.get(longest), text[len(longest) :]
+
+
+def _called(family: Family) -> tuple[str, ...]:
+    label = (family.label,) if isinstance(family, GpuFamily) else ()
+    return (family.name, *family.aliases, *label)
+
+
+def _gpu(family: GpuFamily, tail: str) -> Topology | _Refusal:
+    number = _number(tail[1:]) if tail else catalog.counts(family)[0]
+    if number is None or tail[:1] not in ("", "x"):
+        return _malformed(family, tail, number, f"write {family.name}xN for N GPUs")
+    return catalog.gpu_slice(family, number) or _no_such_count(family, number)
+
+
+def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
+    size, dash, machine = tail[1:].partition("-") if tail else (str(family.default_chips), "", "")
+    number, shape = _number(size), _shape(size)
+    per_host = _number(machine.removesuffix("t")) if machine.endswith("t") else None
+    if (
+        tail[:1] not in ("", "-")
+        or (number is None and shape is None)
+        or (dash and per_host is None)
+    ):
+        return _malformed(
+            family,
+            tail,
+            number,
+            f"write {family.name}-N for N chips, or {family.name}-AxB for a topology",
+        )
+    wanted = shape or catalog.shape_for(family, number or 0)
+    if wanted is None:
+        return _no_such_count(family, number or 0)
+    return catalog.tpu_slice(family, wanted, per_host) or _no_such_shape(family, wanted)
+
+
+def _malformed(family: Family, tail: str, number: int | None, how: str) -> _Refusal:
+    meant = catalog.slice_of(family, number) if number is not None else None
+    nearest = ((meant.name,) if meant else ()) + _similar(family.kind, family.name + tail)
+    return _Refusal(f"{tail!r} after {family.name} is not a size; {how}", nearest)
+
+
+def _no_such_family(kind: str, text: str) -> _Refusal:
+    known = [family for family in FAMILIES if kind in ("", family.kind)]
+    names = ", ".join(family.name for family in known)
+    why = (
+        f"no {kind.upper() or 'accelerator'} family is called {re.split('[-:]', text)[0]!r}; "
+        f"families: {names}"
+    )
+    return _Refusal(why, _similar(kind, text) or _similar_families(known, text))
+
+
+def _similar_families(known: Sequence[Family], text: str) -> tuple[str, ...]:
+    """Return slices of the families whose names begin as the text does, or are spelt like it."""
+    import difflib  # Only an error needs it.
+
+    called = {alias: family for family in known for alias in _called(family)}
+    begin = [alias for alias in called if alias.startswith(text)]
+    near = begin or difflib.get_close_matches(text, called, n=3, cutoff=0.5)
+    found = (catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near)
+    return tuple(dict.fromkeys(topology.name for topology in found if topology))[:3]
+
+
+def _no_such_count(family: Family, number: int) -> _Refusal:
+    known = catalog.counts(family)
+    nearest = [catalog.slice_of(family, count) for count in _around(known, number)]
+    if number > known[-1]:
+        nearest += [catalog.slice_of(other, number) for other in catalog.preferred(family.kind)]
+    unit = "GPUs" if family.kind == "gpu" else "chips"
+    why = f"{family.name} comes with {_count_text(family, known)} {unit}, not {number}"
+    return _Refusal(why, tuple(topology.name for topology in nearest if topology)[:3])
+
+
+def _no_such_shape(family: TpuFamily, shape: Shape) -> _Refusal:
+    meant = [catalog.tpu_slice(family, shape), catalog.tpu_slice(family, tuple(sorted(shape)))]
+    meant += [
+        catalog.slice_of(family, count)
+        for count in _around(catalog.counts(family), math.prod(shape))
+    ]
+    nearest = tuple(topology.name for topology in meant if topology)
+    if meant[0]:
+        return _Refusal(f"{family.name} makes no {meant[0].shape_text} of such machines", nearest)
+    return _Refusal(f"{family.name} has no such topology; it has {_shape_text(family)}", nearest)
+
+
+def _count_text(family: Family, known: Sequence[int]) -> str:
+    if isinstance(family, TpuFamily) and family.cube_limit_chips:
+        small = ", ".join(str(count) for count in known if count < 64)
+        return f"{small} or a multiple of 64 up to {family.cube_limit_chips}"
+    *first, last = (str(count) for count in known)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _shape_text(family: TpuFamily) -> str:
+    shapes = sorted(set(catalog.shapes(family)), key=lambda shape: (math.prod(shape), shape))
+    small = ", ".join(
+        catalog.shape_text(shape) for shape in shapes if not catalog.is_cube(family, shape)
+    )
+    order = " in ascending order" if family.ascending else ""
+    rule = f", and AxBxC of multiples of 4{order} up to {family.cube_limit_chips} chips"
+    return small + rule if family.cube_limit_chips else small
+
+
+def _around(known: Sequence[int], number: int) -> list[int]:
+    """Return the count itself when it is known, else the nearest below and the nearest above, the
+    nearer one first."""
+    if number in known:
+        return [number]
+    below = [count for count in known if count < number][-1:]
+    above = [count for count in known if count > number][:1]
+    return sorted(below + above, key=lambda count: (abs(count - number), count))
+
+
+def _similar(kind: str, text: str) -> tuple[str, ...]:
+    """Return canonical names whose spelling, in any of their forms, is near to the text."""
+    import difflib  # Only an error needs it.
+
+    spelled = {form: name for name, form in _spellings(kind)}
+    close = difflib.get_close_matches(text, spelled, n=6, cutoff=0.6)
+    return tuple(dict.fromkeys(spelled[form] for form in close))[:3]
+
+
+def _spellings(kind: str) -> list[tuple[str, str]]:
+    families: dict[str, Family] = {family.name: family for family in FAMILIES}
+    rows = [
+        row for row in catalog.catalog_rows() if row.family in families and kind in ("", row.kind)
+    ]
+    pairs = [
+        (row.name, alias + _tail(row)) for row in rows for alias in _called(families[row.family])
+    ]
+    return pairs + [
+        (resolve(bare).name, bare) for bare in ("cpu", "gpu", "tpu") if kind in ("", bare)
+    ]
+
+
+def _tail(row: Topology) -> str:
+    return row.name.partition(row.family)[2]
+
+
+def _number(text: str) -> int | None:
+    return (
+        int(text) if text.isascii() and text.isdigit() else None
+    )  # isdigit() alone lets "²" through.
+
+
+def _shape(text: str) -> Shape | None:
+    axes = [_number(axis) for axis in text.split("x")]
+    numbers = tuple(axis for axis in axes if axis is not None)
+    return numbers if len(numbers) == len(axes) > 1 else None

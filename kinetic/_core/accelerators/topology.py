@@ -1,0 +1,69 @@
+"""The shape of one slice: what an accelerator name stands for.
+
+In: figures from the catalog. Out: `Topology`, a frozen value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["cpu", "gpu", "tpu"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One slice of accelerators.
+
+    Attributes:
+        name: canonical name, for example "tpu-v6e-16", "gpu-a100x4", "cpu"; `resolve(name)` gives
+            this value back.
+        kind: "cpu", "gpu" or "tpu".
+        family: "v6e", "l4", "cpu".
+        shape: chips along each axis; their product is the number of chips. One axis for cpu and
+            gpu.
+        chips_per_host: chips (devices) of one host.
+        machine_type: cloud machine type of each host, "" for cpu.
+        gke_accelerator: value of the GKE accelerator node label, "" for cpu.
+        spot: whether preemptible machines are asked for.
+    """
+
+    name: str
+    kind: Kind
+    family: str
+    shape: tuple[int, ...]
+    chips_per_host: int
+    machine_type: str = ""
+    gke_accelerator: str = ""
+    spot: bool = False
+
+    @property
+    def chips(self) -> int:
+        """Chips of the whole slice."""
+        return math.prod(self.shape)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts (machines) of the slice."""
+        return self.chips // self.chips_per_host
+
+    @property
+    def multi_host(self) -> bool:
+        """Whether the slice spans more than one machine."""
+        return self.hosts > 1
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as the vendor writes it: "4x4"."""
+        return "x".join(str(n) for n in self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        return asdict(self) | {"shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Topology:
+        """Rebuild from `to_json`; unknown keys are ignored."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        return cls(**known | {"shape": tuple(data["shape"])})

@@ -1,0 +1,89 @@
+"""Where a job's debugger stands: a frozen noun that the leader keeps up to date.
+
+In: facts of the leader's agent. Out: `Debugger`, a JSON object, and what an editor must be told.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from kinetic.errors import CorruptRecord
+
+
+class DebuggerState(StrEnum):
+    """What the debugger on the leader does."""
+
+    WAITING = "waiting"
+    """It listens, and the function has not started on any host."""
+    RELEASED = "released"
+    """It listens, and the function has started: a debugger has attached, or none came in time."""
+    CLOSED = "closed"
+    """The leader's function has ended."""
+
+
+@dataclass(frozen=True)
+class Debugger:
+    """The debugger of one attempt at a job.
+
+    Attributes:
+        state: what it does.
+        port: where it listens, on the leader's loopback address.
+        tree: where the job's source lies on the leader.
+        client_root: where that source lies on the caller's machine; "" when none was sent.
+        closes_at: until when the function waits for it, seconds since the epoch.
+        attempt: which start of the gang this belongs to, from 1.
+        attached: whether a debugger attached before the function started.
+    """
+
+    state: DebuggerState
+    port: int
+    tree: str
+    client_root: str
+    closes_at: float
+    attempt: int = 1
+    attached: bool = False
+
+    @property
+    def listens(self) -> bool:
+        """Whether a debugger can attach."""
+        return self.state is not DebuggerState.CLOSED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Debugger:
+        """Rebuild from `to_json`; unknown keys are ignored.
+
+        Raises:
+            CorruptRecord: the document is no such record.
+        """
+        try:
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(**known | {"state": DebuggerState(data["state"])})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptRecord(
+                f"The record of the job's debugger is damaged: {error!r}."
+            ) from error
+
+
+def launch_configuration(
+    debugger: Debugger, *, name: str, port: int, local_root: str = ""
+) -> dict[str, Any]:
+    """Return the content of a `launch.json` of Visual Studio Code that attaches over `port` of the
+    caller's machine."""
+    local = local_root or debugger.client_root
+    attach: dict[str, Any] = {
+        "name": name,
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": port},
+        "justMyCode": True,
+    }
+    if local:
+        attach["pathMappings"] = [{"localRoot": local, "remoteRoot": debugger.tree}]
+    return {"version": "0.2.0", "configurations": [attach]}

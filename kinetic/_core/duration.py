@@ -1,0 +1,81 @@
+"""Lengths of time as people write them: a number of seconds, text with units, or a `timedelta`.
+Pure.
+
+In: 90, "90", "90s", "1h30m", timedelta(minutes=2). Out: seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+from kinetic.errors import UsageTypeError
+
+Duration = float | str | timedelta
+"""What every option that is a length of time takes; a bare number is seconds."""
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_duration_s(text: str) -> float:
+    """Read "90", "10s", "5m", "1h30m" or "7d" as seconds; a bare number is seconds.
+
+    Raises:
+        ValueError: the text is not a duration above zero.
+    """
+    text = text.strip().lower()
+    try:
+        total_s = float(text)
+    except ValueError:
+        total_s = sum(value * _SECONDS[unit] for value, unit in _parts(text))
+    if not 0 < total_s < float("inf"):
+        raise ValueError(f"{text!r} is not above zero")
+    return total_s
+
+
+def in_seconds(value: object) -> float | None:
+    """Return a length of time in seconds, not checked for its size; None when the value is of
+    another type.
+
+    Raises:
+        ValueError: it is text, and not a duration above zero.
+    """
+    if isinstance(value, str):
+        return parse_duration_s(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else value
+
+
+def patience_s(timeout: object) -> float:
+    """Check how long somebody wants to wait, and return it in seconds.
+
+    Raises:
+        UsageTypeError: it is not a length of time.
+    """
+    try:
+        found = in_seconds(timeout)
+    except ValueError:
+        found = None
+    if found is None or not found <= math.inf:
+        raise UsageTypeError(
+            'timeout must be a number of seconds, text such as "90s" or "1h30m", a timedelta, or '
+            "None to wait without limit; "
+            f"it is {timeout!r}."
+        )
+    return float(min(found, 1e300))
+
+
+def _parts(text: str) -> list[tuple[float, str]]:
+    parts: list[tuple[float, str]] = []
+    while text:
+        digits = len(text) - len(text.lstrip("0123456789."))
+        letters = len(text[digits:]) - len(text[digits:].lstrip("abcdefghijklmnopqrstuvwxyz"))
+        unit = text[digits : digits + letters]
+        if not digits or unit not in _SECONDS:
+            raise ValueError(f"{text!r} is not a duration")
+        parts.append((float(text[:digits]), unit))
+        text = text[digits + letters :]
+    if not parts:
+        raise ValueError("an empty text is not a duration")
+    return parts

@@ -1,0 +1,305 @@
+"""From a verdict to the exception that the caller sees: pure.
+
+In: an `Outcome` that is not a success, and what was read to explain it. Out: an exception, ready to
+be raised.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kinetic import errors
+from kinetic._core.outcome import FATAL, Exit, HostReport, Outcome, Verdict, name_hosts, name_of
+from kinetic.errors import JobFailed
+
+_TAIL_LINES = 12
+_TRACEBACK_LINES = 60
+_STACK_LINES = 40
+_DETAIL_CHARS = 2000
+_OTHERS, _OTHER_CHARS = 5, 200
+_OF_THE_JOB = (Exit.CANCELLED, Exit.TIMEOUT, Exit.NEVER_JOINED)
+"""Ends that a host did not bring about: what it printed last explains nothing, and naming the
+others neither."""
+_NOT_PREPARED, _NOT_LOADED = (
+    "The host could not be prepared: ",
+    "The function could not be rebuilt on this host: ",
+)
+"""How hosts begin to say so in their logs; with the headline's own words it would be said twice."""
+_TRACEBACK_TOLD = (Exit.RAISED, Exit.UNPICKLE_FAILED)
+"""Ends whose traceback is part of the message."""
+_NOISE = re.compile(
+    r'^\s*File "[^"]*/kinetic/(?:_host|runner)/|^\s*File "<frozen runpy>"|^Extension modules: '
+)
+"""What Python's fault handler prints of the runner's own frames when a worker crashes."""
+_FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
+"""A line of a traceback that names a file, or a cell of a notebook."""
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]")
+_CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Raised here, these would end the caller instead of telling it something."""
+
+_CLASSES: dict[Exit, type[JobFailed]] = {
+    Exit.RAISED: errors.UserCodeFailed,
+    Exit.SYS_EXIT: errors.UserCodeFailed,
+    Exit.HANG: errors.HostHung,
+    Exit.NEVER_JOINED: errors.GangTimeout,
+    Exit.TIMEOUT: errors.JobTimeout,
+    Exit.CANCELLED: errors.JobCancelled,
+    Exit.UNPICKLE_FAILED: errors.SetupFailed,
+    Exit.SETUP_FAILED: errors.SetupFailed,
+    Exit.RESULT_UNPICKLABLE: errors.ResultUnavailable,
+} | dict.fromkeys(FATAL, errors.HostLost)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a job that failed.
+
+    Attributes:
+        job_id: the job.
+        name: what people call it.
+        outcome: the verdict.
+        original: the exception that the blamed host raised, rebuilt here; None when there is none
+            or it cannot be rebuilt.
+        tail: the last lines that the blamed host printed, where the caller has not seen them.
+        stacks: where the hosts stood, for a gang that hung.
+    """
+
+    job_id: str
+    name: str
+    outcome: Outcome
+    original: BaseException | None = None
+    tail: str = ""
+    stacks: str = ""
+
+
+def exception_of(evidence: Evidence) -> BaseException:
+    """Return what to raise: the function's own exception where there is one, else a `JobFailed`
+    that explains."""
+    first, original = evidence.outcome.first, evidence.original
+    if (
+        first is not None
+        and first.exit is Exit.RAISED
+        and original is not None
+        and not isinstance(original, _CONTROL_FLOW)
+    ):
+        return _noted(original, evidence, first)
+    failure = _class_of(evidence.outcome)(
+        "\n".join(_message(evidence, first)),
+        job_id=evidence.job_id,
+        hosts=evidence.outcome.blamed,
+        remote_traceback=first.error.traceback
+        if first is not None and first.error is not None
+        else "",
+    )
+    failure.__cause__ = original
+    if original is not None and first is not None and first.exit in _TRACEBACK_TOLD:
+        original.__traceback__ = None
+    return failure
+
+
+def _class_of(outcome: Outcome) -> type[JobFailed]:
+    first = outcome.first
+    if outcome.verdict is Verdict.CANCELLED:
+        return errors.JobCancelled
+    if outcome.supervisor_lost and (first is None or first.exit in (Exit.AGENT_LOST, Exit.STOPPED)):
+        return errors.SupervisorLost
+    if first is None:
+        return errors.ResultUnavailable
+    return _CLASSES.get(first.exit, JobFailed)
+
+
+def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
+    """Tell at the function's own exception where it comes from."""
+    assert first.error is not None
+    where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
+    if original.__traceback__ is None:
+        original.add_note(
+            f"{where}:\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}"
+        )
+    else:  # The exception has the remote frames, and whatever shows it shows them.
+        original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
+    if first.error.consequence:
+        original.add_note(_echo(evidence))
+        _cut_to_own(original)
+    for note in (*_others(evidence, first), *_tail(evidence, first), _more(evidence, first)):
+        original.add_note(note)
+    return original
+
+
+def _echo(evidence: Evidence) -> str:
+    """What may be behind a broken collective for which nobody is to blame."""
+    gone = [report.host for report in evidence.outcome.reports if report.ok]
+    if not gone:
+        return "This looks like the echo of another host's end; no host reported a cause."
+    have, them = ("has", "it") if len(gone) == 1 else ("have", "them")
+    return (
+        f"{name_hosts(gone)} {have} returned; the other hosts probably waited for {them} there in "
+        "a collective."
+    )
+
+
+def _cut_to_own(error: BaseException) -> None:
+    """Let the traceback of a broken collective end at the user's own line; the host's log has all
+    of it."""
+    at, last = error.__traceback__, None
+    while at is not None:
+        last = at if not _LIBRARY.search(at.tb_frame.f_code.co_filename) else last
+        at = at.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def _site(traceback: str) -> str:
+    """Where in the user's code a formatted traceback ends, for the end of a sentence; "" where none
+    is found."""
+    frames = _FRAME.findall(traceback)
+    if not frames:
+        return ""
+    file, line, function = next(
+        (frame for frame in reversed(frames) if not _LIBRARY.search(frame[0])), frames[-1]
+    )
+    name = file.strip('"').rpartition("/")[2]
+    return f", raised at {name}:{line} in {function}"
+
+
+def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
+    lines = [f"{evidence.name} ({evidence.job_id}): {_headline(evidence, first)}"]
+    if first is None:
+        return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
+    if first.exit in _TRACEBACK_TOLD and first.error is not None and first.error.traceback:
+        title = f"Remote traceback ({_who(evidence, first)}):"
+        lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
+    if first.exit is Exit.HANG and evidence.stacks:
+        lines += [
+            "Where the hosts stood:",
+            _indented(_shortened(evidence.stacks.rstrip(), _STACK_LINES)),
+        ]
+        lines += [f"All of it: kinetic jobs stacks {evidence.job_id}"]
+    return [*lines, *_others(evidence, first), *_tail(evidence, first), _more(evidence, first)]
+
+
+def _headline(evidence: Evidence, first: HostReport | None) -> str:
+    """One sentence: what happened, and to which host."""
+    outcome = evidence.outcome
+    if _class_of(outcome) is errors.SupervisorLost:
+        why = outcome.reason or "the job's supervisor was killed"
+        return (
+            f"{_sentence(why)} The job has ended; its value, if there was one, is lost: run it "
+            "again."
+        )
+    if first is None:
+        return _sentence(outcome.reason or "the job left no value")
+    detail = _cut(first.detail)
+    who, were = _who(evidence, first), "were" if len(_alike(evidence, first)) > 1 else "was"
+    maybe = "probably " if "probably" in detail else ""
+    told = {
+        Exit.RAISED: f"{who} raised "
+        f"{_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
+        Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on {who}.",
+        Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or "
+        "smaller batches.",
+        Exit.AGENT_LOST: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
+        Exit.SETUP_FAILED: f"{who} could not be prepared: {detail.removeprefix(_NOT_PREPARED)}",
+        Exit.UNPICKLE_FAILED: f"{who} could not load the function: "
+        f"{detail.removeprefix(_NOT_LOADED)}",
+        Exit.RESULT_UNPICKLABLE: "the function returned, but its value cannot be brought here. "
+        f"{detail}",
+    }
+    if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
+        return f"{who} died. {detail}"
+    return told.get(first.exit) or _sentence(outcome.reason or detail or first.exit)
+
+
+def _uncapitalised(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _exited(first: HostReport) -> str:
+    return first.detail.rstrip(".") or f"The function called sys.exit({first.exit_code})"
+
+
+def _sentence(text: str) -> str:
+    return text if text.rstrip().endswith((".", "!", "?")) else f"{text}."
+
+
+def _raised(first: HostReport) -> str:
+    if first.error is None:
+        return _cut(first.detail)
+    return (
+        f"{first.error.type_name}: {_cut(first.error.message)}"
+        if first.error.message
+        else first.error.type_name
+    )
+
+
+def _host(evidence: Evidence, host: int) -> str:
+    return f"host {host} of {len(evidence.outcome.reports)}"
+
+
+def _alike(evidence: Evidence, first: HostReport) -> list[int]:
+    """The hosts to blame that failed in the same way as the first one."""
+    return sorted(
+        r.host
+        for r in evidence.outcome.reports
+        if r.host in evidence.outcome.blamed and r.is_like(first)
+    )
+
+
+def _who(evidence: Evidence, first: HostReport) -> str:
+    return name_of(_alike(evidence, first), len(evidence.outcome.reports))
+
+
+def _others(evidence: Evidence, first: HostReport) -> list[str]:
+    """The hosts that failed in another way, each with its own."""
+    alike = _alike(evidence, first)
+    others = [
+        r
+        for r in evidence.outcome.reports
+        if r.host in evidence.outcome.blamed and r.host not in alike
+    ]
+    if not others or first.exit in _OF_THE_JOB:
+        return []
+    told = [
+        f"host {r.host}: {(r.detail or r.exit).splitlines()[0][:_OTHER_CHARS].rstrip('.')}"
+        for r in others[:_OTHERS]
+    ]
+    more = len(others) - len(told)
+    rest = [f"{more} more host{'s' if more > 1 else ''}"] if more else []
+    return [f"Failed as well: {'; '.join([*told, *rest])}."]
+
+
+def _tail(evidence: Evidence, first: HostReport) -> list[str]:
+    if first.exit in _OF_THE_JOB:
+        return []
+    lines = [line[:400] for line in evidence.tail.rstrip().splitlines() if not _NOISE.search(line)][
+        -_TAIL_LINES:
+    ]
+    return [f"Last lines of host {first.host}:\n{_indented(chr(10).join(lines))}"] if lines else []
+
+
+def _more(evidence: Evidence, first: HostReport) -> str:
+    return f"More: kinetic jobs logs {evidence.job_id}" + (
+        f" --host {first.host}" if first.host else ""
+    )
+
+
+def _cut(text: str) -> str:
+    return (
+        text
+        if len(text) <= _DETAIL_CHARS
+        else f"{text[:_DETAIL_CHARS]}… ({len(text):,} characters)"
+    )
+
+
+def _shortened(text: str, most: int) -> str:
+    """Keep the beginning and the end of a text that would not fit on a screen."""
+    lines = [line[:400] for line in text.splitlines()]
+    if len(lines) <= most:
+        return "\n".join(lines)
+    head, tail = most // 3, most - most // 3
+    return "\n".join([*lines[:head], f"  … {len(lines) - most} lines left out …", *lines[-tail:]])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,298 @@
+"""Who holds a gang up: equal stacks put together, and the odd host out.
+
+In: each host's Python stacks as faulthandler prints them. Out: hosts to blame, and text for people.
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from kinetic._core.outcome import Exit, HostReport, blame_rank, name_hosts
+
+Frame = tuple[str, str]
+"""Where ("train.py:12") and in what function."""
+RETURNED = "The function has returned."
+"""What stands in place of the stacks of a host that waits for the others to return."""
+
+_THREAD = re.compile(
+    r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first", re.MULTILINE
+)
+_HEADER = re.compile(r"(Current thread|Thread)\b.*most recent call first")
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_WAITING = re.compile(r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]")
+
+_PACKAGES = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen ")
+
+CONSEQUENCE_RANK = 5
+_SILENT_RANK = 3
+_MAX_TEXT = 4000
+_WHY_CHARS = 400
+_MOST_GROUPS = 3
+_MOST_TEXT_LINES = 8
+_MOST_OWN, _MOST_INNER = 2, 5
+"""Calls that are shown of a host: the last ones of its own code, and below them those of libraries
+(of one that waits: one)."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The main thread of a worker, most recent call first.
+
+    Attributes:
+        frames: where and in what function; empty when the text was not understood.
+        text: what there was instead of frames, without addresses; "" means that the host did not
+            answer.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    text: str = ""
+
+    @property
+    def silent(self) -> bool:
+        """Whether the host did not answer."""
+        return not self.frames and not self.text
+
+    @property
+    def returned(self) -> bool:
+        """Whether there is nothing to show, because the function has returned."""
+        return self.text == RETURNED
+
+    @property
+    def own(self) -> tuple[Frame, ...]:
+        """The calls of the user's own code, most recent first."""
+        return tuple(frame for frame in self.frames if not _LIBRARY.search(frame[0]))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the innermost call is inside JAX: it waits for the others, or for the device."""
+        return bool(self.frames) and _WAITING.search(self.frames[0][0]) is not None
+
+
+def parse(text: str) -> Stack:
+    """Keep what tells two hosts apart: the main thread's calls, without addresses."""
+    frames = tuple(
+        _frame(m) for line in main_thread(text).splitlines() if (m := _FRAME.match(line))
+    )
+    return Stack(frames) if frames else Stack(text=_HEX.sub("", text).strip()[:_MAX_TEXT])
+
+
+def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int, ...]:
+    """Name the hosts that hold the others up, lowest index first.
+
+    A host that did not answer ("", or no stack) is most to blame. One that waits inside JAX is not
+    blamed while another does something else.
+    Among those left the smallest group with equal stacks stands out; groups of one size cannot be
+    told apart: all are named.
+    """
+    parsed = {host: parse(text) for host, text in stacks.items() if host not in returned}
+    running = {host: stack for host, stack in parsed.items() if not stack.returned}
+    suspects = _without_answer(running) or _not_waiting(running) or running
+    groups = _group(suspects)
+    smallest = min(map(len, groups.values()), default=0)
+    return tuple(
+        sorted(host for hosts in groups.values() if len(hosts) == smallest for host in hosts)
+    )
+
+
+def explain_hang(
+    stacks: Mapping[int, str], stalled: Collection[int], odd: Collection[int], stood_still: str
+) -> str:
+    """Say in one sentence who holds a gang up.
+
+    Args:
+        stacks: of all hosts; `RETURNED` of those that have.
+        stalled: the hosts that stood still.
+        odd: those that `odd_hosts` names.
+        stood_still: the sentence so far: who stood still for how long.
+    """
+    parsed = {host: parse(text) for host, text in stacks.items()}
+    gone = [host for host, stack in parsed.items() if stack.returned]
+    running = {host: stack for host, stack in parsed.items() if not stack.returned}
+    if gone and running and all(stack.waits for stack in running.values()):
+        return (
+            f"{_have_returned(gone)}; {_wait_for(gone, running)}. "
+            f"{stood_still[:1].upper()}{stood_still[1:]}"
+        )
+    if not set(odd) & set(stalled):
+        stood_still += f"; waiting for {name_hosts(odd)}"
+    elif len(odd) < len(stalled):
+        stood_still += f"; {name_hosts(odd)} {_verb(odd, 'stand')} apart"
+    return f"{stood_still}; {_have_returned(gone)}" if gone else stood_still
+
+
+def notice_of(gone: Collection[int], busy: Collection[int], seconds: float) -> str:
+    """Say that some hosts have returned while all others stand still, and ask what that
+    suggests."""
+    them, do = (
+        "it" if len(gone) == 1 else "them",
+        "does it wait" if len(busy) == 1 else "do they wait",
+    )
+    still = f"{name_hosts(busy)} {_verb(busy, 'have')} stood still for {seconds:g} s"
+    return f"{_have_returned(gone)}, and {still}: {do} for {them} in a collective?"
+
+
+def _have_returned(hosts: Collection[int]) -> str:
+    return f"{name_hosts(hosts)} {_verb(hosts, 'have')} returned"
+
+
+def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
+    them = "it" if len(gone) == 1 else "them"
+    places: dict[str, list[int]] = {}
+    for host in sorted(running):
+        places.setdefault(_place(running[host]), []).append(host)
+    told = [
+        f"{name_hosts(hosts)} {_verb(hosts, 'wait')} for {them}{place}"
+        for place, hosts in places.items()
+    ]
+    return "; ".join(told[:_MOST_GROUPS])
+
+
+def format_groups(stacks: Mapping[int, str]) -> str:
+    """Print equal stacks once, most recent call last: who has returned, the odd hosts, then the
+    smaller groups."""
+    groups = _group({host: parse(text) for host, text in stacks.items()})
+    odd = set(odd_hosts(stacks, ()))
+    order = sorted(
+        groups.items(),
+        key=lambda item: (not item[0].returned, item[1][0] not in odd, len(item[1]), item[1]),
+    )
+    return "\n".join(
+        f"{_title(stack, hosts)}\n{'' if stack.returned else _show(stack)}"
+        for stack, hosts in order
+    )
+
+
+def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
+    """Print on less than a screen where hung hosts stood: who has returned, who is to blame, and
+    what the others waited in."""
+    groups = _group({host: parse(text) for host, text in stacks.items()})
+    gone = [f"{_title(stack, hosts)}\n" for stack, hosts in groups.items() if stack.returned]
+    guilty = [
+        (stack, hosts)
+        for stack, hosts in groups.items()
+        if hosts[0] in blamed and not stack.returned
+    ]
+    others = [
+        (stack, hosts)
+        for stack, hosts in groups.items()
+        if hosts[0] not in blamed and not stack.returned
+    ]
+    others.sort(key=lambda item: (-len(item[1]), item[1]))
+    shown = [
+        f"{_title(stack, hosts)}\n{_gist(stack)}"
+        for part in (guilty, others)
+        for stack, hosts in part[:_MOST_GROUPS]
+    ]
+    rest = [host for part in (guilty, others) for _, hosts in part[_MOST_GROUPS:] for host in hosts]
+    return "".join([*gone, *shown]) + (f"{name_hosts(rest)}: elsewhere\n" if rest else "")
+
+
+def _title(stack: Stack, hosts: Collection[int]) -> str:
+    """Which hosts, at what line of their own code."""
+    if stack.returned:
+        return _have_returned(hosts)
+    if not stack.frames:
+        return f"{name_hosts(hosts)}:"
+    return (
+        f"{name_hosts(hosts)} "
+        f"{_verb(hosts, 'wait') if stack.waits else _verb(hosts, 'are')}{_place(stack)}:"
+    )
+
+
+def _place(stack: Stack) -> str:
+    where, function = (stack.own or stack.frames)[0]
+    return f" at {where.replace(chr(92), '/').rpartition('/')[2]} in {function}"
+
+
+def _verb(hosts: Collection[int], plural: str) -> str:
+    singular = {"have": "has", "are": "is"}
+    return plural if len(hosts) > 1 else singular.get(plural, f"{plural}s")
+
+
+def _gist(stack: Stack) -> str:
+    """Where in its own code, and below that in libraries; calls in between are left out."""
+    if not stack.frames:
+        return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
+    depth = next(
+        (n for n, frame in enumerate(stack.frames) if not _LIBRARY.search(frame[0])),
+        len(stack.frames),
+    )
+    inner = stack.frames[: min(depth, 1 if stack.waits else _MOST_INNER)]
+    left_out = depth - len(inner)
+    more = [f"  … {left_out} more {'call' if left_out == 1 else 'calls'} …"] if left_out else []
+    own, below = (
+        [f"  {_PACKAGES.sub('', where)} in {function}" for where, function in reversed(frames)]
+        for frames in (stack.own[:_MOST_OWN], inner)
+    )
+    return "\n".join([*own, *more, *below]) + "\n"
+
+
+def _frame(match: re.Match[str]) -> Frame:
+    return f"{match['file']}:{match['line']}", _HEX.sub("", match["function"].strip())
+
+
+def main_thread(text: str) -> str:
+    """Return the part of a dump that tells where the main thread is, most recent call first."""
+    # faulthandler prints the newest thread first, so the main thread comes last; of more than 100
+    # threads it prints the newest 100 and "...", and then only the thread that took the signal,
+    # which is the main one, is worth having.
+    starts = [m.start() for m in _THREAD.finditer(text)]
+    if not starts:
+        return text
+    sections = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+    cut_off = sections[-1].rstrip().endswith("\n...")
+    current = [section for section in sections if section.startswith("Current")]
+    return current[0] if cut_off and current else sections[-1]
+
+
+def _group(stacks: Mapping[int, Stack]) -> dict[Stack, list[int]]:
+    groups: dict[Stack, list[int]] = {}
+    for host in sorted(stacks):
+        groups.setdefault(stacks[host], []).append(host)
+    return groups
+
+
+def _without_answer(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
+    # One that says something else than where it stands (its process is stopped) is as much to blame
+    # as one that says nothing.
+    return {host: stack for host, stack in stacks.items() if not stack.frames}
+
+
+def _not_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
+    return {host: stack for host, stack in stacks.items() if not stack.waits}
+
+
+def _show(stack: Stack) -> str:
+    if stack.silent:
+        return "  (no answer)\n"
+    lines = [f"  {where} in {function}" for where, function in reversed(stack.frames)] or [
+        f"  {line.strip()}"
+        for line in stack.text.splitlines()
+        if line.strip() and not _HEADER.match(line)
+    ]
+    lines = lines or ["  (runs no Python code)"]
+    return "\n".join(lines) + "\n"
+
+
+def rank_of(report: HostReport) -> int:
+    """Cause (0), silent host (3), consequence (5), or no failure (more): among causes only time
+    decides."""
+    rank = blame_rank(report)
+    return 0 if rank < _SILENT_RANK else rank
+
+
+def improves(new: HostReport, old: HostReport) -> bool:
+    """Whether a host that was given up or stopped turns out to have failed by itself."""
+    return old.exit in (Exit.STOPPED, Exit.AGENT_LOST) and blame_rank(new) < _SILENT_RANK
+
+
+def why(report: HostReport) -> str:
+    """Say in one line why a host failed."""
+    raised = f"{report.error.type_name}: {report.error.message}" if report.error is not None else ""
+    lines = (report.detail or raised or str(report.exit)).splitlines()
+    return lines[0][:_WHY_CHARS] if lines else str(report.exit)

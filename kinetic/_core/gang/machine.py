@@ -1,0 +1,572 @@
+"""The life of one gang as a state machine: who joined, who is alive, who failed first, and what
+each host is told.
+
+In: joins, beats, reports, deaths, wishes of people, and the time. Out: `HostView` per host, events,
+the first failure. Pure: no I/O, no clock, no gRPC.
+
+    JOINING ──all joined──> RUNNING ──all returned──> FINISHED
+       └──────failure, cancel, time out──────> STOPPING ──every host reported or lost──> FINISHED
+
+Promises:
+    1. Nobody is told "ready" before every host has joined.
+    2. The first failure is a cause when one was reported before the stop; else a host that fell
+       silent; else a consequence.
+    3. After a stop every host reports within `grace_s` + 10 s or is given up: the gang always
+       finishes.
+    4. Every call may be repeated; time that runs backwards stands still; time in which nobody
+       looked counts against no host.
+    5. A call costs O(1), a sweep at most O(hosts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kinetic._core.gang import blame
+from kinetic._core.gang.members import Member, Roster
+from kinetic._core.gang.messages import Beat, GangEvent, GangPhase, GangSpec, HostView
+from kinetic._core.gang.rendezvous import JOINING, STARTING, Delay, Peers, Rendezvous
+from kinetic._core.outcome import Exit, HostReport, name_of
+from kinetic.errors import UsageError
+
+_GIVE_UP_S = 10.0
+"""Beyond `grace_s`: how long a stopped host may take to report."""
+_INTERVALS = 10
+"""Beats that an agent sends within `heartbeat_timeout_s`."""
+_LATE_INTERVALS = 3
+"""A host that misses so many beats is silent, if another host has just complained of a broken
+peer."""
+_MAX_TEXT = 400
+_MAX_STACKS = 256 * 1024
+_MAX_WAITING = 8 * 1024
+
+__all__ = ["Beat", "Gang", "GangEvent", "GangPhase", "GangSpec", "HostView"]
+
+
+class Gang:
+    """The state machine. Not locked: one caller at a time."""
+
+    def __init__(self, spec: GangSpec, now: float) -> None:
+        if spec.hosts < 1:
+            raise UsageError(f"A gang needs at least one host, not {spec.hosts}.")
+        self.spec = spec
+        self.phase = GangPhase.JOINING
+        self.version = 1
+        self.stop_reason = ""
+        self.first_failure: tuple[int, ...] = ()
+        self.unwanted = False
+        self._hosts = Roster(spec.hosts)
+        self._now = self._started = now
+        self._rendezvous = Rendezvous(spec, self._hosts, now)
+        self._gathering = False
+        self._delay: Delay | None = None
+        self._watched = 0.0
+        self._silence_due = spec.heartbeat_timeout_s
+        self._ready_at: float | None = None
+        self._failures: list[
+            tuple[int, int]
+        ] = []  # (rank, host) in order of arrival, until the stop
+        self._window_opened: tuple[float, float] | None = (
+            None  # (now, watched) of the first consequence
+        )
+        self._peers = Peers(spec.peers_window_s)
+        self._stop_exit: Exit | None = None
+        self._stop_exits: dict[int, Exit] = {}
+        self._blamed_rank: int | None = None
+        self._give_up_at = 0.0
+        self._stacks_request = 0
+        self._suspected = self._standing = False
+        self._notice = ""
+        self._hang_request = 0
+        self._hang_due = 0.0
+        self._events: list[GangEvent] = []
+        self._views: dict[Exit | None, HostView] = {}
+
+    # --- what hosts say ---------------------------------------------------------------------------
+
+    def join(self, host: int, incarnation: str, address: str, now: float) -> None:
+        """A host is there. The same incarnation may say so again; another one means that the first
+        has died."""
+        member = self._hosts[host]
+        if not incarnation:
+            raise UsageError(
+                "An agent joins with a name of its own for this start (incarnation); it must not "
+                "be empty."
+            )
+        self._advance(now)
+        member.seen = self._watched
+        if not member.joined:
+            self._hosts.enroll(member, incarnation, address)
+            self._emit("joined", host, address)
+            self._start_if_complete()
+        elif member.incarnation != incarnation:
+            member.incarnation = incarnation
+            self.lost(host, "the host was restarted: a second agent joined in its place", now)
+
+    def heartbeat(self, beat: Beat, now: float) -> None:
+        """A host is alive. Beats before the join count as news, not as a join."""
+        member = self._hosts[beat.host]
+        self._advance(now)
+        member.seen = self._watched
+        member.beat = (
+            beat
+            if len(beat.last_line) <= _MAX_TEXT
+            else replace(beat, last_line=beat.last_line[:_MAX_TEXT])
+        )
+        self._gathering |= beat.state in (STARTING, JOINING)
+        if self.spec.hang_timeout_s is not None and member.stalls(self.spec.hang_timeout_s):
+            self._suspected = True
+        if not self._notice and member.stalls(self.spec.notice_after_s):
+            self._standing = True
+
+    def report(self, report: HostReport, now: float) -> None:
+        """A host has ended. The first report counts, unless a cause turns up after a mere "stopped"
+        or "lost"."""
+        member = self._hosts[report.host]
+        self._advance(now)
+        if member.report is not None and not blame.improves(report, member.report):
+            return
+        if not report.stacks:
+            report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
+        self._hosts.record(member, report)
+        self._emit(
+            "report",
+            report.host,
+            f"{report.exit}: {report.detail}" if report.detail else str(report.exit),
+        )
+        self._weigh(report)
+        self._settle()
+
+    def lost(self, host: int, detail: str, now: float) -> None:
+        """The agent of a host is known to be dead. A host that has returned is needed until all
+        have."""
+        self._hosts[host]  # raises for a host that is not there
+        self._advance(now)
+        if self._lose(host, detail):
+            self._settle()
+
+    def stacks(self, host: int, request: int, text: str, now: float) -> None:
+        """A host answers a wish for stacks. The end of a long text is kept: the main thread comes
+        last."""
+        member = self._hosts[host]
+        self._advance(now)
+        if member.stacks_request < request <= self._stacks_request:
+            member.stacks_request, member.stacks = request, text[-_MAX_STACKS:]
+
+    # --- what people say --------------------------------------------------------------------------
+
+    def cancel(self, detail: str, now: float) -> None:
+        """Stop the gang because somebody wants it. What is stopping already ends as it would have,
+        and is not started again."""
+        self._advance(now)
+        self.unwanted = True
+        self._stop(Exit.CANCELLED, detail or "cancelled")
+
+    def request_stacks(self, now: float) -> int:
+        """Ask all hosts for their stacks; returns the number to look for in `stacks_of`."""
+        self._advance(now)
+        self._stacks_request += 1
+        self._changed()
+        self._emit("stacks", None, f"request {self._stacks_request}")
+        return self._stacks_request
+
+    def stacks_of(self, request: int) -> dict[int, str]:
+        """Return the answers to this wish, or to a later one."""
+        return self._hosts.answers(request)
+
+    def stacks_missing(self, request: int) -> tuple[int, ...]:
+        """Return the running hosts that have not answered yet."""
+        return self._hosts.unanswered(request)
+
+    # --- what time says ---------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> tuple[GangEvent, ...]:
+        """Let time pass, and return what happened since the last sweep."""
+        self._advance(now)
+        if self.phase is GangPhase.STOPPING and self._now >= self._give_up_at:
+            self._give_up()
+        if self.phase is not GangPhase.FINISHED and self._watched >= self._silence_due:
+            self._find_silent()
+        if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
+            self._watch_live()
+        events, self._events = tuple(self._events), []
+        return events
+
+    def _watch_live(self) -> None:
+        if self._peers.waited_for:
+            if self._peers.are_late(self._now):
+                self._stop_failed()
+        elif self._window_opened is not None:
+            self._close_window()
+        elif self.phase is GangPhase.JOINING:
+            if self._now - self._started >= self.spec.start_timeout_s:
+                self._stop_unready()
+        elif self._overran():
+            self._stop(
+                Exit.TIMEOUT, f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
+            )
+        elif self._hang_request:
+            self._decide_hang()
+        elif self._suspected:
+            self._suspect_hang()
+        elif self._standing:
+            self._notice_waiting()
+        elif self._gathering:
+            self._watch_gathering()
+
+    def _watch_gathering(self) -> None:
+        """Look whether hosts wait for others too long; stacks are asked for, and then it is looked
+        at again."""
+        delay = self._rendezvous.delay(self._now)
+        if delay is not None:
+            self._emit("stalled", None, delay.reason)
+            self._hang_request, self._delay = self.request_stacks(self._now), delay
+            self._hang_due = self._now + self.spec.stacks_window_s
+        elif not (self._hosts.in_state(STARTING) or self._hosts.in_state(JOINING)):
+            self._gathering = False
+
+    # --- what is seen from outside ----------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether every host has joined."""
+        return self._ready_at is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every host has reported or is lost."""
+        return self.phase is GangPhase.FINISHED
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a decision is near, so that looking often pays."""
+        return (
+            self._window_opened is not None
+            or self._peers.waited_for
+            or bool(self._hang_request)
+            or self.phase is not GangPhase.RUNNING
+        )
+
+    @property
+    def reports(self) -> tuple[HostReport, ...]:
+        """The reports there are, by host."""
+        return self._hosts.reports
+
+    def view(self, host: int) -> HostView:
+        """Return what this host is told."""
+        self._hosts[host]  # raises for a host that is not there
+        stop_exit = self._stop_exits.get(host, self._stop_exit)
+        if stop_exit not in self._views:
+            self._views[stop_exit] = self._make_view(stop_exit)
+        return self._views[stop_exit]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state for people, as plain JSON."""
+        return {
+            "phase": str(self.phase),
+            "attempt": self.spec.attempt,
+            "hosts": self.spec.hosts,
+            "joined": self._hosts.joined,
+            "reported": self._hosts.reported,
+            "returned": self._hosts.returned,
+            "ready": self.ready,
+            "running_s": round(self._now - self._ready_at, 3)
+            if self._ready_at is not None
+            else 0.0,
+            "stop_reason": self.stop_reason,
+            "first_failure": list(self.first_failure),
+            "members": self._hosts.describe(self._watched),
+        }
+
+    def _make_view(self, stop_exit: Exit | None) -> HostView:
+        return HostView(
+            version=self.version,
+            ready=self.ready,
+            addresses=self._hosts.addresses if self.ready else (),
+            stop=stop_exit is not None,
+            stop_exit=stop_exit,
+            stop_reason=self.stop_reason,
+            grace_s=self.spec.grace_s,
+            stacks_request=self._stacks_request,
+            all_done=self._hosts.returned == self.spec.hosts,
+            notice=self._notice,
+        )
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def _lose(self, host: int, detail: str) -> bool:
+        """Record a death, unless the host's end is known and nobody needs it any more."""
+        member = self._hosts[host]
+        needed = self.phase is GangPhase.RUNNING and member.report is not None and member.report.ok
+        if member.report is not None and not needed:
+            return False
+        if needed:
+            detail = f"{detail}; its function had returned, but other hosts were still running"
+        self._emit("lost", host, detail)
+        report = self._made_up(host, self._lost_exit(host, member), detail)
+        self._hosts.record(member, report)
+        self._weigh(report)
+        return True
+
+    def _lost_exit(self, host: int, member: Member) -> Exit:
+        # Who was told to stop, and then says no more, ended as it was told: a cancelled job stays
+        # cancelled.
+        told = self._stop_exits.get(host, self._stop_exit)
+        return Exit.AGENT_LOST if told is None or (told is Exit.STOPPED and member.joined) else told
+
+    def _weigh(self, report: HostReport) -> None:
+        """See whether this report is the first failure, or shows it in another light."""
+        rank = blame.rank_of(report)
+        if rank > blame.CONSEQUENCE_RANK:
+            return
+        if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
+            self._failures.append((rank, report.host))
+            self._emit("failure", report.host, blame.why(report))
+        elif self._blamed_rank is not None and rank < self._blamed_rank:
+            self._blame_again(report, rank)
+
+    def _blame_again(self, report: HostReport, rank: int) -> None:
+        # A cause that comes after the stop explains a consequence, whoever reports it, or the
+        # silence of its own host. It does not excuse another host's silence: that came first.
+        if self._blamed_rank == blame.CONSEQUENCE_RANK or report.host in self.first_failure:
+            self.first_failure, self._blamed_rank = (report.host,), rank
+            self.stop_reason = self._reason((report.host,))
+            self._changed()
+
+    def _settle(self) -> None:
+        """Stop on a cause or a silent host at once; give a consequence time for its cause to show
+        up; finish when all ended."""
+        if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and self._failures:
+            if self._hosts.reported == self.spec.hosts:
+                self._stop_failed()
+            elif min(self._failures)[0] < blame.CONSEQUENCE_RANK:
+                last = self._hosts[self._failures[-1][1]].report
+                if (
+                    self.phase is GangPhase.JOINING
+                    or last is None
+                    or not self._peers.may_follow(last, self._now)
+                ):
+                    self._stop_failed()
+            elif self._window_opened is None:
+                self._window_opened = self._now, self._watched
+        self._finish_if_complete()
+
+    def _close_window(self) -> None:
+        """Stop on a consequence, once every host without a report has shown that it is alive, or
+        has not."""
+        if (
+            self._window_opened is None
+            or self._now - self._window_opened[0] < self.spec.blame_window_s
+        ):
+            return
+        opened = self._window_opened[1]
+        unproven = [(seen, i) for seen, i in self._hosts.last_heard() if seen <= opened]
+        late_s = _LATE_INTERVALS * self.spec.heartbeat_timeout_s / _INTERVALS
+        silent = [(seen, i) for seen, i in unproven if self._watched - seen > late_s]
+        if silent:
+            self._lose_all(
+                silent, f"fell silent for more than {late_s:g} s while another host lost its peer"
+            )
+        elif not unproven:
+            self._stop_failed()
+
+    def _find_silent(self) -> None:
+        limit = self.spec.heartbeat_timeout_s
+        active = self._hosts.last_heard()
+        silent = [(seen, i) for seen, i in active if self._watched - seen > limit]
+        # The next look is due when the host that was heard of longest ago could be too late.
+        self._silence_due = min((seen for seen, _ in active), default=self._watched) + limit
+        self._lose_all(silent, f"fell silent: no sign of life for {limit:g} s")
+
+    def _lose_all(self, silent: list[tuple[float, int]], detail: str) -> None:
+        for _, host in sorted(silent):
+            self._lose(host, detail)
+        if silent:
+            self._settle()
+
+    # --- hangs ------------------------------------------------------------------------------------
+
+    def _stalled(self) -> tuple[int, ...]:
+        limit = self.spec.hang_timeout_s
+        return () if limit is None else self._hosts.stalled(limit)
+
+    def _suspect_hang(self) -> None:
+        self._suspected = False
+        stalled = self._stalled()
+        if stalled:
+            self._emit(
+                "stalled", stalled[0] if len(stalled) == 1 else None, self._stood_still(stalled)
+            )
+            self._hang_request = self.request_stacks(self._now)
+            self._hang_due = self._now + self.spec.stacks_window_s
+
+    def _notice_waiting(self) -> None:
+        # Once: some hosts have returned, and all others stand still.
+        self._standing, limit_s = False, self.spec.notice_after_s
+        gone, busy = self._hosts.gone(), self._hosts.busy()
+        if gone and busy and self._hosts.stalled(limit_s) == busy:
+            self._notice = blame.notice_of(gone, busy, limit_s)
+            self._changed()
+            self._emit("waiting", None, self._notice)
+
+    def _decide_hang(self) -> None:
+        if self.stacks_missing(self._hang_request) and self._now < self._hang_due:
+            return
+        request, self._hang_request = self._hang_request, 0
+        if self._delay is not None:
+            self._delay = None
+            if delay := self._rendezvous.delay(self._now):
+                self._stop_delayed(delay, self.stacks_of(request))
+            return
+        stalled = self._stalled()
+        if stalled:  # else it has moved on in the meantime
+            self._stop_hung(stalled, self.stacks_of(request))
+
+    def _stop_hung(self, stalled: tuple[int, ...], answers: dict[int, str]) -> None:
+        running = {i: answers.get(i, "") for i in self._hosts.busy()}
+        odd = blame.odd_hosts(running, ())
+        everybody = running | dict.fromkeys(self._hosts.gone(), blame.RETURNED)
+        reason = blame.explain_hang(everybody, stalled, odd, self._stood_still(stalled))
+        self._emit("stacks", None, blame.format_groups(everybody))
+        self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.HANG))
+
+    def _stop_delayed(self, delay: Delay, answers: dict[int, str]) -> None:
+        running = {i: answers.get(i, "") for i in self._hosts.busy()}
+        self._emit("stacks", None, blame.format_groups(running))
+        if delay.waiting:
+            guilty = delay.waiting if delay.final or not delay.missing else delay.missing
+            self._stop(
+                Exit.STOPPED,
+                delay.reason,
+                blamed=guilty[:1],
+                exits=dict.fromkeys(guilty, Exit.HANG),
+            )
+            return
+        odd = blame.odd_hosts({i: running[i] for i in delay.missing}, ())
+        reason = f"{name_of(odd, self.spec.hosts)} {delay.reason}"
+        said = "" if (stack := blame.parse(running[odd[0]])).frames else stack.text
+        reason += f": {said.splitlines()[0]}" if said else ""
+        self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.NEVER_JOINED))
+
+    def _stood_still(self, stalled: tuple[int, ...]) -> str:
+        longest = max(m.beat.stalled_s for i in stalled if (m := self._hosts[i]).beat is not None)
+        who = name_of(stalled, self.spec.hosts)
+        return (
+            f"{who} stood still for {longest:.0f} s (hang_timeout is {self.spec.hang_timeout_s:g} "
+            "s)"
+        )
+
+    # --- start, stop, finish ----------------------------------------------------------------------
+
+    def _start_if_complete(self) -> None:
+        if self._hosts.joined == self.spec.hosts and self.phase is GangPhase.JOINING:
+            self.phase = GangPhase.RUNNING
+            self._ready_at = self._now
+            self._changed()
+            self._emit("ready", None, f"all {self.spec.hosts} hosts have joined")
+
+    def _overran(self) -> bool:
+        limit = self.spec.timeout_s
+        return (
+            limit is not None and self._ready_at is not None and self._now - self._ready_at >= limit
+        )
+
+    def _stop_failed(self) -> None:
+        rank = min(self._failures)[0]
+        blamed = tuple(dict.fromkeys(host for r, host in self._failures if r == rank))
+        self._stop(Exit.STOPPED, self._reason(blamed), blamed=blamed)
+        self._blamed_rank = rank
+
+    def _stop_unready(self) -> None:
+        missing = self._hosts.absent()
+        within = f"did not join within {self.spec.start_timeout_s:g} s"
+        for host in missing:
+            member = self._hosts[host]
+            self._hosts.record(
+                member,
+                self._made_up(host, Exit.NEVER_JOINED, f"{within}; {member.news(self._watched)}"),
+            )
+        self._stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", blamed=missing)
+
+    def _stop(
+        self,
+        stop_exit: Exit,
+        reason: str,
+        *,
+        blamed: tuple[int, ...] = (),
+        exits: dict[int, Exit] | None = None,
+    ) -> None:
+        if self.phase in (GangPhase.STOPPING, GangPhase.FINISHED):
+            return
+        self.phase = GangPhase.STOPPING
+        self.first_failure, self.stop_reason = blamed, reason
+        self._stop_exit, self._stop_exits = stop_exit, exits or {}
+        self._give_up_at = self._now + self.spec.grace_s + _GIVE_UP_S
+        self._window_opened, self._hang_request = None, 0
+        self._changed()
+        self._emit("stop", blamed[0] if blamed else None, reason)
+        self._excuse_absent()
+        self._finish_if_complete()
+
+    def _excuse_absent(self) -> None:
+        # Nobody waits for those who are not there yet: the error must come in seconds.
+        told = self._stop_exit or Exit.STOPPED
+        for host in self._hosts.absent():
+            detail = f"had not joined when the gang was stopped: {self.stop_reason}"
+            self._hosts.record(self._hosts[host], self._made_up(host, told, detail))
+
+    def _give_up(self) -> None:
+        waited_s = self.spec.grace_s + _GIVE_UP_S
+        for _, host in self._hosts.last_heard():
+            self._lose(host, f"did not report within {waited_s:g} s after it was told to stop")
+        self._finish_if_complete()
+
+    def _finish_if_complete(self) -> None:
+        if self._hosts.reported == self.spec.hosts and self.phase is not GangPhase.FINISHED:
+            self.phase = GangPhase.FINISHED
+            self._changed()
+            self._emit("finished", None, self.stop_reason or "every host returned")
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        # Watched time passes only while somebody looks: if this process was frozen or starved,
+        # beats wait unread in its sockets, and their senders must not be called silent for it.
+        step = max(0.0, now - self._now)
+        self._now += step
+        self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)
+
+    def _made_up(self, host: int, how: Exit, detail: str) -> HostReport:
+        stacks = self._stacks_worth_keeping(self._hosts[host], how)
+        return HostReport(
+            host=host, exit=how, detail=detail, stacks=stacks, attempt=self.spec.attempt
+        )
+
+    def _stacks_worth_keeping(self, member: Member, how: Exit) -> str:
+        """Of a host that held a hung gang up all of it; of one that waited for it where it
+        stood."""
+        if how is Exit.HANG:
+            return member.stacks
+        hung = Exit.HANG in self._stop_exits.values()
+        return (
+            blame.main_thread(member.stacks)[:_MAX_WAITING] if hung and how is Exit.STOPPED else ""
+        )
+
+    def _reason(self, blamed: tuple[int, ...]) -> str:
+        report = self._hosts[blamed[0]].report
+        if report is None:
+            return name_of(blamed, self.spec.hosts)
+        alike = sorted(
+            host
+            for host in blamed
+            if (other := self._hosts[host].report) is not None and other.is_like(report)
+        )
+        return f"{name_of(alike, self.spec.hosts)}: {blame.why(report)}"
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._views.clear()
+
+    def _emit(self, kind: str, host: int | None, detail: str) -> None:
+        self._events.append(GangEvent(kind, host, detail))

@@ -1,0 +1,175 @@
+"""The hosts of a gang, one by one: who is there, when each was last heard of, how each ended.
+
+In: single facts about hosts. Out: lists of hosts that are silent, stalled, missing. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic._core.gang.messages import Beat
+from kinetic._core.outcome import HostReport
+from kinetic.errors import UsageError
+
+
+class Member:
+    """What is known about one host. `seen` is in watched time: when it was last heard of."""
+
+    __slots__ = ("address", "beat", "incarnation", "report", "seen", "stacks", "stacks_request")
+
+    def __init__(self) -> None:
+        self.incarnation = ""
+        self.address = ""
+        self.seen = 0.0
+        self.beat: Beat | None = None
+        self.report: HostReport | None = None
+        self.stacks = ""
+        self.stacks_request = 0
+
+    @property
+    def joined(self) -> bool:
+        """Whether its agent has joined."""
+        return bool(self.incarnation)
+
+    @property
+    def active(self) -> bool:
+        """Joined, and not ended as far as anybody knows."""
+        return self.joined and self.report is None
+
+    @property
+    def busy(self) -> bool:
+        """Active, and its function has not returned."""
+        return self.active and not self.has_returned
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether its agent said that the function has returned."""
+        return self.beat is not None and self.beat.state == "returned"
+
+    def stalls(self, limit_s: float) -> bool:
+        """Whether its function has stood still for so long."""
+        return (
+            self.beat is not None
+            and self.beat.state == "running"
+            and self.beat.stalled_s >= limit_s
+        )
+
+    def news(self, watched: float) -> str:
+        """Say what was heard of it last."""
+        return (
+            "nothing was heard from it"
+            if self.beat is None
+            else f"it was {self.beat.state} {watched - self.seen:.0f} s ago"
+        )
+
+    def describe(self, host: int, watched: float) -> dict[str, Any]:
+        """Return its state for people, as plain JSON."""
+        beat = self.beat or Beat(host)
+        state = "missing" if not self.joined and self.beat is None else beat.state
+        return {
+            "host": host,
+            "state": str(self.report.exit) if self.report else state,
+            "rss_bytes": beat.rss_bytes,
+            "cpu_s": beat.cpu_s,
+            "log_bytes": beat.log_bytes,
+            "last_line": beat.last_line,
+            "stalled_s": beat.stalled_s,
+            "silent_s": round(watched - self.seen, 3),
+        }
+
+
+class Roster:
+    """All hosts of the gang, with running counts, so that no single call must look at every
+    host."""
+
+    def __init__(self, hosts: int) -> None:
+        self._members = [Member() for _ in range(hosts)]
+        self.joined = 0
+        self.reported = 0
+        self.returned = 0
+
+    def __getitem__(self, host: int) -> Member:
+        if not 0 <= host < len(self._members):
+            raise UsageError(
+                f"There is no host {host} in this gang of {len(self._members)} (0 to "
+                f"{len(self._members) - 1})."
+            )
+        return self._members[host]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def enroll(self, member: Member, incarnation: str, address: str) -> None:
+        """A host has joined for the first time."""
+        member.incarnation, member.address = incarnation, address
+        self.joined += 1
+
+    def record(self, member: Member, report: HostReport) -> None:
+        """A host has ended; a later report replaces an earlier one."""
+        old, member.report = member.report, report
+        self.reported += old is None
+        self.returned += report.ok - (old is not None and old.ok)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses by host."""
+        return tuple(m.address for m in self._members)
+
+    @property
+    def reports(self) -> tuple[HostReport, ...]:
+        """The reports there are, by host."""
+        return tuple(m.report for m in self._members if m.report is not None)
+
+    def last_heard(self) -> list[tuple[float, int]]:
+        """(when, host) of all active hosts."""
+        return [(m.seen, i) for i, m in enumerate(self._members) if m.active]
+
+    def busy(self) -> tuple[int, ...]:
+        """Hosts whose function may be running."""
+        return tuple(i for i, m in enumerate(self._members) if m.busy)
+
+    def gone(self) -> tuple[int, ...]:
+        """Hosts whose function has returned."""
+        return tuple(
+            i
+            for i, m in enumerate(self._members)
+            if (m.report.ok if m.report is not None else m.has_returned)
+        )
+
+    def stalled(self, limit_s: float) -> tuple[int, ...]:
+        """Busy hosts that have stood still for so long."""
+        return tuple(i for i, m in enumerate(self._members) if m.busy and m.stalls(limit_s))
+
+    def in_state(self, state: str) -> tuple[int, ...]:
+        """Active hosts whose last beat said this."""
+        return tuple(
+            i
+            for i, m in enumerate(self._members)
+            if m.active and m.beat is not None and m.beat.state == state
+        )
+
+    def returned_alone(self) -> tuple[int, ...]:
+        """Hosts whose function has returned without ever being part of JAX's world."""
+        return tuple(
+            i
+            for i, m in enumerate(self._members)
+            if m.report is not None and m.report.ok and not m.report.joined_jax
+        )
+
+    def absent(self) -> tuple[int, ...]:
+        """Hosts that have neither joined nor ended."""
+        return tuple(i for i, m in enumerate(self._members) if not m.joined and m.report is None)
+
+    def answers(self, request: int) -> dict[int, str]:
+        """Stacks by host, of those who have answered this wish or a later one."""
+        return {i: m.stacks for i, m in enumerate(self._members) if m.stacks_request >= request > 0}
+
+    def unanswered(self, request: int) -> tuple[int, ...]:
+        """Busy hosts that have not answered this wish."""
+        return tuple(
+            i for i, m in enumerate(self._members) if m.busy and m.stacks_request < request
+        )
+
+    def describe(self, watched: float) -> list[dict[str, Any]]:
+        """Return every host's state for people, as plain JSON."""
+        return [m.describe(i, watched) for i, m in enumerate(self._members)]

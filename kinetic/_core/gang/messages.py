@@ -1,0 +1,125 @@
+"""The words of the coordinator: what a gang is given, what hosts say, what they are told.
+
+In: nothing. Out: frozen values. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kinetic._core.outcome import Exit
+
+
+class GangPhase(StrEnum):
+    """Where the gang stands."""
+
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class GangSpec:
+    """How many hosts, and how long things may take (seconds; None is without limit).
+
+    Attributes:
+        hosts: hosts of the gang.
+        start_timeout_s: until every host has joined and its worker runs the function; also how long
+            hosts may wait in JAX for others that have not joined its world.
+        timeout_s: from "ready" until the gang is stopped.
+        hang_timeout_s: longest time that a running host may stand still.
+        heartbeat_timeout_s: silence after which a host counts as lost; agents send ten beats in
+            this time.
+        blame_window_s: how long a cause may still show up after a consequence was reported.
+        stacks_window_s: how long hosts may take to answer with their stacks.
+        grace_s: what agents leave their workers between SIGTERM and SIGKILL.
+        peers_window_s: how long other hosts may go on after code failed on one of them, to fail in
+            the same way; counted anew from each that does.
+        notice_after_s: for so long all hosts that run must have stood still, when others have
+            returned, to be told of.
+        attempt: which start of the gang this is, from 1.
+    """
+
+    hosts: int
+    start_timeout_s: float = 600.0
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    heartbeat_timeout_s: float = 10.0
+    blame_window_s: float = 1.0
+    stacks_window_s: float = 2.0
+    grace_s: float = 5.0
+    peers_window_s: float = 0.0
+    notice_after_s: float = 20.0
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life.
+
+    Attributes:
+        host: index in the gang.
+        state: "preparing", "waiting" (for the others), "debugging" (the leader, until a debugger
+            has attached), "held" (the others, until then), "starting" (the worker gets ready),
+            "running", "joining" (it waits in JAX for the others) or "returned".
+        stalled_s: how long the worker's main thread has stood still.
+        rss_bytes, cpu_s: of the worker.
+        log_bytes: output so far.
+        last_line: the last line that was printed.
+    """
+
+    host: int
+    state: str = "preparing"
+    stalled_s: float = 0.0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    log_bytes: int = 0
+    last_line: str = ""
+
+
+@dataclass(frozen=True)
+class GangEvent:
+    """Something that happened.
+
+    Attributes:
+        kind: "joined", "ready", "failure", "stop", "stalled", "waiting", "stacks", "report", "lost"
+            or "finished".
+        host: whom it concerns, None for the gang.
+        detail: for people.
+    """
+
+    kind: str
+    host: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class HostView:
+    """What one agent is told.
+
+    Attributes:
+        version: grows with every change of any view.
+        ready: all have joined; the function may start.
+        addresses: of the hosts, by index, once ready; the first is the leader's.
+        stop: the worker must end.
+        stop_exit: what the agent calls the end of its worker after a stop: CANCELLED, TIMEOUT, HANG
+            or STOPPED.
+        stop_reason: for people.
+        grace_s: between SIGTERM and SIGKILL.
+        stacks_request: number of the last wish for stacks, 0 for none.
+        all_done: every host has returned; workers may exit.
+        notice: a line for the job's output, or "".
+    """
+
+    version: int = 0
+    ready: bool = False
+    addresses: tuple[str, ...] = ()
+    stop: bool = False
+    stop_exit: Exit | None = None
+    stop_reason: str = ""
+    grace_s: float = 5.0
+    stacks_request: int = 0
+    all_done: bool = False
+    notice: str = ""

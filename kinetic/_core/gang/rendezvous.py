@@ -1,0 +1,121 @@
+"""Hosts that must come together after they have joined the gang: workers that start, processes that
+join one world of JAX, hosts that fail in the same way.
+
+In: what hosts last said, how they failed, the time. Out: a `Delay` when some wait in vain or for
+too long; whether more failures may follow. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinetic._core.gang.members import Roster
+from kinetic._core.gang.messages import GangSpec
+from kinetic._core.outcome import Exit, HostReport, name_hosts
+
+_WINDOWS = 5
+_OF_THE_CODE = (Exit.RAISED, Exit.SYS_EXIT, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED)
+"""Ends that the same code has on every host."""
+STARTING, JOINING = "starting", "joining"
+"""What a host's beat says while its worker gets ready, and while it waits in JAX for the others."""
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Why hosts wait.
+
+    Attributes:
+        waiting: the hosts that wait in JAX; empty while the function has not started.
+        missing: whom they wait for, as far as that can be told.
+        reason: for people.
+        final: it cannot end by itself.
+    """
+
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    reason: str
+    final: bool = False
+
+
+class Rendezvous:
+    """Watches hosts come together."""
+
+    def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
+        self._spec, self._hosts = spec, hosts
+        self._submitted = now
+        self._joining_since: float | None = None
+
+    def delay(self, now: float) -> Delay | None:
+        """Say whether hosts wait for too long."""
+        joining = self._hosts.in_state(JOINING)
+        if not joining:
+            self._joining_since = None
+        elif self._joining_since is None:
+            self._joining_since = now
+        limit_s = self._spec.start_timeout_s
+        if now - self._submitted >= limit_s and (starting := self._hosts.in_state(STARTING)):
+            return Delay((), starting, f"was not ready within {limit_s:g} s (start_timeout)")
+        if self._joining_since is None:
+            return None
+        if gone := self._hosts.returned_alone():
+            return Delay(joining, gone, self._in_vain(joining, gone), final=True)
+        if now - self._joining_since >= limit_s:
+            missing = tuple(host for host in self._hosts.busy() if host not in joining)
+            return Delay(joining, missing, self._too_long(joining, missing))
+        return None
+
+    def _in_vain(self, joining: tuple[int, ...], gone: tuple[int, ...]) -> str:
+        return (
+            f"{name_hosts(gone)} of {self._spec.hosts} returned without using JAX, and "
+            f"{name_hosts(joining)} {'waits' if len(joining) == 1 else 'wait'} for {_them(gone)} "
+            "in JAX. Every host must use JAX, or none: call jax.devices() on all of them first, "
+            "or set joins_jax=False so that each host works on its own devices"
+        )
+
+    def _too_long(self, joining: tuple[int, ...], missing: tuple[int, ...]) -> str:
+        whom = (
+            f"{name_hosts(missing)}, which {'has' if len(missing) == 1 else 'have'} not joined"
+            if missing
+            else "each other"
+        )
+        return (
+            f"{name_hosts(joining)} of {self._spec.hosts} {'has' if len(joining) == 1 else 'have'} "
+            f"waited {self._spec.start_timeout_s:g} s in JAX for {whom} (start_timeout=). Let "
+            "every host use JAX, or raise start_timeout"
+        )
+
+
+class Peers:
+    """How long the gang waits for other hosts to fail as one just did: code that fails on one host
+    often fails on all.
+
+    Each that does gives the rest another window, but there are not more than `_WINDOWS`, however
+    many hosts there are.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._until: float | None = None
+        self._latest = 0.0
+
+    def may_follow(self, failed: HostReport, now: float) -> bool:
+        """A host has failed: say whether it is worth while to wait for others. A host that died is
+        not waited with."""
+        if failed.exit not in _OF_THE_CODE or self._window_s <= 0:
+            return False
+        self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
+        self._until = min(now + self._window_s, self._latest)
+        return True
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a host has failed, and others may follow."""
+        return self._until is not None
+
+    def are_late(self, now: float) -> bool:
+        """Whether the time is over."""
+        return self._until is not None and now >= self._until
+
+
+def _them(hosts: tuple[int, ...]) -> str:
+    return "it" if len(hosts) == 1 else "them"

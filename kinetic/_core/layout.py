@@ -1,0 +1,147 @@
+"""Where everything of a job lies in the store: keys relative to the store's root.
+
+In: ids and indices. Out: keys with "/" between parts.
+
+    blobs/sha256/<2 hex>/<62 hex>         content-addressed: payloads, lists of folders,
+                                          source files
+    refs/<job_id>.json                    the reference: written first, deleted last
+    jobs/<job_id>/plan.json
+    jobs/<job_id>/outcome.json            written last, once
+    jobs/<job_id>/result.pkl              the leader's value
+    jobs/<job_id>/events.jsonl            what happened when
+    jobs/<job_id>/debugger.json           where the debugger of a debug job listens
+    jobs/<job_id>/hosts/<i>/report.json   how host i ended
+    jobs/<job_id>/hosts/<i>/error.pkl     the exception it raised
+    jobs/<job_id>/hosts/<i>/result.pkl    its value, where the values of all hosts are kept
+    jobs/<job_id>/hosts/<i>/log           its output, as printed
+    jobs/<job_id>/hosts/<i>/log.idx       when and on which stream (see logformat)
+    groups/<group_id>/batch.json          a batch: written before its first job
+    groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, where its id was not known before
+    groups/<group_id>/refused/<i>.json    why input i could not be submitted
+    groups/<group_id>/stop.json           nothing more is to be submitted
+    groups/<group_id>/end.json            nothing more will be submitted
+    outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
+    data/<digest>/                        declared data, unpacked once for all jobs of this machine
+                                          (see packaging.replica)
+    footprints/<digest>.json              how much memory a function's hosts took last
+                                          (see storage.footprints)
+"""
+
+from __future__ import annotations
+
+JOBS = "jobs"
+REFS = "refs"
+BLOBS = "blobs/sha256"
+DATA = "data"
+GROUPS = "groups"
+
+
+def blob(digest: str) -> str:
+    """Key of the content with this SHA-256 (64 hex digits)."""
+    return f"{BLOBS}/{digest[:2]}/{digest[2:]}"
+
+
+def job(job_id: str) -> str:
+    """Prefix of all that belongs to the job."""
+    return f"{JOBS}/{job_id}"
+
+
+def ref(job_id: str) -> str:
+    """The reference. All references lie together, so that jobs are listed without walking their
+    folders."""
+    return f"{REFS}/{job_id}.json"
+
+
+def plan(job_id: str) -> str:
+    """The plan."""
+    return f"{job(job_id)}/plan.json"
+
+
+def outcome(job_id: str) -> str:
+    """The verdict."""
+    return f"{job(job_id)}/outcome.json"
+
+
+def result(job_id: str, host: int = 0) -> str:
+    """The pickled value of a host; that of the leader by default."""
+    return f"{job(job_id)}/result.pkl" if host == 0 else f"{job(job_id)}/hosts/{host}/result.pkl"
+
+
+def events(job_id: str) -> str:
+    """What happened when, one JSON object a line."""
+    return f"{job(job_id)}/events.jsonl"
+
+
+def debugger(job_id: str) -> str:
+    """Where the debugger of a debug job listens."""
+    return f"{job(job_id)}/debugger.json"
+
+
+def host(job_id: str, index: int) -> str:
+    """Prefix of all that belongs to one host."""
+    return f"{job(job_id)}/hosts/{index}"
+
+
+def report(job_id: str, index: int) -> str:
+    """How the host ended."""
+    return f"{host(job_id, index)}/report.json"
+
+
+def error(job_id: str, index: int) -> str:
+    """The pickled exception of the host."""
+    return f"{host(job_id, index)}/error.pkl"
+
+
+def log(job_id: str, index: int) -> str:
+    """The host's output, as printed."""
+    return f"{host(job_id, index)}/log"
+
+
+def log_index(job_id: str, index: int) -> str:
+    """Times and streams of the host's output."""
+    return f"{host(job_id, index)}/log.idx"
+
+
+def group(group_id: str) -> str:
+    """Prefix of all that belongs to the batch itself."""
+    return f"{GROUPS}/{group_id}"
+
+
+def batch(group_id: str) -> str:
+    """What the batch is: the number of its inputs, the ids of its jobs."""
+    return f"{group(group_id)}/batch.json"
+
+
+def group_job(group_id: str, index: int, attempt: int) -> str:
+    """The job of one try of one input, from 1."""
+    return f"{group(group_id)}/jobs/{index}-{attempt}.json"
+
+
+def refused(group_id: str, index: int) -> str:
+    """Why an input could not be submitted."""
+    return f"{group(group_id)}/refused/{index}.json"
+
+
+def group_stop(group_id: str) -> str:
+    """There when nothing more is to be submitted."""
+    return f"{group(group_id)}/stop.json"
+
+
+def group_end(group_id: str) -> str:
+    """There when nothing more will be submitted."""
+    return f"{group(group_id)}/end.json"
+
+
+def data(digest: str) -> str:
+    """Declared data with this digest, unpacked."""
+    return f"{DATA}/{digest}"
+
+
+def footprint(digest: str) -> str:
+    """What a function's hosts took when it ran last; the digest stands for the function."""
+    return f"footprints/{digest}.json"
+
+
+def outputs(job_id: str) -> str:
+    """Where the function leaves files by default."""
+    return f"outputs/{job_id}"

@@ -1,0 +1,60 @@
+"""How a host's output rests on disk: the bytes as printed, and an index of fixed records beside
+them.
+
+In: chunks of output with time and stream. Out: index records.
+
+`log` holds both streams' bytes in the order in which the agent read them, so that any tool can read
+it. `log.idx` holds one 24-byte little-endian record per chunk: offset of the chunk's END in `log`
+(u64), time in nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 how the host
+failed), and a check value (u32: CRC-32 of the rest of the record). A chunk ends at a line end
+unless the line was left open for a while or is longer than the reader's buffer. The data is written
+before its record, so a record never points at bytes that are not there; bytes after the last good
+record are treated as stdout.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+RECORD = struct.Struct("<QQII")
+STDOUT = 1
+STDERR = 2
+FAILURE = 3
+"""How the host failed: a traceback, or a line of kinetic's. Readers show it on stderr, or leave it
+out where the exception is raised anyway."""
+_BODY = struct.Struct("<QQI")
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Some output of one host: usually whole lines.
+
+    Attributes:
+        host: index in the gang.
+        stream: STDOUT (1) or STDERR (2).
+        time_ns: when the agent read it, nanoseconds since the epoch.
+        data: the bytes as printed.
+    """
+
+    host: int
+    stream: int
+    time_ns: int
+    data: bytes
+
+
+def encode_record(end: int, time_ns: int, stream: int) -> bytes:
+    """Pack one index record."""
+    return RECORD.pack(end, time_ns, stream, zlib.crc32(_BODY.pack(end, time_ns, stream)))
+
+
+def decode_records(data: bytes) -> list[tuple[int, int, int]]:
+    """Unpack whole records up to the first that is damaged: (end offset, time_ns, stream)."""
+    good: list[tuple[int, int, int]] = []
+    whole = len(data) - len(data) % RECORD.size
+    for end, time_ns, stream, check in RECORD.iter_unpack(data[:whole]):
+        if check != zlib.crc32(_BODY.pack(end, time_ns, stream)):
+            break
+        good.append((end, time_ns, stream))
+    return good

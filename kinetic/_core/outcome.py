@@ -1,0 +1,345 @@
+"""How hosts ended, and what that means for the job: the only judge.
+
+In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from kinetic.errors import CorruptRecord
+
+
+class Exit(StrEnum):
+    """How the function ended on one host."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    SYS_EXIT = "sys_exit"
+    """Called sys.exit with a code other than 0 (0 and None are RETURNED)."""
+    OS_EXIT = "os_exit"
+    """The process ended by itself without a report: os._exit, or native code calling exit."""
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    HANG = "hang"
+    CANCELLED = "cancelled"
+    UNPICKLE_FAILED = "unpickle_failed"
+    RESULT_UNPICKLABLE = "result_unpicklable"
+    SETUP_FAILED = "setup_failed"
+    """Fetching, verifying or preparing failed before the function was reached."""
+    STOPPED = "stopped"
+    """Ended by the agent because another host had failed."""
+    NEVER_JOINED = "never_joined"
+    AGENT_LOST = "agent_lost"
+    """The agent died or fell silent."""
+
+
+_MAX_RUNS = 12
+FATAL = frozenset({Exit.OS_EXIT, Exit.SIGNAL, Exit.OUT_OF_MEMORY, Exit.AGENT_LOST})
+"""Ends of a host that died, as opposed to code that failed."""
+NO_RETRY = frozenset(
+    {Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE}
+)
+"""Ends that another attempt would not change."""
+
+
+@dataclass(frozen=True)
+class RemoteError:
+    """An exception that a host saw.
+
+    Attributes:
+        type_name: qualified name of its class.
+        message: str() of it.
+        traceback: the formatted remote traceback.
+        key: where its pickle lies in the store, or "" when it cannot be pickled.
+        consequence: whether it looks like the echo of a peer's death (a broken collective) rather
+            than a cause.
+    """
+
+    type_name: str
+    message: str
+    traceback: str
+    key: str = ""
+    consequence: bool = False
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """How one host ended.
+
+    Attributes:
+        host: index in the gang, 0 is the leader.
+        exit: how the function ended.
+        detail: one sentence for people.
+        exit_code: of the worker process, where it had one.
+        signal: number of the signal that killed the worker, or 0.
+        error: what was raised, if anything.
+        peak_rss_bytes: high-water mark of the worker's memory, 0 if unknown.
+        leftover_threads: names of non-daemon threads still running at the end.
+        stacks: Python stacks of the worker when it hung, or "". When others hung, where its main
+            thread waited.
+        lost_log_bytes: output that could not be kept (disk full).
+        started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
+        attempt: which start of the gang this belongs to, from 1.
+        result_digest: SHA-256 of the pickled value in the store; "" of hosts whose value is not
+            kept.
+        result_size_bytes: length of the pickled value.
+        joined_jax: whether a process of the host has been part of JAX's world.
+    """
+
+    host: int
+    exit: Exit
+    detail: str = ""
+    exit_code: int | None = None
+    signal: int = 0
+    error: RemoteError | None = None
+    peak_rss_bytes: int = 0
+    leftover_threads: tuple[str, ...] = ()
+    stacks: str = ""
+    lost_log_bytes: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    attempt: int = 1
+    result_digest: str = ""
+    result_size_bytes: int = 0
+    joined_jax: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the function returned on this host."""
+        return self.exit is Exit.RETURNED
+
+    def is_like(self, other: HostReport) -> bool:
+        """Whether both hosts ended in the same way, with the same words; what is said of a broken
+        collective varies."""
+        echoes = (
+            self.error is not None
+            and other.error is not None
+            and self.error.consequence
+            and other.error.consequence
+        )
+        return self.exit is other.exit and (echoes or self._words() == other._words())
+
+    def _words(self) -> tuple[str, ...]:
+        said = (self.detail,) if self.error is None else (self.error.type_name, self.error.message)
+        return tuple(
+            words.replace(f"/host-{self.host}/", "/host-N/") for words in said
+        )  # where a host keeps its files
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        return asdict(self) | {"leftover_threads": list(self.leftover_threads)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HostReport:
+        """Rebuild from `to_json`; unknown keys are ignored.
+
+        Raises:
+            CorruptRecord: the document is not a report.
+        """
+        try:
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            error = known.get("error")
+            return cls(
+                **known
+                | {
+                    "exit": Exit(data["exit"]),
+                    "error": RemoteError(**error) if error else None,
+                    "leftover_threads": tuple(data.get("leftover_threads", ())),
+                }
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise CorruptRecord(f"The report of a host is damaged: {problem!r}.") from problem
+
+
+class Verdict(StrEnum):
+    """What became of the job."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """The verdict over a whole gang.
+
+    Attributes:
+        verdict: succeeded, failed or cancelled.
+        blamed: hosts that failed first, most to blame first; empty on success.
+        reason: one line for people; "" on success.
+        reports: one per host, in order of the host's index.
+        result_digest: SHA-256 of the leader's pickled value, or "".
+        result_size_bytes: its length.
+        supervisor_lost: the supervising process was killed before it could judge.
+        ended_at: seconds since the epoch.
+        attempt: the last start of the gang, from 1.
+    """
+
+    verdict: Verdict
+    blamed: tuple[int, ...] = ()
+    reason: str = ""
+    reports: tuple[HostReport, ...] = ()
+    result_digest: str = ""
+    result_size_bytes: int = 0
+    supervisor_lost: bool = False
+    ended_at: float = 0.0
+    attempt: int = 1
+
+    def __repr__(self) -> str:
+        hosts = f"{len(self.reports)} {'host' if len(self.reports) == 1 else 'hosts'}"
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        reason = f": {self.reason.splitlines()[0]:.200}" if self.reason else ""
+        return f"<Outcome {self.verdict}, {hosts}{attempt}{reason}>"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job succeeded."""
+        return self.verdict is Verdict.SUCCEEDED
+
+    @property
+    def first(self) -> HostReport | None:
+        """The report of the host most to blame, or None."""
+        return next((r for r in self.reports if self.blamed and r.host == self.blamed[0]), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        return asdict(self) | {
+            "blamed": list(self.blamed),
+            "reports": [r.to_json() for r in self.reports],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Outcome:
+        """Rebuild from `to_json`; unknown keys are ignored.
+
+        Raises:
+            CorruptRecord: the document is not an outcome.
+        """
+        try:
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            reports = tuple(HostReport.from_json(r) for r in data.get("reports", ()))
+            verdict = Verdict(data["verdict"])
+            return cls(
+                **known
+                | {"verdict": verdict, "blamed": tuple(data.get("blamed", ())), "reports": reports}
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise CorruptRecord(f"The outcome of the job is damaged: {problem!r}.") from problem
+
+
+_RANK = {
+    # Lower is more to blame: a cause before a silent host, a silent host before what followed from
+    # either.
+    Exit.CANCELLED: 0,
+    Exit.TIMEOUT: 0,
+    Exit.HANG: 0,
+    Exit.NEVER_JOINED: 0,
+    Exit.SETUP_FAILED: 1,
+    Exit.UNPICKLE_FAILED: 1,
+    Exit.RAISED: 1,
+    Exit.SYS_EXIT: 1,
+    Exit.OUT_OF_MEMORY: 1,
+    Exit.SIGNAL: 1,
+    Exit.OS_EXIT: 1,
+    Exit.RESULT_UNPICKLABLE: 2,
+    Exit.AGENT_LOST: 3,
+    Exit.STOPPED: 9,
+    Exit.RETURNED: 10,
+}
+
+
+def blame_rank(report: HostReport) -> int:
+    """How much a host is to blame, lower is more: cause (0-2), silent host (3), consequence (5),
+    bystander (9-10)."""
+    if report.error is not None and report.error.consequence:
+        return 5
+    return _RANK[report.exit]
+
+
+def judge(
+    hosts: int,
+    reports: Sequence[HostReport],
+    *,
+    blamed: Sequence[int] = (),
+    reason: str = "",
+    now: float,
+    attempt: int = 1,
+) -> Outcome:
+    """Decide what became of a gang of `hosts` hosts.
+
+    Promises: (1) success needs a RETURNED report of every host and the leader's result; (2) a host
+    without a report counts as lost; (3) `blamed`, when the gang's state machine has named the first
+    failure, is kept; else the order is by `blame_rank`, then by time of end.
+    """
+    by_host = {r.host: r for r in reports}
+    missing = "The host ended without a report."
+    full = tuple(
+        by_host.get(i, HostReport(host=i, exit=Exit.AGENT_LOST, detail=missing, attempt=attempt))
+        for i in range(hosts)
+    )
+    if all(r.ok for r in full) and full[0].result_digest:
+        return Outcome(
+            Verdict.SUCCEEDED,
+            reports=full,
+            result_digest=full[0].result_digest,
+            result_size_bytes=full[0].result_size_bytes,
+            ended_at=now,
+            attempt=attempt,
+        )
+    guilty = tuple(blamed) or _first_failures(full)
+    first = next((r for r in full if guilty and r.host == guilty[0]), None)
+    cancelled = first is not None and first.exit is Exit.CANCELLED
+    why = reason or (
+        f"host {first.host}: {first.detail or first.exit}" if first else "the leader left no result"
+    )
+    if cancelled:
+        why = reason or (first.detail if first else "") or "the job was cancelled"
+    return Outcome(
+        Verdict.CANCELLED if cancelled else Verdict.FAILED,
+        blamed=() if cancelled else guilty,
+        reason=why,
+        reports=full,
+        ended_at=now,
+        attempt=attempt,
+    )
+
+
+def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:
+    failed = [r for r in reports if not r.ok]
+    if not failed:
+        return ()
+    rank = min(map(blame_rank, failed))
+    worst = [r for r in failed if blame_rank(r) == rank]
+    return tuple(r.host for r in sorted(worst, key=lambda r: (r.ended_at or float("inf"), r.host)))
+
+
+def name_of(hosts: Sequence[int], of: int) -> str:
+    """Return "host 2 of 4", "hosts 0, 2-3 of 4" or "all 4 hosts"."""
+    return f"all {of} hosts" if len(hosts) == of > 1 else f"{name_hosts(hosts)} of {of}"
+
+
+def name_hosts(hosts: Iterable[int]) -> str:
+    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and how many more there are."""
+    runs = _runs(sorted(set(hosts)))
+    names = ", ".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS]
+    )
+    more = sum(last - first + 1 for first, last in runs[_MAX_RUNS:])
+    names += f" and {more} more" if more else ""
+    one = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"host {names}" if one else f"hosts {names}"
+
+
+def _runs(ordered: Iterable[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for host in ordered:
+        if runs and host == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], host)
+        else:
+            runs.append((host, host))
+    return runs

@@ -1,0 +1,228 @@
+"""The plan of a job: everything that a host must know, as one JSON document.
+
+In: decisions of the planning step. Out: `Plan`, a frozen value, and the blobs it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kinetic._core.accelerators.topology import Topology
+from kinetic.errors import CorruptRecord
+
+SCHEMA_VERSION = 1
+_TUPLES = ("sys_path_rel", "secrets", "captured")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A stored piece of content, named by what it contains.
+
+    Attributes:
+        digest: SHA-256 of the content, 64 hex digits.
+        size_bytes: length of the content.
+    """
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A source tree in the store: the blob from which all of it can be reached, and its size.
+
+    Attributes:
+        manifest: the list of its root, which names the lists of the folders inside; its digest is
+            the digest of the tree.
+        files: number of regular files.
+        size_bytes: their total size.
+    """
+
+    manifest: Blob
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Data that the caller declared.
+
+    Attributes:
+        source: where it lies on the caller's side: an absolute path or a URI.
+        is_dir: whether it is a folder; else it is a single file.
+        tree: its content in the store; None for data that is used where it lies, or that hosts
+            fetch themselves.
+        mount: absolute path at which the function finds it; "" for an argument, which becomes
+            whatever path it has on the host.
+    """
+
+    source: str
+    is_dir: bool
+    tree: Tree | None = None
+    mount: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Source that lies in no file: a notebook's cell.
+
+    Attributes:
+        file: the name that code made of it carries.
+        title: what people call it: "Cell In[3]".
+        source: its definitions; other lines are blank.
+    """
+
+    file: str
+    title: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take. None means without limit; all in seconds.
+
+    Attributes:
+        start_timeout_s: from submission until the function runs on every host; also how long hosts
+            wait in JAX for others.
+        timeout_s: from the start of the function until the job is stopped.
+        hang_timeout_s: longest time that a host may stand still.
+        grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
+        debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
+    """
+
+    start_timeout_s: float = 600.0
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    grace_s: float = 5.0
+    debug_wait_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions of what made the payload; a host compares them with its own."""
+
+    python: str
+    cloudpickle: str
+    kinetic: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a host must know about a job.
+
+    Attributes:
+        job_id: "job-" and 8 hex digits.
+        name: what people see: the function's qualified name or the command.
+        backend: "gke", "pathways", "local" or "ray", as selected.
+        topology: shape of each slice.
+        slices: number of slices; hosts of the gang = slices x topology.hosts.
+        payload: the pickled function and arguments.
+        function: the pickled function, where the payload holds only arguments: calls of a batch
+            share it; else None.
+        tree: the source tree, or None when nothing is shipped.
+        data: what was declared with `kinetic.Data`; the payload names arguments by their position
+            here.
+        entry_rel: directory of the function's file, relative to the tree; "" is the root.
+        cwd_rel: working directory relative to the tree, or None when the caller was outside it.
+        sys_path_rel: entries of the caller's sys.path that lie in the tree, relative to it, in
+            order.
+        cells: source that lies in no file, of the code in the payload.
+        client_root: absolute path of the tree on the caller's machine; used to map file names in
+            tracebacks.
+        env: variables set for the function (from `env=`), not secret.
+        secrets: names of variables whose values travel apart from the plan.
+        output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the
+            default.
+        limits: how long things may take.
+        joins_jax: when the hosts join to one world of JAX: True, before the function starts;
+            "lazy", when it first uses JAX; "program", when a program that it starts does; False,
+            when it says so.
+        jax_options: options of `jax.config` that the caller has set, with their values.
+        captured: names of variables that travel in the payload.
+        all_hosts: whether the values of all hosts are kept, not only the leader's.
+        retries: how many times a failed gang is restarted.
+        debug: whether the leader waits for a debugger.
+        versions: of what made the payload.
+        created_at: seconds since the epoch.
+        labels: free key-value pairs (batch group, tags).
+    """
+
+    job_id: str
+    name: str
+    backend: str
+    topology: Topology
+    payload: Blob
+    versions: Versions
+    created_at: float
+    slices: int = 1
+    function: Blob | None = None
+    tree: Tree | None = None
+    data: tuple[Dataset, ...] = ()
+    entry_rel: str = ""
+    cwd_rel: str | None = None
+    sys_path_rel: tuple[str, ...] = ()
+    client_root: str = ""
+    cells: tuple[Cell, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    output_dir: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    joins_jax: bool | str = "lazy"
+    jax_options: dict[str, bool | int | float | str | None] = field(default_factory=dict)
+    captured: tuple[str, ...] = ()
+    all_hosts: bool = False
+    retries: int = 0
+    debug: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the whole gang, over all slices."""
+        return self.slices * self.topology.hosts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value."""
+        data = asdict(self) | {
+            "schema_version": SCHEMA_VERSION,
+            "topology": self.topology.to_json(),
+        }
+        return data | {name: list(data[name]) for name in (*_TUPLES, "data", "cells")}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """Rebuild from `to_json`.
+
+        Raises:
+            CorruptRecord: the document is not a plan, or a newer version wrote it.
+        """
+        try:
+            if data.get("schema_version") != SCHEMA_VERSION:
+                raise CorruptRecord(
+                    f"The plan has schema version {data.get('schema_version')!r}; this kinetic "
+                    f"reads {SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
+                )
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(**known | _nested(data))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CorruptRecord(f"The plan of the job is damaged: {error!r}.") from error
+
+
+def _nested(data: dict[str, Any]) -> dict[str, Any]:
+    function = data.get("function")
+    return {
+        "topology": Topology.from_json(data["topology"]),
+        "payload": Blob(**data["payload"]),
+        "function": None if function is None else Blob(**function),
+        "versions": Versions(**data["versions"]),
+        "tree": _tree(data["tree"]),
+        "data": tuple(
+            Dataset(**each | {"tree": _tree(each["tree"])}) for each in data.get("data", ())
+        ),
+        "limits": Limits(**data["limits"]),
+        "cells": tuple(Cell(**cell) for cell in data.get("cells", ())),
+    } | {name: tuple(data.get(name, ())) for name in _TUPLES}
+
+
+def _tree(tree: dict[str, Any] | None) -> Tree | None:
+    return None if tree is None else Tree(**tree | {"manifest": Blob(**tree["manifest"])})

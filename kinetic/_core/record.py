@@ -1,0 +1,26 @@
+"""Reading a stored JSON document that anything may have happened to: pure.
+
+In: bytes. Out: an object, or the one error that says that it is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kinetic.errors import CorruptRecord
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Return the object that the bytes hold.
+
+    Raises:
+        CorruptRecord: they are no JSON, nested without end, or hold something else than an object.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptRecord(f"it is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CorruptRecord("it is not a JSON object")
+    return document

@@ -1,0 +1,1 @@
+"""Declared data: found in calls, sent once, unpacked once for all jobs of a machine."""

@@ -1,0 +1,209 @@
+"""Declared data that travels with a call: found among its arguments and volumes, packed, replaced
+by references.
+
+In: arguments, volumes, the user's cache folder. Out: `Cargo`: arguments to pickle, what the plan
+says of the data, what to send.
+"""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic._core.plan import Dataset, Tree
+from kinetic._datasets import nested
+from kinetic._datasets.data import Data
+from kinetic._datasets.delivery import Reference
+from kinetic._source.bundle import Bundle, upload
+from kinetic._source.upload import Changes
+from kinetic._store.base import Store
+from kinetic.errors import SourceChanged, UsageError, UsageTypeError
+
+_RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """A call, and the data that it needs.
+
+    Attributes:
+        args, kwargs: of the call, with references where data was.
+        data: what the plan says, volumes first.
+        bundles: what has to be sent, with the `Data` it comes from.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[Dataset, ...] = ()
+    bundles: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know before the data leaves the machine."""
+        return tuple(
+            f"{data!r}: {warning}" for data, bundle in self.bundles for warning in bundle.warnings
+        )
+
+
+def volumes(value: object) -> dict[str, Data]:
+    """Check `volumes`: a dict of absolute path to `Data`, none inside another.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise UsageTypeError(
+            f'volumes must be a dict such as {{"/data": kinetic.Data("./data")}}; it is {value!r}.'
+        )
+    checked: dict[str, Data] = {}
+    for place, data in value.items():
+        path = _mount_path(place)
+        if not isinstance(data, Data):
+            raise UsageTypeError(
+                f"volumes[{place!r}] must be kinetic.Data; it is {data!r}. Write "
+                f"kinetic.Data({data!r})."
+            )
+        for other in checked:
+            if path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/"):
+                raise UsageError(
+                    f"volumes: {path!r} and {other!r} lie in one another. Give each data a path of "
+                    "its own."
+                )
+        checked[path] = data
+    return checked
+
+
+def _mount_path(place: object) -> str:
+    if not isinstance(place, str) or not place.startswith("/") or "\0" in place:
+        raise UsageError(f"volumes: {place!r} is not an absolute path.")
+    path = "/" + posixpath.normpath(place).lstrip("/")
+    if path == "/" or any(path == taken or path.startswith(f"{taken}/") for taken in _RESERVED):
+        raise UsageError(
+            f"volumes: data cannot be at {place!r}: the system needs that path. Choose another "
+            "one, such as /data."
+        )
+    return path
+
+
+def local_paths(
+    args: Sequence[Any], kwargs: Mapping[str, Any], mounted: Mapping[str, Data]
+) -> list[Path]:
+    """Return where the local data of a call lies: the source tree leaves it out."""
+    found = nested.find((tuple(args), dict(kwargs)), Data).things
+    return [Path(data.path) for data in (*mounted.values(), *found) if data.is_local]
+
+
+def load(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mounted: Mapping[str, Data],
+    *,
+    cache_dir: Path,
+    exclude: Sequence[Path] = (),
+) -> Cargo:
+    """Pack the data of a call. Reads the local disk; content that was packed before and has not
+    changed is not read again.
+
+    Args:
+        args, kwargs: of the call.
+        mounted: its volumes.
+        cache_dir: the user's cache folder.
+        exclude: folders that are never data: kinetic's own.
+
+    Raises:
+        UsageError: data is where no path could take its place, or cannot be read.
+    """
+    call = (tuple(args), dict(kwargs))
+    found = nested.find(call, Data)
+    declared: list[tuple[Data, str]] = [(data, path) for path, data in mounted.items()]
+    declared += [(data, "") for data in found.things]
+    packed = [_bundle(data, cache_dir, exclude) for data, _ in declared]
+    number = {id(data): index for index, (data, path) in enumerate(declared) if not path}
+    new_args, new_kwargs = nested.replaced(
+        call, found, lambda data: Reference(number[id(data)]), Data
+    )
+    return Cargo(
+        args=new_args,
+        kwargs=new_kwargs,
+        data=tuple(
+            _dataset(data, path, bundle)
+            for (data, path), bundle in zip(declared, packed, strict=True)
+        ),
+        bundles=tuple(
+            (data, bundle)
+            for (data, _), bundle in zip(declared, packed, strict=True)
+            if bundle is not None
+        ),
+    )
+
+
+def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | None:
+    return (
+        None
+        if data.fuse or not data.is_local
+        else data.packed(cache_dir=cache_dir, exclude=tuple(exclude))
+    )
+
+
+def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
+    return Dataset(data.path, data.is_dir, None if bundle is None else bundle.tree, mount)
+
+
+def here(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call that runs in this process: with the local path in place of
+    each `Data`."""
+    call = (tuple(args), dict(kwargs))
+    found = nested.find(call, Data)
+    changed: tuple[tuple[Any, ...], dict[str, Any]] = nested.replaced(
+        call, found, lambda data: data.__fspath__(), Data
+    )
+    return changed
+
+
+def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dict[Tree, Tree]]:
+    """Bring the data into the store; what is there is not sent again.
+
+    Returns:
+        How many bytes that took, and the trees that are not as they were packed: what was sent
+        instead of each.
+
+    Raises:
+        SourceChanged: it has changed since it was first sent, and this store does not have what it
+            was.
+        UsageError: a part of it cannot be read any more.
+        StoreError: the store does not take it.
+    """
+    size_bytes = 0
+    changed: dict[Tree, Bundle] = {}
+    for data, bundle in bundles:
+        if bundle.tree not in changed:
+            sent = upload(bundle, store, on_change=functools.partial(_check_changes, data))
+            size_bytes += sent.size_bytes
+            if sent.changed is not None:
+                changed[bundle.tree] = sent.changed
+        data.note_sent(changed.get(bundle.tree))
+    return size_bytes, {tree: now.tree for tree, now in changed.items()}
+
+
+def _check_changes(data: Data, changes: Changes) -> None:
+    """Data may change until it is sent for the first time; then it stands for what was sent. All
+    that is there arrives."""
+    if data.was_sent:
+        raise SourceChanged(
+            f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "
+            "does not have what it was: make a new Data to send what it is now."
+        )
+    unreadable = [
+        path
+        for path, file in changes.items()
+        if file is None and (not data.is_dir or Path(data.path, path).exists())
+    ]
+    if unreadable:
+        raise UsageError(
+            f"{data!r}: this part of it cannot be read any more: {unreadable[0]}. Make it "
+            "readable, or make a new Data."
+        )

@@ -1,0 +1,272 @@
+"""The content of declared data on a host: unpacked once, read-only, shared by all hosts and jobs of
+the machine.
+
+In: a store, the data's tree. Out: a folder, or its absence.
+
+    data/lock                   one byte of it is locked for each digest that somebody works on,
+                                the first for mount points
+    data/<digest>/files/        the content, without write permission
+    data/<digest>/seal          a digest of names, sizes and times:
+                                tells whether somebody has changed the content since
+    data/<digest>.new/          being built; left by who was killed, removed by the next
+
+Building is done by one process while the others wait; the kernel frees the lock of one that dies. A
+replica appears in one step. Files are hard links to the store's own contents where the file system
+has them, so that data takes its space once.
+"""
+
+# ruff: noqa: PTH101, PTH102, PTH118, PTH211
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic._core import layout
+from kinetic._core.plan import Tree
+from kinetic._source import download, manifest
+from kinetic._store import files as stored
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic.errors import CorruptRecord, StoreError, StoreFull
+
+_log = logging.getLogger("kinetic.packaging")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_BUILDING = ".new"
+_GOING = ".old"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """An unpacked copy: its digest, its folder, and when a job last used it (seconds since the
+    epoch)."""
+
+    digest: str
+    path: Path
+    used_at: float
+
+
+def replica(store: Store, tree: Tree, root: Path) -> Path:
+    """Return the folder with the content, unpacked and verified; make it first where it is missing
+    or was changed.
+
+    Args:
+        store: where the content rests.
+        tree: the content.
+        root: folder of all replicas; `root_of` names it for a store in a folder.
+
+    Raises:
+        CorruptRecord: the stored content is not what was sent.
+        StoreError: the host's disk does not take it; StoreFull when it is full.
+    """
+    place = root / tree.manifest.digest
+    try:
+        if not _is_sound(place):
+            with locked(root, tree.manifest.digest):
+                if not _is_sound(place):
+                    _build(store, tree, place)
+        with suppress(OSError):  # for prune; a host that may only read keeps no record
+            os.utime(place)
+    except OSError as error:
+        kind = StoreFull if error.errno in _FULL else StoreError
+        raise kind(f"The data could not be unpacked into {place}: {error}.") from error
+    return place / "files"
+
+
+def root_of(store: LocalStore) -> Path:
+    """Return the folder of a store's replicas."""
+    return store.path(layout.DATA)
+
+
+def replicas(root: Path) -> list[Replica]:
+    """Return all replicas, also those that were never finished."""
+    used_at: dict[str, float] = {}
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    digest = entry.name.partition(".")[0]
+                    with suppress(
+                        FileNotFoundError
+                    ):  # It was finished or removed since it was listed.
+                        used_at[digest] = max(
+                            entry.stat(follow_symlinks=False).st_mtime, used_at.get(digest, 0.0)
+                        )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [Replica(digest, root / digest, at) for digest, at in sorted(used_at.items())]
+
+
+def remove(found: Replica) -> None:
+    """Remove a replica, and what was left of building it. The caller knows that no job uses it."""
+    with locked(found.path.parent, found.digest):
+        for suffix in (_BUILDING, _GOING):
+            _discard(Path(f"{found.path}{suffix}"))
+        _retire(found.path)
+
+
+def size_bytes(found: Replica) -> int:
+    """Return the size of the files, without those that are links to the store's contents and free
+    nothing."""
+    files = found.path / "files"
+    if not files.is_dir():
+        return 0
+    return sum(
+        info.st_size
+        for _, info in _walk(str(files))
+        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1
+    )
+
+
+# -- building --------------------------------------------------------------------------------------
+
+
+def _build(store: Store, tree: Tree, place: Path) -> None:
+    """Build aside, then rename: nobody sees a part. The caller holds the lock."""
+    new = Path(f"{place}{_BUILDING}")
+    _discard(new)
+    if os.path.lexists(place):
+        _log.warning("the data in %s was changed; it is unpacked again", place)
+        _retire(place)
+    try:
+        files = new / "files"
+        files.mkdir(parents=True, mode=0o700)
+        _fill(store, tree, str(files))
+        (new / "seal").write_text(_seal(str(files)))
+        new.rename(place)
+    except BaseException:
+        _discard(new)
+        raise
+
+
+def _fill(store: Store, tree: Tree, dest: str) -> None:
+    found = download.listed(store, tree)
+    folders = [entry.path for entry in found.entries if isinstance(entry, manifest.Folder)]
+    for folder in folders:
+        os.mkdir(os.path.join(dest, folder), 0o700)
+    for entry in found.entries:
+        if isinstance(entry, manifest.File):
+            _place_file(store, found, entry, dest)
+        elif isinstance(entry, manifest.Link):
+            os.symlink(entry.target, os.path.join(dest, entry.path))
+    for folder in (*folders, ""):
+        os.chmod(os.path.join(dest, folder), 0o555)
+
+
+def _place_file(store: Store, found: download.Listed, file: manifest.File, dest: str) -> None:
+    path = os.path.join(dest, file.path)
+    executable = bool(file.mode & 0o111)
+    if executable or not isinstance(store, LocalStore) or not _link(store, found, file, path):
+        download.write_file(store, found, file, dest)
+    os.chmod(path, 0o555 if executable else 0o444)
+
+
+def _link(store: LocalStore, found: download.Listed, file: manifest.File, path: str) -> bool:
+    """Make the file a link to the store's content and verify that; return whether the file system
+    did so."""
+    try:
+        os.link(store.path(layout.blob(file.digest)), path)
+    except FileNotFoundError as error:
+        download.forget(store, found.lists, file.digest)
+        raise CorruptRecord(
+            f"The stored content of {file.path!r} is missing. Submit the job again."
+        ) from error
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        return False  # no hard links here, or too many
+    with stored.opened(path) as content:
+        digest, size = (
+            hashlib.file_digest(content, "sha256").hexdigest(),
+            os.fstat(content.fileno()).st_size,
+        )
+    if (digest, size) != (file.digest, file.size_bytes):
+        download.forget(store, found.lists, file.digest, damaged=True)
+        raise CorruptRecord(
+            f"The stored content of {file.path!r} is not what was sent. Submit the job again."
+        )
+    return True
+
+
+# -- being sound -----------------------------------------------------------------------------------
+
+
+def _is_sound(place: Path) -> bool:
+    try:
+        return stored.content(place / "seal").decode() == _seal(str(place / "files"))
+    except (OSError, ValueError):
+        return False
+
+
+def _seal(files: str) -> str:
+    """A digest of what any change by accident changes as well; contents are not read."""
+    digest = hashlib.sha256()
+    for rel, info in sorted(_walk(files)):
+        told = (
+            rel,
+            stat.S_IFMT(info.st_mode),
+            info.st_size,
+            info.st_ino,
+            0 if stat.S_ISDIR(info.st_mode) else info.st_mtime_ns,
+        )
+        digest.update(repr(told).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _walk(top: str) -> Iterator[tuple[str, os.stat_result]]:
+    todo = [""]
+    while todo:
+        folder = todo.pop()
+        with os.scandir(os.path.join(top, folder)) as entries:
+            for entry in entries:
+                rel = os.path.join(folder, entry.name)
+                yield rel, entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(rel)
+
+
+# -- removing --------------------------------------------------------------------------------------
+
+
+def _retire(place: Path) -> None:
+    """Take the replica away in one step, then remove it."""
+    old = Path(f"{place}{_GOING}")
+    _discard(old)
+    with suppress(FileNotFoundError):
+        place.rename(old)
+    _discard(old)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder whose parts nobody may write to."""
+    if not os.path.lexists(folder):
+        return
+    for rel, info in [("", os.lstat(folder)), *_folders(str(folder))]:
+        if stat.S_ISDIR(info.st_mode):
+            os.chmod(os.path.join(folder, rel), 0o700)
+    shutil.rmtree(folder)
+
+
+def _folders(top: str) -> Iterator[tuple[str, os.stat_result]]:
+    yield from ((rel, info) for rel, info in _walk(top) if stat.S_ISDIR(info.st_mode))
+
+
+@contextmanager
+def locked(root: Path, digest: str = "") -> Iterator[None]:
+    """Hold the lock of one digest, or the one that belongs to none; waits for who has it."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, int(digest[:15] or "0", 16))
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,269 @@
+"""`kinetic.Data`: what the caller declares as data, apart from the source tree.
+
+In: a path or URI as written. Out: `Data`, checked; its digest; its content as a `Bundle`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from kinetic.errors import UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    from kinetic._source.bundle import Bundle
+
+    _Path = str  # To a type checker it is the path that the function receives.
+else:
+    _Path = object
+
+_HF_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HF_OPTIONS = ("split", "config_name", "revision")
+
+
+class Data(_Path):
+    """Data for a job: a local file or folder, `gs://bucket/path`, or
+    `hf://name?split=...&config_name=...&revision=...`.
+
+    Pass it as an argument, also deep inside lists, tuples and dicts: the function receives the path
+    at which the data lies on its host, as a string. Or give it a fixed path with
+    `volumes={"/data": Data(...)}`. Hosts see it read-only.
+
+    An instance stands for the content that the path had when it was first used: make a new one to
+    send what has changed.
+    """
+
+    if TYPE_CHECKING:
+
+        def __new__(
+            cls,
+            path: str | os.PathLike[str],
+            fuse: bool = False,
+            hf_trust_remote_code: bool = False,
+        ) -> Self: ...
+
+    def __init__(
+        self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False
+    ) -> None:
+        """Declare data; reads nothing but whether it is there.
+
+        Args:
+            path: a local path (relative to the working directory), or a gs:// or hf:// URI.
+            fuse: mount the data instead of copying it.
+            hf_trust_remote_code: let a data set of Hugging Face run code of its own while it is
+                loaded.
+
+        Raises:
+            UsageError: there is no such path, or the URI is malformed.
+        """
+        for name, value in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
+            if not isinstance(value, bool):
+                raise UsageTypeError(f"Data({name}=...) must be True or False; it is {value!r}.")
+        self._path, self._is_dir = _checked(path, fuse)
+        self._fuse = fuse
+        self._hf_trust_remote_code = hf_trust_remote_code
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._hash: str | None = None
+        self._bundle: Bundle | None = None
+        self._was_sent = False
+
+    @property
+    def path(self) -> str:
+        """The absolute local path, or the URI."""
+        return self._path
+
+    @property
+    def fuse(self) -> bool:
+        """Whether the data is mounted instead of copied."""
+        return self._fuse
+
+    @property
+    def hf_trust_remote_code(self) -> bool:
+        """Whether a data set of Hugging Face may run code of its own."""
+        return self._hf_trust_remote_code
+
+    @property
+    def is_gcs(self) -> bool:
+        """Whether it lies in Google Cloud Storage."""
+        return self._path.startswith("gs://")
+
+    @property
+    def is_hf(self) -> bool:
+        """Whether it is a data set of Hugging Face."""
+        return self._path.startswith("hf://")
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether the function finds a folder; else it finds a file."""
+        return self._is_dir
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on the caller's machine."""
+        return not (self.is_gcs or self.is_hf)
+
+    def __repr__(self) -> str:
+        options = (("fuse", self._fuse), ("hf_trust_remote_code", self._hf_trust_remote_code))
+        said = [repr(self._path), *(f"{name}=True" for name, value in options if value)]
+        return f"Data({', '.join(said)})"
+
+    def __fspath__(self) -> str:
+        """The local path: code that opens it works here as it does on a host."""
+        if not self.is_local:
+            raise UsageError(
+                f"{self._path} has no path on this machine: pass it to a function that runs "
+                "elsewhere."
+            )
+        return self._path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # On another machine the path need not exist: nothing is checked again, and the snapshot
+        # stays here.
+        return _rebuilt, (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code)
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of names and contents. It is computed once: the instance stands for
+        the content it had then.
+
+        Raises:
+            UsageError: the data is not local, or a part of it cannot be read.
+        """
+        if not self.is_local:
+            raise UsageError(
+                f"The content of {self._path} is not known here: only local data has a content "
+                "hash."
+            )
+        with self._lock:
+            if self._hash is None:
+                from kinetic._datasets import content_hash as datahash
+
+                self._hash = datahash.content_hash(Path(self._path), is_dir=self._is_dir)
+            return self._hash
+
+    def packed(self, *, cache_dir: Path, exclude: tuple[Path, ...] = ()) -> Bundle:
+        """Return the content, ready to be sent; packed once. Of local data only."""
+        with self._lock:
+            if self._bundle is None:
+                from kinetic._source import bundle
+
+                self._bundle = bundle.build_data(
+                    Path(self._path), exclude=exclude, cache_dir=cache_dir
+                )
+            return self._bundle
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether a job has it already: from then on the instance stands for what that job got."""
+        return self._was_sent
+
+    def note_sent(self, changed: Bundle | None) -> None:
+        """Note that it was sent, and what was sent where that is not how it was packed."""
+        with self._lock:
+            self._bundle, self._was_sent = changed or self._bundle, True
+
+
+def _rebuilt(path: str, is_dir: bool, fuse: bool, hf_trust_remote_code: bool) -> Data:
+    made: Data = object.__new__(Data)
+    made._path, made._is_dir, made._fuse, made._hf_trust_remote_code = (
+        path,
+        is_dir,
+        fuse,
+        hf_trust_remote_code,
+    )
+    made._forget()
+    return made
+
+
+def _checked(path: object, fuse: bool) -> tuple[str, bool]:
+    """Return the path or URI, and whether it means a folder."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageTypeError(f"Data takes a path or a URI as a string, not {path!r}.")
+    if not text.strip() or "\0" in text:
+        raise UsageError(
+            "Data takes the path of a file or folder, or a gs:// or hf:// URI; this one is empty."
+        )
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _local(text)
+    if scheme == "gs":
+        return text, _is_folder_of_gcs(text, rest)
+    if scheme == "hf":
+        _check_hf(text, rest, fuse)
+        return text, True
+    raise UsageError(
+        f"Data cannot be read from {scheme}://. Give a local path, gs://bucket/path, or hf://name."
+    )
+
+
+def _local(text: str) -> tuple[str, bool]:
+    place = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - the words that are shown stay the user's
+    if os.path.isdir(place):
+        return place, True
+    if Path(place).is_file():
+        return place, False
+    if os.path.lexists(place):
+        raise UsageError(f"Data({text!r}): {place} is neither a file nor a folder.")
+    raise UsageError(
+        f"Data({text!r}): there is no file or folder {place}. Relative paths start at the working "
+        "directory."
+    )
+
+
+def _is_folder_of_gcs(text: str, rest: str) -> bool:
+    bucket, _, inside = rest.partition("/")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
+        raise UsageError(
+            f"Data({text!r}): {bucket!r} cannot be the name of a bucket. Write gs://bucket/path."
+        )
+    if any(part in (".", "..") for part in inside.split("/")):
+        raise UsageError(f"Data({text!r}): write the path without '.' and '..'.")
+    if text.endswith("/") or not inside:
+        return True
+    import warnings
+
+    warnings.warn(
+        f"{text} is taken for a single object. For a folder write {text}/ with a slash.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return False
+
+
+def _check_hf(text: str, rest: str, fuse: bool) -> None:
+    from urllib.parse import parse_qsl
+
+    if fuse:
+        raise UsageError(
+            f"Data({text!r}, fuse=True): a data set of Hugging Face cannot be mounted. Leave fuse "
+            "out."
+        )
+    name, _, query = rest.partition("?")
+    if not _HF_NAME.fullmatch(name):
+        raise UsageError(
+            f"Data({text!r}): write hf://name or hf://owner/name, then ?split=... if you need a "
+            "part."
+        )
+    try:
+        options = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise UsageError(
+            f"Data({text!r}): the part after ? is malformed: write name=value, with & in between."
+        ) from error
+    names = [option for option, _ in options]
+    wrong = [
+        option
+        for option, value in options
+        if option not in _HF_OPTIONS or not value or names.count(option) > 1
+    ]
+    if wrong:
+        raise UsageError(
+            f"Data({text!r}): {wrong[0]!r} cannot be used so. Known are {', '.join(_HF_OPTIONS)}, "
+            "each once and with a value."
+        )

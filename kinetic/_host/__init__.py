@@ -1,0 +1,1 @@
+"""What runs on a machine of a slice. Laptop modules never import it."""

@@ -1,0 +1,103 @@
+"""What an agent tells its worker when the whole gang is ready: pure.
+
+In: identity, plan, workspace, the leader's address. Out: the arguments of `worker.Start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kinetic._core import kinship
+from kinetic._core.plan import Plan
+from kinetic._host.agent import searchpath
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.workspace import Workspace
+from kinetic._host.worker import debugger, jaxworld
+from kinetic._host.worker.joining import World
+
+WORLD_FILE = "world"
+"""In the host's folder: which process has joined the world; see `joining`."""
+_PYTHONPATH = "PYTHONPATH"
+
+
+def start_message(
+    who: Identity, plan: Plan, space: Workspace, leader: str, debugging: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the worker needs to run the function.
+
+    Args:
+        who: the host.
+        plan: the job.
+        space: where the function runs.
+        leader: "address:port,port": of JAX's coordination service, and one that is free for other
+            frameworks.
+        debugging: what a debug job's gate says, else None.
+    """
+    coordinator, _, port = leader.partition(",")
+    world = World(
+        coordinator,
+        who.hosts,
+        who.host,
+        plan.topology.chips_per_host,
+        plan.topology.kind,
+        who.simulated,
+        port=int(port or 0),
+        file=str(space.root / WORLD_FILE),
+        limit_s=plan.limits.start_timeout_s,
+    )
+    return {
+        "places": list(space.data.places),
+        "mounts": [asdict(mount) for mount in space.data.mounts],
+        "payload": str(space.payload),
+        "payload_digest": plan.payload.digest,
+        "function": "" if space.function is None else str(space.function),
+        "env": _environ(who, plan, space, world, debug=debugging is not None),
+        "cwd": str(space.cwd),
+        "sys_path": list(space.sys_path),
+        "scratch": str(space.root),
+        "world": world.to_json(),
+        "joins_jax": plan.joins_jax,
+        "jax_options": dict(plan.jax_options),
+        "name": plan.name,
+        "tree": str(space.tree),
+        "client_root": plan.client_root,
+        "all_hosts": plan.all_hosts,
+        "cells": [vars(cell) for cell in plan.cells],
+        "debugger": debugging,
+    }
+
+
+def _environ(
+    who: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool
+) -> dict[str, str]:
+    """The worker's environment; what the caller asked for comes last, so it wins."""
+    own = {
+        "KINETIC_JOB_ID": who.job_id,
+        "JOB_ID": who.job_id,
+        "KINETIC_HOST_INDEX": str(who.host),
+        "KINETIC_HOSTS": str(who.hosts),
+        "KINETIC_ACCELERATOR": plan.topology.name,
+        "KINETIC_ATTEMPT": str(who.attempt),
+        kinship.VARIABLE: kinship.mark(who.token),
+        "KINETIC_OUTPUT_DIR": space.output_dir,
+    }
+    debugging = debugger.ENVIRON if debug else {}
+    asked = plan.env | dict(who.secrets)
+    given = own | debugging | asked | _python_path(who, plan, space, asked)
+    return jaxworld.environ(world, who.base_env, given, automatic=plan.joins_jax == "program")
+
+
+def _python_path(
+    who: Identity, plan: Plan, space: Workspace, asked: Mapping[str, str]
+) -> dict[str, str]:
+    """Programs that are started import from the tree; one that the caller has set is set, in terms
+    of this host."""
+    root, tree = plan.client_root, str(space.tree)
+    if _PYTHONPATH in asked:
+        return {_PYTHONPATH: searchpath.moved(asked[_PYTHONPATH], client_root=root, tree=tree)}
+    value = searchpath.for_programs(
+        space.sys_path, who.base_env.get(_PYTHONPATH, ""), client_root=root, tree=tree
+    )
+    return {_PYTHONPATH: value} if value else {}

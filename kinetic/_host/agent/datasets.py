@@ -1,0 +1,97 @@
+"""The declared data of a job on its host: where the function finds each of them, and what has to be
+mounted for that.
+
+In: identity, plan, store. Out: `Datasets`, and content on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic._core.plan import Dataset, Plan
+from kinetic._datasets import cached_copy
+from kinetic._host.agent.identity import Identity
+from kinetic._host.worker.mounts import Mount
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic.errors import SetupFailed
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """Declared data, ready to be used.
+
+    Attributes:
+        places: the path of each, in the plan's order.
+        mounts: what the worker mounts so that the paths hold what they should.
+    """
+
+    places: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+
+
+def root(identity: Identity, store: Store) -> Path:
+    """Return the folder in which this host keeps data: shared by all jobs of the machine where the
+    store is a folder."""
+    return (
+        cached_copy.root_of(store)
+        if isinstance(store, LocalStore)
+        else Path(identity.scratch) / "data"
+    )
+
+
+def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datasets:
+    """Bring the data to this host. `folder` is the host's own.
+
+    Raises:
+        SetupFailed: data that is used where it lies is not there.
+        StoreError: the content is damaged, or the disk does not take it.
+    """
+    found = [
+        _prepared(each, identity, store, folder / "data" / str(n))
+        for n, each in enumerate(plan.data)
+    ]
+    return Datasets(
+        tuple(place for place, _ in found),
+        tuple(dict.fromkeys(m for _, mounts in found for m in mounts)),
+    )
+
+
+def _prepared(
+    data: Dataset, identity: Identity, store: Store, own: Path
+) -> tuple[str, list[Mount]]:
+    name = Path(data.source).name
+    if data.tree is None:
+        source = _source(data)
+        return _mounted(source, data.mount or _stub(own / name, data.is_dir))
+    files = cached_copy.replica(store, data.tree, root(identity, store))
+    guard = Mount(str(files), str(files), optional=True)  # Permissions do not stop root.
+    place = str(files if data.is_dir else files / name)
+    if not data.mount:
+        return place, [guard]
+    _, mounts = _mounted(place, data.mount)
+    return data.mount, [guard, *mounts]
+
+
+def _mounted(source: str, target: str) -> tuple[str, list[Mount]]:
+    return target, [Mount(source, target)]
+
+
+def _source(data: Dataset) -> str:
+    if not Path(data.source).exists():
+        raise SetupFailed(
+            f"The data {data.source} is not on this host: it was to be mounted, not copied. Leave "
+            "fuse=True out."
+        )
+    return data.source
+
+
+def _stub(place: Path, is_dir: bool) -> str:
+    """Something for a mount to hang on, in the host's own folder."""
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if is_dir:
+        place.mkdir(exist_ok=True)
+    else:
+        place.touch()
+    return str(place)

@@ -1,0 +1,165 @@
+"""How a worker ended, from what it said and how its process went: pure.
+
+In: the worker's last message, its wait status, the coordinator's view when it told the host to
+stop. Out: a `HostReport`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic._core.gang.machine import HostView
+from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._host.agent.memory import Verdict
+from kinetic._system import processes
+
+NEARLY_ALL = 0.85
+"""A worker that used this share of all the memory there is, and is killed, probably ran out of it:
+daemons that guard a machine's memory, and clusters, kill without the kernel's counting it."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far the worker was known to be when it ended.
+
+    Attributes:
+        started: whether the function was called.
+        ending: what the worker said when the function had ended, before it looked at what was
+            returned or raised.
+    """
+
+    started: bool = True
+    ending: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        if self.ending is None:
+            return (
+                "before the function returned"
+                if self.started
+                else "before the function began, while it was loaded"
+            )
+        name = self.ending["type_name"]
+        if self.ending["raised"]:
+            return (
+                f"while the exception that the function raised ({name}) was read, which runs code "
+                "of its own such as __str__"
+            )
+        return (
+            f"while the value that the function returned ({name}) was pickled, which runs code of "
+            "its own such as __reduce__"
+        )
+
+
+def ending_of(
+    end: dict[str, Any] | None,
+    status: int | None,
+    stop: HostView | None,
+    host: int,
+    *,
+    peak_bytes: int = 0,
+    memory: Verdict = Verdict(),  # noqa: B008 - frozen
+    moment: Moment = Moment(),
+) -> HostReport:
+    """Decide how the host ended.
+
+    Order: a value that was returned, or an exception raised before the agent was told to stop,
+    stands; then what the coordinator says (cancelled, timeout, hang, stopped); then what the worker
+    said; then how its process ended.
+    """
+    if end is not None and (stop is None or end["event"] == Exit.RETURNED):
+        return _said(end, host, peak_bytes)
+    if stop is not None and stop.stop_exit is not None:
+        return HostReport(
+            host, Exit(stop.stop_exit), detail=stop.stop_reason, peak_rss_bytes=peak_bytes
+        )
+    if end is not None:
+        return _said(end, host, peak_bytes)
+    return _died(status or 0, host, peak_bytes, memory, moment)
+
+
+def last_words(report: HostReport) -> str:
+    """What the host's log says at its end of a function that did not return; "" where nothing is to
+    be said.
+
+    An exception is told as Python tells it, `sys.exit` not at all (its text, if any, is there
+    already); the rest is one line.
+    """
+    if (
+        report.exit in (Exit.RAISED, Exit.UNPICKLE_FAILED)
+        and report.error is not None
+        and report.error.traceback
+    ):
+        return report.error.traceback.rstrip()
+    if report.ok or report.exit is Exit.SYS_EXIT:
+        return ""
+    why = report.detail.rstrip() or str(report.exit)
+    return (
+        f"kinetic: this host was stopped: {why}"
+        if report.exit is Exit.STOPPED
+        else f"kinetic: {why}"
+    )
+
+
+def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
+    told = end.get("error")
+    error = None
+    if told:
+        error = RemoteError(
+            told["type_name"], told["message"], told["traceback"], consequence=told["consequence"]
+        )
+    kind = Exit(end["event"])
+    detail = end.get("detail") or (f"{error.type_name}: {error.message}"[:500] if error else "")
+    if "repr" in end:
+        detail = f"{detail}\nIts repr: {end['repr']}"
+    return HostReport(
+        host,
+        kind,
+        detail=detail,
+        exit_code=end.get("exit_code"),
+        signal=end.get("signal", 0),
+        error=error,
+        peak_rss_bytes=peak_bytes,
+        leftover_threads=tuple(end.get("leftover_threads", ())),
+        result_digest=end.get("result_digest", ""),
+        result_size_bytes=end.get("result_size_bytes", 0),
+    )
+
+
+def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Moment) -> HostReport:
+    peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""
+    if os.WIFEXITED(status):
+        code = os.WEXITSTATUS(status)
+        how = "; ".join(filter(None, ("os._exit, or native code", peak)))
+        detail = f"The worker process ended with exit code {code} {moment} ({how})."
+        return HostReport(
+            host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes
+        )
+    signum = os.WTERMSIG(status)
+    name = processes.signal_name(signum)
+    if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
+        return HostReport(
+            host, Exit.OUT_OF_MEMORY, detail=reason, signal=signum, peak_rss_bytes=peak_bytes
+        )
+    when = f" {moment}" if moment.ending or not moment.started else ""
+    how = f" ({peak})" if peak else ""
+    detail = f"The worker process was killed by {name}{when}{how}."
+    return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
+
+
+def _out_of_memory(peak_bytes: int, known: Verdict) -> str:
+    """Why a worker that got SIGKILL ran out of memory; "" when nothing says so."""
+    peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, known.limit_bytes))
+    if known.struck:
+        return (
+            f"The kernel's out-of-memory killer ended the worker process (peak memory {peak}, "
+            f"limit {limit})."
+        )
+    if known.limit_bytes and peak_bytes > NEARLY_ALL * known.limit_bytes:
+        return (
+            f"The worker process was killed by SIGKILL at a peak memory of {peak} of {limit}: "
+            "probably out of memory."
+        )
+    return ""

@@ -1,0 +1,92 @@
+"""Who this host is: the only file on a host that reads the environment.
+
+In: environment variables (on a cluster) or the supervisor's word (on this machine). Out:
+`Identity`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kinetic.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a host is and whom it talks to.
+
+    Attributes:
+        store_uri: root of the store.
+        job_id: the job.
+        host: index in the gang; 0 is the leader.
+        hosts: size of the gang.
+        target: gRPC target of the coordinator.
+        token: the job's token.
+        address: how the other hosts reach this one (an IP address or a name).
+        scratch: folder for the source tree and temporary files; removed at the end.
+        simulated: whether the chips are virtual devices of the processor.
+        attempt: which start of the gang this is, from 1.
+        failed_before: why the attempt before this one failed; "" for the first.
+        base_env: variables that the worker starts from.
+        secrets: values of the plan's secrets.
+        heartbeat_s: between two heartbeats.
+        debug_port: where the debugger of a debug job listens; 0 for any free port.
+        unreachable_after_s: how long the coordinator may be out of reach before the worker is
+            ended.
+    """
+
+    store_uri: str
+    job_id: str
+    host: int
+    hosts: int
+    target: str
+    token: str
+    address: str
+    scratch: str
+    simulated: bool = False
+    attempt: int = 1
+    failed_before: str = ""
+    base_env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    heartbeat_s: float = 1.0
+    debug_port: int = 0
+    unreachable_after_s: float = 30.0
+
+
+def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
+    """Read the identity from `KINETIC_*` variables, as a cluster's manifests set them.
+
+    Raises:
+        UsageError: a variable is missing or malformed.
+    """
+    env = dict(os.environ if environ is None else environ)
+    try:
+        return Identity(
+            store_uri=env["KINETIC_STORE"],
+            job_id=env["KINETIC_JOB_ID"],
+            host=int(env["KINETIC_HOST_INDEX"]),
+            hosts=int(env["KINETIC_HOSTS"]),
+            target=env["KINETIC_COORDINATOR"],
+            token=env["KINETIC_TOKEN"],
+            address=env.get("KINETIC_HOST_ADDRESS", "127.0.0.1"),
+            scratch=env.get("KINETIC_SCRATCH", "/tmp/kinetic"),
+            simulated=env.get("KINETIC_SIMULATED") == "1",
+            attempt=int(env.get("KINETIC_ATTEMPT", "1")),
+            base_env={k: v for k, v in env.items() if k != "KINETIC_TOKEN"},
+            debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
+            unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "30")),
+        )
+    except KeyError as error:
+        raise UsageError(
+            f"{error.args[0]} is not set: python -m kinetic.runner is started by a backend, not by "
+            "hand."
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
+
+
+def variables_of_the_job() -> dict[str, str]:
+    """Return the variables of this process that tell a function which job it is in, and where."""
+    return {name: value for name, value in os.environ.items() if name.startswith("KINETIC_")}

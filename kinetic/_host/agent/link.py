@@ -1,0 +1,122 @@
+"""The agent's line to the coordinator: a thread of its own, so that a slow or dead coordinator
+never holds up the worker's output.
+
+In: beats, reports and stacks from the agent. Out: events for the agent's loop, with a byte on a
+pipe to wake it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kinetic._core.gang.machine import Beat, HostView
+from kinetic._core.outcome import HostReport
+from kinetic._host.agent.identity import Identity
+from kinetic.errors import CoordinatorLost, KineticError
+
+if TYPE_CHECKING:
+    from kinetic._rpc.client import AgentClient
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something the agent's loop must know: a new view, a delivered report, or that the coordinator
+    is lost."""
+
+    view: HostView | None = None
+    reported: bool = False
+    lost: str = ""
+
+
+class Link:
+    """Joins, sends heartbeats and delivers; everything that happens comes back as an `Event`."""
+
+    def __init__(self, identity: Identity, beat: Callable[[], Beat]) -> None:
+        self._identity = identity
+        self._beat = beat
+        self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.wake_fd, self._wake = os.pipe()
+        self._joined = False
+        self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
+
+    def start(self) -> None:
+        """Connect and listen; nothing is promised to the gang yet. Twice is as good as once."""
+        if self._thread.ident is None:
+            self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
+            self._thread.start()
+
+    def join(self, address: str) -> None:
+        """Join as a host that its peers reach at `address`; from now on it sends heartbeats."""
+        incarnation = os.urandom(8).hex()
+
+        def join(client: AgentClient) -> None:
+            client.join(incarnation, address)
+            self._joined = True
+
+        self._orders.put(join)
+
+    def report(self, report: HostReport) -> None:
+        """Deliver how the host ended."""
+
+        def deliver(client: AgentClient) -> None:
+            client.report(report)
+            self._post(Event(reported=True))
+
+        self._orders.put(deliver)
+
+    def stacks(self, request: int, text: str) -> None:
+        """Deliver the worker's stacks."""
+        self._orders.put(lambda client: client.stacks(request, text))
+
+    def beat_now(self) -> None:
+        """Send a heartbeat before its time: something people want to see has changed."""
+        self._orders.put(lambda client: client.heartbeat(self._beat()))
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call; empties the wake pipe."""
+        os.read(self.wake_fd, 4096)
+        found = []
+        while not self._events.empty():
+            found.append(self._events.get())
+        return found
+
+    def _post(self, event: Event) -> None:
+        self._events.put(event)
+        os.write(self._wake, b"!")
+
+    def _run(self) -> None:
+        from kinetic._rpc.client import (
+            AgentClient,  # Takes longer than a small job, which ends before it is needed.
+        )
+
+        who = self._identity
+        client = AgentClient(
+            who.target, who.token, who.host, unreachable_after_s=who.unreachable_after_s
+        )
+        try:
+            self._obey(client)
+        except CoordinatorLost as error:
+            self._post(Event(lost=str(error)))
+        except KineticError as error:
+            self._post(Event(lost=f"The coordinator refused this host: {error}"))
+        finally:
+            client.close()
+
+    def _obey(self, client: AgentClient) -> None:
+        due = time.monotonic() + self._identity.heartbeat_s
+        while True:
+            try:
+                order = self._orders.get(timeout=max(due - time.monotonic(), 0.0))
+            except queue.Empty:
+                if self._joined:
+                    client.heartbeat(self._beat())
+                due = time.monotonic() + self._identity.heartbeat_s
+                continue
+            order(client)

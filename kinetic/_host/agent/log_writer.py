@@ -1,0 +1,242 @@
+"""Keeping a host's output: bytes as printed, framed in whole lines, with time and stream.
+
+In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see job.logformat).
+Memory is bounded by one buffer per stream; a full disk loses output, counts what it lost and says
+so, but never stops the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kinetic._core.log_format import RECORD, STDERR, STDOUT, encode_record
+
+READ_BYTES = 1 << 20
+DRAIN_BYTES = 1 << 22
+"""More than a pipe can hold."""
+LINE_LIMIT_BYTES = 1 << 16
+"""A line longer than this is kept in pieces."""
+KEEP_FREE_BYTES = 1 << 20
+"""Output that would leave less of the disk is dropped: the value, the reports and the verdict must
+still find room."""
+LOOK_EVERY_BYTES = 1 << 18
+"""How much is written between two looks at the free space."""
+LAST_LINE_BYTES = 200
+_LAST_WINDOW_BYTES = 2048
+_GLOO_PIECES = (
+    rb"[Gloo] Rank ",
+    rb" is connected to ",
+    rb" peer ranks. ",
+    rb"Expected number of connected peer ranks is : ",
+)
+_GLOO_WORDS = b"|".join(map(re.escape, _GLOO_PIECES))
+_GLOO_LINE = re.compile(
+    rb"^\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected [a-z ]+ : \1\n", re.MULTILINE
+)
+_GLOO_MIXED = re.compile(
+    rb"^(?:\d*(?:%s)(?:%s|\d+)*\n)+" % (_GLOO_WORDS, _GLOO_WORDS), re.MULTILINE
+)
+"""What Gloo prints when hosts connect: a line for each device, from several threads, so that pieces
+of lines may be mixed."""
+
+
+class HostLog:
+    """The two files of one host. Opened for appending: a second attempt goes on where the first
+    ended."""
+
+    def __init__(
+        self, log: Path, index: Path, *, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._log = os.open(log, flags, 0o600)
+        self._index = os.open(index, flags, 0o600)
+        self._clock_ns = clock_ns
+        self._end = os.fstat(self._log).st_size
+        self._align_index()
+        self.lost_bytes = 0
+        self._allowed_bytes = 0
+        self._own_bytes = 0
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of output kept so far, without lines of kinetic's own."""
+        return self._end - self._own_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of output kept so far."""
+        return self._end
+
+    def last_line(self) -> str:
+        """Return the last line that is not blank, see `last_line`. It is looked up when asked:
+        output costs nothing more."""
+        size = min(self._end, _LAST_WINDOW_BYTES)
+        try:
+            return last_line(os.pread(self._log, size, self._end - size))
+        except OSError:
+            return ""
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Keep a chunk: first the bytes, then the record that points at their end."""
+        written = self._append(self._log, data[: self._allowance(len(data))])
+        self._keep_account(stream, data, written)
+
+    def _allowance(self, wanted: int) -> int:
+        """How many of so many bytes may be written."""
+        if self._allowed_bytes < wanted:
+            try:
+                disk = os.fstatvfs(self._log)
+            except OSError:
+                return wanted
+            free = max(disk.f_bavail * disk.f_frsize - KEEP_FREE_BYTES, 0)
+            self._allowed_bytes = min(free, max(wanted, LOOK_EVERY_BYTES))
+        granted = min(wanted, self._allowed_bytes)
+        self._allowed_bytes -= granted
+        return granted
+
+    def _keep_account(self, stream: int, data: bytes, written: int) -> None:
+        self._end += written
+        self.lost_bytes += len(data) - written
+        if written:  # A record that does not fit is a lost time stamp, not lost output.
+            self._append(self._index, encode_record(self._end, self._clock_ns(), stream))
+            if self.lost_bytes:
+                self._align_index()
+
+    def say(self, text: str, stream: int = STDERR) -> None:
+        """Keep lines of kinetic's own, for which there is room when there is none for output."""
+        lead = "\n" if self._ends_inside_a_line() else ""
+        data = f"{lead}{text}\n".encode(errors="backslashreplace")
+        written = self._append(self._log, data)
+        self._own_bytes += written
+        self._keep_account(stream, data, written)
+
+    def _ends_inside_a_line(self) -> bool:
+        try:
+            return self._end > 0 and os.pread(self._log, 1, self._end - 1) != b"\n"
+        except OSError:
+            return False
+
+    def _align_index(self) -> None:
+        # A record cut short by a full disk or a killed agent would shift all that follow it.
+        size = os.fstat(self._index).st_size
+        if size % RECORD.size:
+            os.ftruncate(self._index, size - size % RECORD.size)
+
+    @staticmethod
+    def _append(fd: int, data: bytes) -> int:
+        view, done = memoryview(data), 0
+        try:
+            while done < len(view):
+                done += os.write(fd, view[done:])
+        except OSError:  # The disk is full or gone: what was not written is counted as lost.
+            return done
+        return done
+
+    def close(self) -> None:
+        """Say how much was lost, if anything, and close."""
+        if self.lost_bytes:
+            self.say(f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.")
+        for fd in (self._log, self._index):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def last_line(data: bytes) -> str:
+    """Return the beginning of the last line that is not blank; of a line that was written over
+    again, its last state."""
+    for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
+        if not line.isspace() and line:
+            return line.strip()[:LAST_LINE_BYTES].decode(errors="ignore")
+    return ""
+
+
+class Tee:
+    """One stream of the worker on its way to the log, cut at line ends."""
+
+    def __init__(self, fd: int, stream: int, log: HostLog, *, without_gloo: bool = False) -> None:
+        self.fd = fd
+        self.stream = stream
+        self._log = log
+        self._without_gloo = without_gloo
+        self._read_bytes = 0
+        self._open_line = b""
+
+    def pump(self) -> bool:
+        """Read what is there, once; return False at the end of the stream."""
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        self._read_bytes += len(data)
+        self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        cut = data.rfind(b"\n") + 1
+        if cut == 0:
+            self._open_line += data
+            if len(self._open_line) >= LINE_LIMIT_BYTES:
+                self.flush()
+            return
+        lines = self._open_line + data[:cut] if self._open_line else data[:cut]
+        if self._without_gloo and _GLOO_PIECES[0] in lines:
+            lines = without_gloo(lines)
+        if lines:
+            self._log.write(self.stream, lines)
+        self._open_line = data[cut:]
+
+    @property
+    def has_open_line(self) -> bool:
+        """Whether bytes wait for the end of their line."""
+        return bool(self._open_line)
+
+    def flush(self) -> None:
+        """Keep the open line as it is now (a progress bar, a prompt)."""
+        if self._open_line:
+            self._log.write(self.stream, self._open_line)
+            self._open_line = b""
+
+    def drain(self) -> None:
+        """Read what is there without waiting, then keep the open line.
+
+        What was written before this call is read; a child of the function that goes on writing does
+        not make it endless.
+        """
+        begun = self._read_bytes
+        while self._read_bytes - begun < DRAIN_BYTES:
+            before = self._read_bytes
+            if not self.pump() or self._read_bytes == before:
+                break
+        self.flush()
+
+
+def without_gloo(lines: bytes) -> bytes:
+    """Take out the lines with which Gloo says that hosts are connected, and nothing else."""
+
+    def unless_whole(match: re.Match[bytes]) -> bytes:
+        """Mixed lines are Gloo's when they have each of its pieces once for each line."""
+        counts = {match[0].count(piece) for piece in _GLOO_PIECES}
+        return b"" if counts == {match[0].count(b"\n")} else match[0]
+
+    return _GLOO_MIXED.sub(unless_whole, _GLOO_LINE.sub(b"", lines))
+
+
+def tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
+    """The two tees of a worker; the descriptors are made non-blocking.
+
+    A simulated slice of several hosts is `without_gloo`: real slices do not have its lines, and
+    nothing switches them off.
+    """
+    for fd in (out, err):
+        os.set_blocking(fd, False)
+    return Tee(out, STDOUT, log, without_gloo=without_gloo), Tee(err, STDERR, log)

@@ -1,0 +1,104 @@
+"""What the kernel tells about a process's memory: the limit that it runs under, and whether the
+out-of-memory killer struck.
+
+In: a process id, from the start of the process on. Out: a `Verdict`. All is read from the control
+group that the process itself is in (v2, or the memory controller of v1), which counts the victims
+among its processes, whoever ran out of memory; only where there is none from the machine's
+counters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNLIMITED_BYTES = 1 << 60
+"""From here on a limit is none: v1 writes a huge number, v2 "max"."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known when a process is gone.
+
+    Attributes:
+        struck: whether the out-of-memory killer struck meanwhile in the process's control group
+            (else: on the machine).
+        limit_bytes: what it could use at most; 0 if unknown.
+    """
+
+    struck: bool = False
+    limit_bytes: int = 0
+
+
+class Watch:
+    """Remembers how often the killer had struck in each control group when the process was first
+    seen there."""
+
+    def __init__(self, pid: int, *, root: Path = Path("/")) -> None:
+        self._pid = pid
+        self._root = root
+        self._before: dict[Path, int] = {}
+        self._machine_before = self._machine_kills()
+        self.look()
+
+    def look(self) -> None:
+        """See in which group the process is: it may have been moved. Cheap enough for every
+        heartbeat."""
+        folder = self._group()
+        kills = None if folder is None else _kills(folder)
+        if folder is not None and kills is not None:
+            self._before.setdefault(folder, kills)
+
+    def verdict(self) -> Verdict:
+        """Compare with the counters now."""
+        limits = [self._number("proc/meminfo", "MemTotal:") * 1024]
+        for folder in self._before:
+            limits += [_limit(above) for above in (folder, *folder.parents)]
+        struck = any((_kills(folder) or 0) > before for folder, before in self._before.items())
+        if not self._before:
+            struck = self._machine_kills() > self._machine_before
+        return Verdict(struck, min((n for n in limits if 0 < n < _UNLIMITED_BYTES), default=0))
+
+    def _group(self) -> Path | None:
+        """The folder of the process's control group, as far as it can be seen from here."""
+        mount = self._root / "sys/fs/cgroup"
+        places = []
+        with contextlib.suppress(OSError):
+            for line in (self._root / f"proc/{self._pid}/cgroup").read_text().splitlines():
+                _, controllers, path = line.split(":", 2)
+                if not controllers:
+                    places += [
+                        mount / path.lstrip("/"),
+                        mount / "unified" / path.lstrip("/"),
+                        mount,
+                    ]
+                elif "memory" in controllers.split(","):
+                    places += [mount / "memory" / path.lstrip("/"), mount / "memory"]
+        return next((place for place in places if _kills(place) is not None), None)
+
+    def _machine_kills(self) -> int:
+        return self._number("proc/vmstat", "oom_kill")
+
+    def _number(self, file: str, field: str) -> int:
+        return _field(self._root / file, field) or 0
+
+
+def _kills(folder: Path) -> int | None:
+    counts = (_field(folder / name, "oom_kill") for name in ("memory.events", "memory.oom_control"))
+    return next((n for n in counts if n is not None), None)
+
+
+def _limit(folder: Path) -> int:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit.
+            return int((folder / name).read_text())
+    return 0
+
+
+def _field(file: Path, field: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(file) as lines:
+        for line in lines:
+            if line.split()[:1] == [field]:
+                return int(line.split()[1])
+    return None

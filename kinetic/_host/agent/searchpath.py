@@ -1,0 +1,54 @@
+"""PYTHONPATH of what runs on a host: programs that it starts import what was sent, not what lies in
+the caller's folder.
+
+In: the value that the caller has or asks for, the places of the tree. Out: the value for the host.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def for_programs(places: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
+    """Return the search path: the tree first, then what the caller has, with the tree in place of
+    the project.
+
+    Left out is a place with a module that is called like one of the standard library, which it
+    would hide from every program; one that the caller's own PYTHONPATH names is kept.
+    """
+    own = [place for place in places if not _hides_standard_modules(place)]
+    theirs = (
+        moved(inherited, client_root=client_root, tree=tree).split(os.pathsep) if inherited else []
+    )
+    return os.pathsep.join(dict.fromkeys([*own, *theirs]))
+
+
+def moved(value: str, *, client_root: str, tree: str) -> str:
+    """Return a search path with folders of the project replaced by those of the tree, where they
+    were sent."""
+    return os.pathsep.join(_moved(entry, client_root, tree) for entry in value.split(os.pathsep))
+
+
+def _moved(entry: str, client_root: str, tree: str) -> str:
+    real = os.path.realpath(entry) if entry.startswith("/") and client_root else ""
+    if real != client_root and not real.startswith(f"{client_root}/"):
+        return entry
+    place = tree + real[len(client_root) :]
+    return (
+        place if Path(place).is_dir() else entry
+    )  # What was not sent, such as an environment, is where it was.
+
+
+def _hides_standard_modules(place: str) -> bool:
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return False
+    return any(
+        name.removesuffix(".py") in sys.stdlib_module_names
+        and (name.endswith(".py") or Path(place, name, "__init__.py").is_file())
+        for name in names
+    )

@@ -1,0 +1,67 @@
+"""Whether a worker moves: from its processor time and its output, without its help.
+
+In: samples of counters, time as an argument. Out: for how long it has stood still.
+
+A worker stands still when it prints nothing, its process and its children use less than
+`BUSY_SHARE` of one processor, and its main thread uses less than `MAIN_SHARE`: a host that sleeps
+or waits in a broken collective uses none at all, while a loop that feeds an accelerator returns to
+Python at every step and so always uses some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BUSY_SHARE = 0.10
+MAIN_SHARE = 0.0003
+_MAIN_FLOOR_NS = 1_000_000
+_BUSY_FLOOR_S = 0.1
+MISSED_S = 3.5
+"""After this time between two looks nobody knows how the worker fared: the agent itself did not run
+(the machine was suspended, or all of it was stopped), or the coordinator held it up. Beats come
+every second and take two at most."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Counters of a worker.
+
+    Attributes:
+        time_s: monotonic time of the sample.
+        cpu_s: processor time of the worker and its children.
+        main_ns: processor time of its main thread, nanoseconds; None if unknown.
+        log_bytes: output so far.
+    """
+
+    time_s: float
+    cpu_s: float
+    main_ns: int | None
+    log_bytes: int
+
+
+def moved(since: Sample, now: Sample) -> bool:
+    """Whether the worker made progress between two samples."""
+    elapsed = max(now.time_s - since.time_s, 0.0)
+    if now.log_bytes > since.log_bytes:
+        return True
+    if now.cpu_s - since.cpu_s > _BUSY_FLOOR_S + BUSY_SHARE * elapsed:
+        return True
+    if now.main_ns is None or since.main_ns is None:
+        return False
+    return now.main_ns - since.main_ns > _MAIN_FLOOR_NS + MAIN_SHARE * elapsed * 1e9
+
+
+class Stillness:
+    """For how long a worker has stood still, from one look to the next. Time in which nobody looked
+    does not count."""
+
+    def __init__(self, now: Sample) -> None:
+        self._since = self._last = now
+
+    def lasts(self, now: Sample) -> float:
+        """Take a new sample; return the seconds since the worker last moved."""
+        missed = now.time_s - self._last.time_s > MISSED_S
+        self._last = now
+        if missed or moved(self._since, now):
+            self._since = now
+        return now.time_s - self._since.time_s

@@ -1,0 +1,151 @@
+"""The worker as its agent sees it: a forked process with a channel, two streams, and Python stacks
+on request.
+
+In: a folder for its stacks. Out: a process that runs `worker.main`, signals to it, its wait status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+from kinetic._host.agent.stall import Sample
+from kinetic._host.channel import Channel
+from kinetic._host.worker import main
+from kinetic._system import processes
+
+PIPE_BYTES = 1 << 20
+STACKS_S = 1.0
+"""How long a worker may take to write its stacks."""
+STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
+_BYSTANDER = re.compile(
+    r"^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)", re.MULTILINE
+)
+"""The thread that took the signal, where it runs nothing but the runner's own code: nobody wants to
+see it."""
+_OWN_FRAME = re.compile(
+    r'File "(<frozen '
+    r'runpy>|.*/kinetic/(?:_host|runner)/[\w/]+\.py|.*/(site|dist)-packages/debugpy/.*)", line'
+)
+
+
+class Child:
+    """One worker process, from its fork to the moment it is reaped.
+
+    Attributes:
+        pid: its process id, which is also that of its process group.
+        pidfd: readable once it has ended.
+        out, err: read ends of its standard streams.
+        channel: messages to and from it.
+        gone: whether it has been reaped.
+        status: its wait status, once gone.
+        stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
+    """
+
+    def __init__(self, title: str, stacks: Path) -> None:
+        ours, theirs = socket.socketpair()
+        self.out, out = os.pipe()
+        self.err, err = os.pipe()
+        for fd in (out, err):
+            _widen(fd)
+        self._stacks_path = stacks
+        self._stacks = os.open(stacks, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            processes.set_title(title)
+            main.main(Channel(theirs), out, err, self._stacks, parent)
+        theirs.close()
+        for fd in (out, err):
+            os.close(fd)
+        self.channel = Channel(ours)
+        self.pidfd = os.pidfd_open(self.pid)
+        self.stacks_thread = 0
+        self.gone = False
+        self.status = 0
+        self._peak_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The high-water mark of its memory, or of the largest process below it: a command's, which
+        runs in one of its own."""
+        return (
+            self._peak_bytes
+            if self.gone
+            else max(self._peak_bytes, processes.high_water_bytes(self.pid))
+        )
+
+    @property
+    def rss_bytes(self) -> int:
+        """Its memory now."""
+        return 0 if self.gone else processes.rss_bytes(self.pid)
+
+    def sample(self, log_bytes: int) -> Sample:
+        """Read its counters."""
+        descendants = processes.descendants(self.pid)
+        self._peak_bytes = max([self._peak_bytes, *map(processes.high_water_bytes, descendants)])
+        below = sum(map(processes.cpu_s, descendants))
+        used = processes.cpu_s(self.pid) + below
+        return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
+
+    def terminate(self) -> None:
+        """Ask it to end; one that was stopped (SIGSTOP) is continued, so that it can."""
+        if not self.gone:
+            processes.kill(self.pid, signal.SIGTERM)
+            processes.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it, and its process group, now."""
+        if self.gone:
+            return  # The number may be somebody else's by now.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        processes.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for its end, which must be near."""
+        _, self.status, usage = os.wait4(self.pid, 0)
+        self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
+        self.gone = True
+
+    def stacks(self) -> str:
+        """Its Python stacks, without the runner's own frames; it writes them even while native code
+        blocks."""
+        if self.gone:
+            return ""
+        if processes.is_stopped(self.pid):
+            return STOPPED
+        text = self._dump(self.stacks_thread)
+        return _BYSTANDER.sub(
+            "", "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
+        )
+
+    def _dump(self, thread: int) -> str:
+        """What it writes when the signal strikes this thread; 0 for the main one."""
+        before = os.fstat(self._stacks).st_size
+        if not thread or not processes.kill_thread(self.pid, thread, main.STACKS_SIGNAL):
+            processes.kill(self.pid, main.STACKS_SIGNAL)
+        size, deadline = before, time.monotonic() + STACKS_S
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            size, last = os.fstat(self._stacks).st_size, size
+            if size == last > before:
+                break
+        return os.pread(self._stacks, size - before, before).decode(errors="replace")
+
+    def close(self) -> None:
+        """Remove what it leaves on disk."""
+        self._stacks_path.unlink(missing_ok=True)
+
+
+def _widen(fd: int) -> None:
+    """Give a pipe a large buffer, so that a burst of output does not stop the worker."""
+    import fcntl
+
+    with contextlib.suppress(OSError, AttributeError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

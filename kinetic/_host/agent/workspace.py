@@ -1,0 +1,163 @@
+"""The folder in which a host works: the job's source tree, unpacked and verified, and the paths
+that the function will see.
+
+In: identity, plan, store. Out: `Workspace`, and a folder on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic._core import layout
+from kinetic._core.plan import Blob, Plan
+from kinetic._host.agent import datasets
+from kinetic._host.agent.datasets import Datasets
+from kinetic._host.agent.identity import Identity
+from kinetic._source import download, ignore, manifest
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic.errors import SetupFailed, StoreError
+
+_MOST_LOOKED_AT = 20_000
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where the function runs.
+
+    Attributes:
+        root: the host's own folder; removed at the end.
+        tree: the unpacked source tree, below root.
+        cwd: working directory.
+        sys_path: entries that go first on the import path.
+        payload: file with the pickled call.
+        function: file with the pickled function, where the payload holds only arguments; else None.
+        output_dir: value of KINETIC_OUTPUT_DIR.
+        data: where the declared data is.
+        sent: size of each file of the tree, by path.
+        ready_ns: when all of it was there, since the epoch.
+    """
+
+    root: Path
+    tree: Path
+    cwd: Path
+    sys_path: tuple[str, ...]
+    payload: Path
+    function: Path | None
+    output_dir: str
+    data: Datasets
+    sent: Mapping[str, int]
+    ready_ns: int
+
+
+def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
+    """Fetch, verify and unpack.
+
+    Raises:
+        SetupFailed: what was stored is damaged or missing, or this host's disk does not take it.
+    """
+    root = Path(identity.scratch) / f"host-{identity.host}"
+    tree = root / "tree"
+    try:
+        tree.mkdir(parents=True, mode=0o700, exist_ok=True)
+        entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
+        payload = _file_of(store, plan.payload, root / "payload.pkl")
+        function = (
+            None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
+        )
+        output_dir = _output_dir(store, plan)
+        data = datasets.prepare(identity, plan, store, root)
+    except (StoreError, LookupError, OSError) as error:
+        raise SetupFailed(
+            f"The source of the job could not be unpacked: {error}", job_id=plan.job_id
+        ) from error
+    cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
+    cwd.mkdir(parents=True, exist_ok=True)
+    places = dict.fromkeys(
+        [str(tree / p) for p in plan.sys_path_rel] + [str(tree / plan.entry_rel)]
+    )
+    sent = {entry.path: entry.size_bytes for entry in entries if isinstance(entry, manifest.File)}
+    return Workspace(
+        root, tree, cwd, tuple(places), payload, function, output_dir, data, sent, time.time_ns()
+    )
+
+
+def left_behind(space: Workspace) -> str:
+    """Return a line about the files that the function made or changed in its folder, which goes
+    away; "" when there are none.
+
+    Looks at no more than so many files: this is done before the job's end is reported.
+    """
+    found: list[tuple[int, str]] = []
+    for path, info in itertools.islice(_files(str(space.tree)), _MOST_LOOKED_AT):
+        rel = path[len(str(space.tree)) + 1 :]
+        if info.st_size != space.sent.get(rel) or info.st_mtime_ns > space.ready_ns:
+            found.append((info.st_size, rel))
+    if not found:
+        return ""
+    found.sort(key=lambda each: (-each[0], each[1]))
+    names = [rel if rel.isprintable() else ascii(rel) for _, rel in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    what = "1 file that was" if len(found) == 1 else f"{len(found)} files that were"
+    size = _in_words(sum(size for size, _ in found))
+    return (
+        f"{what} written in the work folder ({size}) will not be kept: "
+        f"{', '.join([*names, *more])}. Write files to keep below $KINETIC_OUTPUT_DIR."
+    )
+
+
+def _in_words(size_bytes: int) -> str:
+    amount = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the regular files below the folder, without those that only tools make for
+    themselves."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name in ignore.ALWAYS | ignore.DEFAULTS or entry.is_symlink():
+                    continue
+                if entry.is_dir():
+                    yield from _files(entry.path)
+                elif entry.is_file():
+                    yield entry.path, entry.stat()
+
+
+def _file_of(store: Store, blob: Blob, target: Path) -> Path:
+    """A file with the content; the worker verifies its digest before it unpickles."""
+    key = layout.blob(blob.digest)
+    if isinstance(store, LocalStore):
+        return store.path(key)
+    target.write_bytes(store.get(key))
+    return target
+
+
+def _output_dir(store: Store, plan: Plan) -> str:
+    if plan.output_dir:
+        if "://" not in plan.output_dir:
+            Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
+        return plan.output_dir
+    if not isinstance(store, LocalStore):
+        return f"{store.uri.rstrip('/')}/{layout.outputs(plan.job_id)}"
+    folder = store.path(layout.outputs(plan.job_id))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return str(folder)
+
+
+def remove(workspace_root: Path) -> None:
+    """Remove a host's folder; what cannot be removed stays."""
+    shutil.rmtree(workspace_root, ignore_errors=True)

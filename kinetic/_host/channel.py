@@ -1,0 +1,102 @@
+"""Messages between an agent and its worker: JSON objects, one a line, over a socket pair.
+
+In: dicts. Out: dicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from kinetic._system import processes
+
+Message = dict[str, Any]
+READ_BYTES = 1 << 20
+
+
+class Channel:
+    """One end of the conversation. Not thread-safe."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._searched = 0
+        self._file = _file_of(sock.fileno())
+
+    def fileno(self) -> int:
+        """File descriptor, for a selector."""
+        return self._sock.fileno()
+
+    def lift(self, least_fd: int) -> None:
+        """Move to a descriptor that is not below `least_fd`, out of the way of code that closes or
+        reuses low ones."""
+        lifted = processes.lifted(self._sock.fileno(), least_fd)
+        if lifted != self._sock.fileno():
+            self._sock.close()
+            self._sock = socket.socket(fileno=lifted)
+
+    def is_whole(self) -> bool:
+        """Whether the descriptor is still this channel's: other code of the process may have closed
+        or replaced it."""
+        return self._file is not None and _file_of(self._sock.fileno()) == self._file
+
+    def send(self, message: Message) -> bool:
+        """Send; return False when the other end is gone."""
+        try:
+            # The first newline ends whatever somebody else wrote into the channel.
+            self._sock.sendall(b"\n" + json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None when the other end is gone."""
+        while True:
+            for message in self._whole():
+                return message
+            if not self._fill():
+                return None
+
+    def available(self) -> tuple[list[Message], bool]:
+        """Return the whole messages that are there, without waiting for more, and whether the other
+        end is still open."""
+        is_open = self._fill(socket.MSG_DONTWAIT)
+        return list(self._whole()), is_open
+
+    def close(self) -> None:
+        """Close this end."""
+        self._sock.close()
+
+    def _fill(self, flags: int = 0) -> bool:
+        try:
+            data = self._sock.recv(READ_BYTES, flags)
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def _whole(self) -> Iterator[Message]:
+        """Take whole messages out of the buffer; what is none is passed over."""
+        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
+        self._searched = len(self._buffer)
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

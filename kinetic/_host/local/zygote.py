@@ -1,0 +1,87 @@
+"""The preloader: has everything imported that supervisors, agents and workers need, and forks them
+ready to run.
+
+In: launch requests from one caller, over the socket that it was started with. Out: supervisors.
+Called as `python -m kinetic._host.local.zygote FD [MODULE ...]` by the local backend; lives as long
+as its caller. It starts no thread and no JAX backend, so that what it forks can.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from kinetic._host.local import supervisor
+from kinetic._host.worker import jaxworld
+from kinetic._host.worker import main as worker
+
+LATE = (
+    "setproctitle",
+    *worker.IMPORTED_AHEAD,
+    "kinetic._datasets.delivery",
+    *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
+    *supervisor.SPEAKING,
+)
+"""What a first job of one host can begin without, and what packages import only when they are used:
+after a fork, every process of every job would import it again."""
+IDLE_S = 0.1
+"""After so long without a request a first small job is over, and importing takes nothing from
+it."""
+HURRIED = 4
+"""So many jobs in a row are started before everything is imported; from then on, importing once is
+cheaper."""
+
+
+def main() -> None:
+    """Import, then serve until the caller is gone."""
+    fd, *modules = sys.argv[1:]
+    caller = socket.socket(fileno=int(fd))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are not waited for.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # There is nothing to collect yet, and it takes time to see that.
+    jaxworld.preload(tuple(modules))
+    if not jaxworld.is_fork_safe():
+        sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
+    serve(caller, hurried=0 if modules else HURRIED)
+
+
+def serve(caller: socket.socket, *, hurried: int) -> None:
+    """Fork a supervisor for each request, one JSON line; the supervisor answers itself.
+
+    The first `hurried` requests are not kept waiting for imports that their jobs can begin without.
+    """
+    _import_late(caller if hurried else None)
+    requests = caller.makefile("rb")
+    while line := requests.readline():
+        if not line.endswith(b"\n"):
+            return  # The caller died while it wrote.
+        if os.fork() == 0:
+            os.setsid()
+            gc.enable()
+            supervisor.main(supervisor.Request(**json.loads(line)), caller)
+        hurried -= 1
+        if hurried <= 0 or not _is_asked(caller, IDLE_S):
+            _import_late()
+
+
+def _import_late(caller: socket.socket | None = None) -> None:
+    """Import what is still missing, but only until this caller asks for something."""
+    for name in LATE:
+        if caller is not None and _is_asked(caller, 0.0):
+            break
+        importlib.import_module(name)
+    gc.freeze()  # Otherwise the first collection in a child would copy every page.
+
+
+def _is_asked(caller: socket.socket, patience_s: float) -> bool:
+    return bool(select.select([caller], [], [], patience_s)[0])
+
+
+if __name__ == "__main__":
+    main()

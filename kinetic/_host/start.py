@@ -1,0 +1,55 @@
+"""What a worker is told when the whole gang is ready: a frozen noun.
+
+In: the fields that `briefing` writes. Out: `Start`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the agent tells the worker when the whole gang is ready.
+
+    Attributes:
+        payload: file of the pickled call.
+        payload_digest: its SHA-256, verified before anything is unpickled.
+        function: file of the pickled function, where the payload holds only arguments and the
+            function's SHA-256; else "".
+        env: the whole environment, without what the payload carries.
+        cwd: working directory.
+        sys_path: entries that go before the interpreter's own.
+        scratch: folder for the value or the exception.
+        world: this process's place among the processes of JAX.
+        joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
+        jax_options: options of `jax.config` to set before anything else uses JAX.
+        name: of the function, for people.
+        tree: where the source tree lies on this host.
+        client_root: where it lies on the caller's machine; tracebacks name files there.
+        all_hosts: whether the value of every host is kept, not only the leader's.
+        cells: source that lies in no file, so that tracebacks can show it.
+        debugger: port and window of the job's debugger, or None when nobody debugs.
+        places: where each declared data lies.
+        mounts: what has to be mounted for that; see `mounts.Mount`.
+    """
+
+    payload: str
+    payload_digest: str
+    function: str
+    env: dict[str, str]
+    cwd: str
+    sys_path: list[str]
+    scratch: str
+    world: dict[str, Any]
+    joins_jax: bool | str
+    name: str
+    tree: str
+    client_root: str
+    all_hosts: bool = False
+    jax_options: dict[str, Any] = field(default_factory=dict)
+    cells: list[dict[str, str]] = field(default_factory=list)
+    debugger: dict[str, Any] | None = None
+    places: list[str] = field(default_factory=list)
+    mounts: list[dict[str, Any]] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""The worker: the process that runs the function."""

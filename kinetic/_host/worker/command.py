@@ -1,0 +1,198 @@
+"""What `kinetic run` runs on every host: a script, a module, or any command.
+
+In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit
+code, by `sys.exit`. Called as the function of the job, in the worker's main thread, with the
+caller's folder as working directory.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from kinetic._host.agent import identity
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+_VARIABLE = re.compile(r"\$(?:(KINETIC_[A-Z_]+)|\{(KINETIC_[A-Z_]+)\})")
+_SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish"))
+_IS_C = re.compile(r"-[a-z]*c\Z")
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def run(kind: str, target: str, args: Sequence[str]) -> None:
+    """Run a "script", a "module" or a "command".
+
+    In its arguments `$KINETIC_OUTPUT_DIR` is replaced by the value that it has here, and so are
+    other variables of the job.
+    """
+    args = filled_in(target if kind == "command" else "", args, identity.variables_of_the_job())
+    if kind == "script":
+        run_script(target, args)
+    elif kind == "module":
+        run_module(target, args)
+    else:
+        run_command([target, *args])
+
+
+def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced.
+
+    The code of `sh -c` is left alone: the shell itself replaces variables, where they are not
+    quoted.
+    """
+    is_shell = command.rpartition("/")[2] in _SHELLS
+    code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)
+
+    def filled(word: str) -> str:
+        return _VARIABLE.sub(lambda found: environ.get(found[1] or found[2], found[0]), word)
+
+    return [word if at == code else filled(word) for at, word in enumerate(args)]
+
+
+def run_script(path_rel: str, args: Sequence[str]) -> None:
+    """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on
+    sys.path.
+
+    `path_rel` is relative to the caller's working directory, which is ours too when it is part of
+    the source tree. In any case the script's folder is on sys.path.
+    """
+    path = _find(path_rel)
+    if path is None:
+        _leave(
+            f"{path_rel} was not sent with the source tree. Is it left out by .gitignore or "
+            ".kineticignore?",
+            _NOT_FOUND,
+        )
+    sys.argv = [
+        path_rel,
+        *args,
+    ]  # run_path puts the whole path there for as long as the script runs
+    _put_first(str(path.parent))
+    _as_main(lambda: runpy.run_path(str(path), run_name="__main__"))
+
+
+def _find(path_rel: str) -> Path | None:
+    here = Path(path_rel).resolve()
+    if here.is_file() and str(here.parent) in map(_real, sys.path):
+        return here
+    places = [Path(_real(place)) / here.name for place in sys.path]
+    return next((place for place in places if place.is_file()), here if here.is_file() else None)
+
+
+def _real(place: str) -> str:
+    return str(Path(place).resolve())
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Run a module as `python -m NAME ARGS…` does."""
+    sys.argv = [name, *args]
+    _put_first(str(Path.cwd()))
+    _as_main(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
+def run_command(argv: Sequence[str]) -> None:
+    """Run a command with this process's streams and folder; leave with its exit code unless that is
+    0."""
+    code = call(argv)
+    if code:
+        sys.exit(code)
+
+
+def call(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code: 128 + N when signal N ended it, 127 when there is
+    no such command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        with _Forwarding() as forwarding:
+            # It stays in this process group: what ends the worker for good ends the command with
+            # it.
+            process = forwarding.to(subprocess.Popen(list(argv)))
+            code = process.wait()
+    except FileNotFoundError:
+        return _tell(f"{argv[0]}: no such command on this host", _NOT_FOUND)
+    except OSError as error:
+        return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
+    if code == 0 and signal.SIGTERM in forwarding.came:
+        return (
+            128 + signal.SIGTERM
+        )  # it tidied up because it was told to end: that is not its success
+    return code if code >= 0 else 128 - code
+
+
+class _Forwarding:
+    """Hands the signals that ask to end on to a command, and lets it decide how to end.
+
+    It is in place before the command starts: a signal that comes meanwhile is kept for it, or the
+    command would outlive us.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # no other thread may set handlers
+            self._before = {signum: signal.signal(signum, self._forward) for signum in _FORWARDED}
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def to(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """Forward to this process from now on, and what came before it was there."""
+        self._process = process
+        for signum in tuple(self.came):
+            process.send_signal(signum)
+        return process
+
+    def _forward(self, signum: int, frame: types.FrameType | None) -> None:
+        self.came.append(signum)
+        if self._process is not None:
+            self._process.send_signal(signum)
+
+
+def _put_first(folder: str) -> None:
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+
+
+def _as_main(run: Callable[[], Any]) -> None:
+    """Run code whose traceback should start in the code itself, not in the machinery that started
+    it."""
+    try:
+        run()
+    except BaseException as error:
+        error.__traceback__ = _without_machinery(error.__traceback__)
+        raise
+
+
+def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType | None:
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    at = trace
+    while at is not None and at.tb_frame.f_code.co_filename in ours:
+        at = at.tb_next
+    return at
+
+
+def _tell(words: str, code: int) -> int:
+    print(f"kinetic: {words}", file=sys.stderr)  # noqa: T201 - this is the host's stderr, which the caller reads
+    return code
+
+
+def _leave(words: str, code: int) -> NoReturn:
+    sys.exit(_tell(words, code))

@@ -1,0 +1,226 @@
+"""The debugger of a job: it listens in the leader's worker, and holds every function back until
+somebody has attached.
+
+In: a port and a window; on agents, what workers say. Out: a debug adapter on the loopback address;
+the record `job.debugger`. The only door to debugpy.
+
+    leader's worker  ── listening(port) ──> its agent ── record: waiting ──> caller (kinetic.debug)
+                     ── attached(bool)  ──>           ── record: released ─> other agents
+                                                                          ── go ──> their workers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shlex
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic._core import layout
+from kinetic._core.debug_address import Debugger, DebuggerState
+from kinetic._system import peers
+from kinetic.errors import KineticError, SetupFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kinetic._core.plan import Plan
+    from kinetic._host.agent.identity import Identity
+    from kinetic._host.channel import Channel, Message
+    from kinetic._store.base import Store
+
+_log = logging.getLogger("kinetic.runner")
+LISTENING, ATTACHED, HELD = "debugger_listening", "debugger_attached", "debugger_held"
+EVENTS = frozenset({LISTENING, ATTACHED, HELD})
+LOOK_EVERY_S = 0.25
+"""How often a host looks whether the leader's debugger has attached."""
+_AGAIN_S = 0.05
+BEYOND_S = 60.0
+"""For so long beyond the window the other hosts wait for the leader's word."""
+ENVIRON = {
+    "KINETIC_DEBUG": "1",
+    "PYTHONBREAKPOINT": "debugpy.breakpoint",
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+}
+"""What a worker's environment says in a debug job. The last one silences a warning about the
+interpreter's own frozen modules."""
+
+
+# -- in workers ------------------------------------------------------------------------------------
+
+
+def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
+    """Listen, and return when a debugger is ready or the window has passed. `port` 0 takes a free
+    one.
+
+    Raises:
+        SetupFailed: debugpy is not installed on this host, or the port cannot be had.
+    """
+    try:
+        import debugpy
+    except ImportError as error:
+        raise SetupFailed(
+            "debug=True needs debugpy on the hosts: pip install 'kinetic-sdk[debug]'."
+        ) from error
+    try:
+        # Children of the function are left alone: with its own hooks debugpy would hold each of
+        # them back as well. Its adapter lets in whoever connects, and who attaches can run code: it
+        # is started through a door of ours.
+        debugpy.configure(subProcess=False, python=str(_guarded_python(Path(folder))))
+        _, port = debugpy.listen(("127.0.0.1", port))
+    except Exception as error:
+        raise SetupFailed(
+            f"The debugger could not listen on port {port} of the leader: {error}"
+        ) from error
+    channel.send({"event": LISTENING, "port": port})
+    attached = _wait(debugpy, window_s)
+    if not attached:
+        told = (
+            f"kinetic: no debugger attached within {window_s:g} s; the function starts without "
+            "one. It can still be attached."
+        )
+        print(told, file=sys.stderr, flush=True)  # noqa: T201 - for whoever follows the job's output
+    channel.send({"event": ATTACHED, "attached": attached})
+
+
+def _guarded_python(folder: Path) -> Path:
+    """A program that runs the adapter so that it takes connections of this user only."""
+    door = folder / "debug-adapter"
+    command = shlex.join([sys.executable, "-P", str(Path(peers.__file__).resolve())])
+    door.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    door.chmod(0o700)
+    return door
+
+
+def _wait(debugpy: Any, window_s: float) -> bool:
+    if window_s > 0:
+        done = threading.Event()
+        expiry = threading.Thread(
+            target=_expire, args=(debugpy, window_s, done), name="kinetic-debug-window", daemon=True
+        )
+        expiry.start()
+        try:
+            debugpy.wait_for_client()  # Returns once the client has set its breakpoints.
+        finally:
+            done.set()
+            expiry.join()
+    return bool(debugpy.is_client_connected())
+
+
+def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
+    """End the wait when its time has passed."""
+    done.wait(min(window_s, threading.TIMEOUT_MAX))
+    while not done.is_set():
+        with contextlib.suppress(
+            RuntimeError
+        ):  # The wait has not begun yet; ending it twice does no harm.
+            debugpy.wait_for_client.cancel()
+        done.wait(_AGAIN_S)
+
+
+def hold(channel: Channel) -> None:
+    """On a host that is not the leader: wait until the agent says that the function may start."""
+    channel.send({"event": HELD})
+    if channel.receive() is None:
+        raise SetupFailed("The agent of this host has died.")
+
+
+# -- in agents -------------------------------------------------------------------------------------
+
+
+class Gate:
+    """The agent's side: on the leader it keeps the record, on the other hosts it waits for it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        plan: Plan,
+        store: Store,
+        *,
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._who, self._plan, self._store = identity, plan, store
+        self._key = layout.debugger(plan.job_id)
+        self._port = port
+        self._clock = clock
+        self._record: Debugger | None = None
+        self._given_up_at = self._next_look_at = 0.0
+        self.holds = False
+        """Whether this host's worker waits for `go`."""
+        if (
+            identity.host == 0 and identity.attempt > 1
+        ):  # What an earlier attempt left must not be taken for this one's.
+            with contextlib.suppress(KineticError):
+                store.delete(self._key)
+
+    @property
+    def state(self) -> str:
+        """What the host does, for people; "" when it does not wait for a debugger."""
+        waiting = self._record is not None and self._record.state is DebuggerState.WAITING
+        return "debugging" if waiting else "held" if self.holds else ""
+
+    def start_message(self) -> dict[str, Any]:
+        """What the worker must know."""
+        return {"port": self._port, "window_s": self._plan.limits.debug_wait_s}
+
+    def take(self, message: Message, tree: str) -> None:
+        """A worker says that it listens, that it goes on, or that it waits."""
+        if message["event"] == HELD:
+            self.holds = True
+            self._given_up_at = self._clock() + self._plan.limits.debug_wait_s + BEYOND_S
+        elif message["event"] == LISTENING:
+            closes_at = time.time() + self._plan.limits.debug_wait_s
+            self._write(
+                Debugger(
+                    DebuggerState.WAITING,
+                    message["port"],
+                    tree,
+                    self._plan.client_root,
+                    closes_at,
+                    attempt=self._who.attempt,
+                )
+            )
+        elif self._record is not None:
+            self._write(
+                replace(self._record, state=DebuggerState.RELEASED, attached=message["attached"])
+            )
+
+    def opens(self) -> bool:
+        """Whether a worker that waits may go on; looks now and then only."""
+        now = self._clock()
+        if not self.holds or now < self._next_look_at:
+            return False
+        self._next_look_at = now + LOOK_EVERY_S
+        if self._is_released() or now >= self._given_up_at:
+            self.holds = False
+            return True
+        return False
+
+    def close(self) -> None:
+        """The leader's function has ended."""
+        if self._record is not None and self._record.listens:
+            self._write(replace(self._record, state=DebuggerState.CLOSED))
+
+    def _is_released(self) -> bool:
+        try:
+            record = Debugger.from_json(json.loads(self._store.get(self._key)))
+        except (
+            KineticError,
+            ValueError,
+        ):  # Not there yet, or the store cannot be reached just now.
+            return False
+        return record.attempt == self._who.attempt and record.state is not DebuggerState.WAITING
+
+    def _write(self, record: Debugger) -> None:
+        self._record = record
+        try:
+            self._store.put(self._key, json.dumps(record.to_json()).encode())
+        except KineticError as error:
+            _log.warning("the debugger's place could not be written down: %s", error)

@@ -1,0 +1,212 @@
+"""The door to JAX on a host: what is imported ahead, what the function is told about its world,
+when it joins it.
+
+In: the shape of the world. Out: variables, a JAX that can join (see `joining`), the end of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetic._host.worker import joining
+from kinetic._host.worker.joining import World
+from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
+
+STARTUP = str(Path(__file__).parent / "startup")
+"""Goes first on the PYTHONPATH of whatever a function starts."""
+_THREADS_PER_DEVICE = 4
+"""Two are enough for a loop in one thread; launches in other threads and callbacks may occupy
+more."""
+_CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
+_CONSEQUENCE_WORDS = (
+    "gloo",
+    "connection closed",
+    "connection reset",
+    "connect timeout",
+    "socket closed",
+    "coordination",
+    "heartbeat",
+    "deadline_exceeded",
+    "unavailable:",
+    "cancelled:",
+    "barrier",
+    "another task died",
+    "peer",
+)
+
+
+def environ(
+    world: World, base: Mapping[str, str], asked: Mapping[str, str], *, automatic: bool
+) -> dict[str, str]:
+    """The environment of a function or program, with what tells JAX and other frameworks about the
+    world.
+
+    Args:
+        world: where the host stands.
+        base: variables to start from.
+        asked: variables that win over ours.
+        automatic: whether programs that the function starts join when they first use JAX.
+    """
+    env = dict(base) | {
+        "JAX_PLATFORMS": "cpu" if world.simulated else world.platform,
+        "KERAS_BACKEND": "jax",
+    }
+    env["JAX_ENABLE_PREEMPTION_SERVICE"] = (
+        "0"  # It would swallow the SIGTERM that the function should see.
+    )
+    if world.simulated:
+        env["JAX_NUM_CPU_DEVICES"] = str(world.devices)
+        env["NPROC"] = str(_threads(world.devices, _cores()))
+    if world.processes > 1:
+        env |= {
+            "JAX_COORDINATOR_ADDRESS": world.coordinator,
+            "JAX_NUM_PROCESSES": str(world.processes),
+            "JAX_PROCESS_ID": str(world.process),
+        }
+        if world.simulated:
+            # Without it the coordination service listens on every interface of the machine.
+            env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
+            env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return (
+        env
+        | _for_torch(world)
+        | dict(asked)
+        | {"KINETIC_WORLD": json.dumps(world.to_json() | {"automatic": automatic})}
+    )
+
+
+def _threads(devices: int, cores: int) -> int:
+    """How many threads XLA's CPU client gets; it reads NPROC, and takes one for each core or device
+    without it.
+
+    A launch on all devices occupies a thread for each while 32 others are in flight, and a
+    collective another one. With one thread for each device, a loop that never waits for a result
+    soon stands still forever: its launches occupy all threads.
+    """
+    return max(cores, _THREADS_PER_DEVICE * devices)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _for_torch(world: World) -> dict[str, str]:
+    """What torch.distributed reads (`env://`), and what torchrun takes for options that it was not
+    given (PET_*)."""
+    rank, size, port = str(world.process), str(world.processes), str(world.port)
+    env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
+    env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    if world.processes > 1:
+        env |= {
+            "PET_MASTER_ADDR": world.address,
+            "PET_MASTER_PORT": port,
+            "PET_NODE_RANK": rank,
+            "PET_NNODES": size,
+        }
+        if world.simulated:
+            env |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    return env
+
+
+def is_installed() -> bool:
+    """Whether JAX can be imported here."""
+    return importlib.util.find_spec("jax") is not None
+
+
+def preload(modules: tuple[str, ...]) -> None:
+    """Import modules that workers will need, without starting a backend or a thread (see
+    `is_fork_safe`)."""
+    for name in modules:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    if "jax" in sys.modules:
+        import jax.experimental.multihost_utils
+        import jax.numpy  # noqa: F401
+
+
+def is_fork_safe() -> bool:
+    """Whether a fork of this process gets a JAX that still works: no backend has been started and
+    one thread runs."""
+    if "jax" in sys.modules:
+        from jax._src import xla_bridge  # There is no public call that asks without starting one.
+
+        if xla_bridge.backends_are_initialized():
+            return False
+    return not os.path.isdir("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1
+
+
+def enter(world: World, joins: bool | str) -> None:
+    """Give this process, a worker, its place in the world: now (True), when JAX is first used
+    ("lazy"), or when it asks."""
+    joining.complete(os.environ, world, STARTUP)
+    if "jax" in sys.modules:
+        _configure(world)
+    attach = functools.partial(joining.attach, world, automatic=joins == "lazy", owner=os.getpid())
+    if "jax.distributed" in sys.modules:
+        attach()
+    else:
+        sys.meta_path.insert(0, Awaiting("jax.distributed", attach))
+    if joins is not True or world.processes == 1:
+        return
+    if is_installed():
+        joining.join(world)
+    elif world.process == 0:
+        print(  # noqa: T201
+            "kinetic: JAX is not installed, so the hosts are not joined: pip install "
+            "'kinetic-sdk[jax]'.",
+            file=sys.stderr,
+        )
+
+
+def set_options(options: Mapping[str, Any]) -> list[str]:
+    """Set options of JAX as the caller has set them; return those that the JAX of this host does
+    not take."""
+    if not options or not is_installed():
+        return list(options)
+    import jax
+
+    refused = []
+    for name, value in options.items():
+        try:
+            jax.config.update(name, value)
+        except (AttributeError, TypeError, ValueError):  # Another version.
+            refused.append(name)
+    return refused
+
+
+def _configure(world: World) -> None:
+    """Tell an already imported JAX what the environment would have told it at import."""
+    joining.configure({"jax_enable_preemption_service": False})
+    if world.simulated:
+        joining.configure({"jax_platforms": "cpu", "jax_num_cpu_devices": world.devices})
+
+
+def leave() -> None:
+    """Leave the world, where this process has joined it, together with all others: a barrier, so
+    only when every host is well."""
+    if "jax" in sys.modules:
+        import jax
+
+        jax.distributed.shutdown()
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an exception looks like the echo of a peer's death: a collective that broke, here or
+    in its causes."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if type(at).__name__ in _CONSEQUENCE_TYPES and any(
+            word in str(at).lower() for word in _CONSEQUENCE_WORDS
+        ):
+            return True
+        at = at.__cause__ or at.__context__
+    return False

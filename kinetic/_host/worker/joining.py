@@ -1,0 +1,396 @@
+"""How one process joins the hosts of its gang to one world of JAX: when it says so, or when JAX's
+backend first starts.
+
+In: where this process stands (`World`). Out: an initialized `jax.distributed`; an `initialize` that
+needs no arguments. Their interpreter may not have kinetic, so nothing here imports any of it, or
+JAX before the program does.
+
+JAX has no hook before its backends start: a plugin (`jax_plugins`) is called then, but what it
+raises is swallowed, and the host would go on alone; a cluster (`ClusterEnv`) is asked only by
+`initialize`. Hence the wrappers. A process joins only if no other of its host has: it holds a lock
+on a file in the host's folder, where the agent reads how far it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import inspect
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+JOINING, JOINED, APART = "joining", "joined", "apart"
+"""What the file says, before the id of the process."""
+MARK = "KINETIC_JAX_PROCESS"
+"""Variable: the process that has imported JAX. What it starts is a helper of its, not the host's
+program."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ORIGINAL = "_kinetic_original"
+_HEARTBEAT_S = 100
+"""Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
+healthy processes."""
+_BEYOND_S = 60
+"""JAX gives up so long after the gang has: the gang can say which host was missing."""
+
+_log = logging.getLogger("kinetic.runner")
+_lock = threading.RLock()
+
+
+class JoinError(RuntimeError):
+    """This process cannot join the gang's world, or not as it was asked to. A RuntimeError, as JAX
+    raises."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where a process stands among the processes of JAX.
+
+    Attributes:
+        coordinator: "address:port" of JAX's coordination service, hosted by process 0.
+        processes: number of processes.
+        process: index of this one.
+        devices: virtual devices per process when simulated, else 0.
+        platform: "cpu", "gpu" or "tpu"; always "cpu" when simulated.
+        simulated: whether the devices are virtual.
+        port: free on process 0, for programs of other frameworks.
+        file: where the process that joins for this host leaves its mark; "" for nowhere.
+        limit_s: how long the hosts may wait for each other.
+    """
+
+    coordinator: str
+    processes: int
+    process: int
+    devices: int
+    platform: str
+    simulated: bool
+    port: int = 0
+    file: str = ""
+    limit_s: float = 600.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; `World(**it)` is equal."""
+        return dict(vars(self))
+
+    @property
+    def address(self) -> str:
+        """Of the leader."""
+        return self.coordinator.rpartition(":")[0]
+
+
+def attach(world: World, *, automatic: bool, owner: int) -> None:
+    """Let JAX, which has just been imported, find this world.
+
+    Args:
+        world: where this process stands.
+        automatic: join when the backend first starts, unless another process of this host has
+            joined.
+        owner: the process that may do so; this one may be a fork of it.
+    """
+    _Seat(world, automatic and world.processes > 1, owner).take()
+
+
+def attach_program(told: str, owner: int) -> None:
+    """The same in a program that was started on a host, which may start helpers of its own; `told`
+    is what its variable says."""
+    world = json.loads(told)
+    automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
+    attach(World(**world), automatic=automatic, owner=owner)
+
+
+def join(world: World) -> None:
+    """Join now: afterwards `jax.devices()` are all devices of the gang.
+
+    Raises:
+        JoinError: another process of this host has joined.
+    """
+    import jax.distributed
+
+    _join(world, _plain_initialize(jax.distributed), {})
+
+
+def _plain_initialize(module: Any) -> Callable[..., None]:
+    """JAX's own, also where this process or the one that it is a fork of has put ours in its
+    place."""
+    initialize: Callable[..., None] = getattr(module.initialize, _ORIGINAL, module.initialize)
+    return initialize
+
+
+def complete(environ: MutableMapping[str, str], world: World, startup: str) -> None:
+    """Let programs that inherit this environment meet JAX as this process does, and reach the hosts
+    past every proxy."""
+    paths = [
+        path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != startup
+    ]
+    environ["PYTHONPATH"] = os.pathsep.join([startup, *paths])
+    if uses_proxies(environ):
+        pass_by_proxies(environ, [world.address])
+
+
+def pass_by_proxies(environ: MutableMapping[str, str], addresses: Iterable[str]) -> None:
+    """Let connections to this machine and to these addresses go past every proxy; what the user
+    excepts stays excepted."""
+    direct = list(dict.fromkeys([*LOOPBACK, *addresses]))
+    both = [
+        entry.strip()
+        for name in ("no_proxy", "NO_PROXY")
+        for entry in environ.get(name, "").split(",")
+    ]
+    merged = (
+        "*"
+        if "*" in both
+        else ",".join(dict.fromkeys(entry for entry in [*both, *direct] if entry))
+    )
+    for name in ("no_proxy", "NO_PROXY"):
+        environ[name] = merged
+    if "no_grpc_proxy" in environ or merged == "*":  # gRPC reads it first, and knows no "*".
+        own = [entry.strip() for entry in environ.get("no_grpc_proxy", "").split(",")]
+        environ["no_grpc_proxy"] = ",".join(
+            dict.fromkeys(entry for entry in [*own, *direct] if entry)
+        )
+
+
+def uses_proxies(environ: Iterable[str]) -> bool:
+    """Whether variables of these names may name a proxy."""
+    return any(
+        name.lower().endswith("_proxy") and not name.lower().startswith("no_") for name in environ
+    )
+
+
+class _Seat:
+    """This process's place, and what it puts into JAX."""
+
+    def __init__(self, world: World, automatic: bool, owner: int) -> None:
+        self._world = world
+        self._automatic = automatic
+        self._owner = owner
+
+    def take(self) -> None:
+        """Put our own `initialize` in JAX's place, and ourselves before its backends."""
+        public: Any = sys.modules["jax.distributed"]
+        from jax._src import distributed, xla_bridge
+
+        public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
+        if self._automatic:
+            # Every call for a backend passes here, without a lock of JAX's: `initialize` takes the
+            # one that backends() holds.
+            name = "_discover_and_register_pjrt_plugins"
+            name = name if hasattr(xla_bridge, name) else "backends"
+            setattr(xla_bridge, name, self._before(getattr(xla_bridge, name), xla_bridge, name))
+
+    def _before(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
+        @functools.wraps(original)
+        def joining_first() -> Any:
+            if self._is_mine():
+                with _lock:
+                    self._join_unasked()
+                    setattr(module, name, original)
+            return original()
+
+        return joining_first
+
+    def _is_mine(self) -> bool:
+        """Whether this is the process that was seated: not a fork of it, and none that
+        multiprocessing has started."""
+        if os.getpid() != self._owner:
+            return False
+        multiprocessing = sys.modules.get("multiprocessing.process")
+        return multiprocessing is None or multiprocessing.parent_process() is None
+
+    def _join_unasked(self) -> None:
+        import jax.distributed
+
+        try:
+            _join(self._world, _plain_initialize(jax.distributed), {})
+        except HostTaken as taken:
+            _log.warning(
+                "%s This process (%d) uses the devices of its host alone.", taken, os.getpid()
+            )
+
+    def _wrapped(self, original: Callable[..., None]) -> Callable[..., None]:
+        world = self._world
+
+        @functools.wraps(original)
+        def initialize(
+            coordinator_address: str | None = None,
+            num_processes: int | None = None,
+            process_id: int | None = None,
+            local_device_ids: Any = None,
+            cluster_detection_method: str | None = None,
+            **rest: Any,
+        ) -> None:
+            from jax._src import distributed
+
+            address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+            given = {
+                "coordinator_address": address,
+                "num_processes": num_processes,
+                "process_id": process_id,
+            }
+            wrong = _disagreement(world, given)
+            if distributed.global_state.client is not None:
+                if wrong:
+                    raise JoinError(
+                        f"This host has joined already, as process {world.process} of "
+                        f"{world.processes} at {world.coordinator}; "
+                        f"jax.distributed.initialize({wrong}) asks for something else. Leave the "
+                        "arguments out, or say joins_jax=False to join by yourself."
+                    )
+                _log.info(
+                    "jax.distributed.initialize(): this host has joined already; there is nothing "
+                    "to do."
+                )
+                return
+            apart = wrong.startswith("coordinator_address") or cluster_detection_method not in (
+                None,
+                "deactivate",
+            )
+            if apart or (cluster_detection_method and None in given.values()):
+                # Or the service would listen where our own coordinator does: a variable says so.
+                if coordinator_address:
+                    rest.setdefault(
+                        "coordinator_bind_address", f"[::]:{coordinator_address.rpartition(':')[2]}"
+                    )
+                original(
+                    **given,
+                    local_device_ids=local_device_ids,
+                    cluster_detection_method=cluster_detection_method,
+                    **rest,
+                )
+                return
+            if wrong:
+                raise JoinError(
+                    f"jax.distributed.initialize({wrong}) disagrees with the gang: this host is "
+                    f"process {world.process} of {world.processes} at {world.coordinator}. Leave "
+                    "the arguments out, or name a coordinator of your own."
+                )
+            _join(world, original, {"local_device_ids": local_device_ids} | rest)
+
+        setattr(initialize, _ORIGINAL, original)
+        return initialize
+
+
+class HostTaken(JoinError):
+    """Another process of this host has joined the world."""
+
+
+def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]) -> None:
+    import jax
+    from jax._src import distributed
+
+    with _lock:
+        if distributed.global_state.client is not None:
+            return
+        if uses_proxies(os.environ):
+            pass_by_proxies(os.environ, [world.address])
+        configure({"jax_check_proxy_envs": False})  # It would warn of what has just been seen to.
+        if (
+            world.simulated
+            and world.processes > 1
+            and not jax.config.jax_cpu_collectives_implementation
+        ):
+            configure({"jax_cpu_collectives_implementation": "gloo"})
+        with _claimed(world.file):
+            own = {
+                "cluster_detection_method": "deactivate",
+                "coordinator_bind_address": world.coordinator if world.simulated else None,
+                "heartbeat_timeout_seconds": _HEARTBEAT_S,
+                "initialization_timeout": int(world.limit_s + _BEYOND_S),
+            } | options
+            if world.process != 0:
+                _wait_for_leader(world, own["initialization_timeout"])
+            known = inspect.signature(initialize).parameters  # Older versions have fewer.
+            own = {name: value for name, value in own.items() if name in known}
+            initialize(world.coordinator, world.processes, world.process, **own)
+
+
+def configure(options: dict[str, Any]) -> None:
+    """Set options of an imported JAX, where its version has them."""
+    import jax
+
+    for name, value in options.items():
+        with contextlib.suppress(AttributeError):
+            jax.config.update(name, value)
+
+
+@contextlib.contextmanager
+def _claimed(file: str) -> Iterator[None]:
+    """Hold this host's place; it is free again when this process is gone, or could not join."""
+    if not file:
+        yield
+        return
+    held = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(
+            held, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # A record lock: forks of this process do not hold it.
+    except OSError:
+        by = os.pread(held, 100, 0).decode(errors="replace").split()[1:]
+        os.close(held)
+        raise HostTaken(
+            f"{' '.join(['Process', *by])} of this host has joined the others already, and only "
+            "one can."
+        ) from None
+    _write(held, JOINING)
+    try:
+        yield
+    except BaseException:
+        _write(held, APART)
+        os.close(held)
+        raise
+    _write(held, JOINED)
+
+
+def _write(fd: int, state: str) -> None:
+    with contextlib.suppress(OSError):
+        os.pwrite(fd, f"{state} {os.getpid()}".ljust(40).encode(), 0)
+
+
+def standing(file: str) -> str:
+    """How far this host is: JOINING, JOINED, APART, or "" while nothing has tried."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(file) as text:
+            state, pid = text.read().split()
+        gone = not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+        return APART if state == JOINING and gone else state
+    return ""
+
+
+def _wait_for_leader(world: World, limit_s: float) -> None:
+    """Wait until the coordination service listens: a client that comes first pauses a whole second
+    before it tries again."""
+    port = int(world.coordinator.rpartition(":")[2])
+    deadline, pause_s = time.monotonic() + limit_s, 0.002
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((world.address, port), timeout=1.0).close()
+        except OSError:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, 0.1)
+        else:
+            return
+
+
+def _disagreement(world: World, given: dict[str, Any]) -> str:
+    """The arguments that are not this world's, as they were written; "" when all agree."""
+    own = {
+        "coordinator_address": world.coordinator,
+        "num_processes": world.processes,
+        "process_id": world.process,
+    }
+    wrong = [
+        name for name, value in given.items() if value is not None and _plain(value) != own[name]
+    ]
+    return ", ".join(f"{name}={given[name]!r}" for name in wrong)
+
+
+def _plain(value: Any) -> Any:
+    return value.replace("localhost", "127.0.0.1", 1) if isinstance(value, str) else value

@@ -1,0 +1,460 @@
+"""The worker: the process in which the user's function runs.
+
+In: messages from the agent (`start`, `exit`), a payload. Out: messages to the agent (`armed`,
+`started`, then one end), the pickled value or exception as a file. Nothing that must survive a
+death lives here: a report is sent before the interpreter winds down, because JAX may abort the
+process on its way out.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import faulthandler
+import functools
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kinetic import _shadows
+from kinetic._core.outcome import Exit
+from kinetic._host.channel import Channel, Message
+from kinetic._host.start import Start
+from kinetic._host.worker import interpreter, jaxworld, report, streams
+from kinetic._host.worker.joining import World
+from kinetic._store import files
+from kinetic._system import processes
+from kinetic.errors import CorruptRecord, KineticError
+
+STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Makes the worker write its Python stacks; works while native code blocks."""
+STANDS_BY = "stands_by"
+"""The message that names the thread which takes that signal."""
+IMPORTED_AHEAD = (
+    "cloudpickle",
+    "traceback",
+    "kinetic._pickling.call",
+    "kinetic._pickling.unpickler",
+    "kinetic._pickling.exceptions",
+    "kinetic._pickling.result_unpickler",
+)
+HIGH_FD = (1 << 13) - 16
+"""Where the worker's own descriptors lie: beyond those that programs close when they close "all" of
+them, as daemons do."""
+LAST_WORD = "end.json"
+"""In the host's folder: how the function ended, where it cut the worker off from the agent."""
+TURNS = 4
+"""How often the end is tried to be told, while what the function left behind strikes at it."""
+STRIKE_AGAIN_S = 0.05
+"""How soon after a SIGTERM that nobody heard the next one comes."""
+EXECUTORS_S = 1.0
+"""How long pools of `concurrent.futures` that were left open may take to end."""
+
+
+_End = tuple[Any, BaseException | None]
+_NOTHING: _End = (None, None)
+
+
+class _Ended(Exception):
+    """The function did not return: carries the message for the agent."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message["event"])
+        self.message = message
+
+
+def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
+    """Run one call and leave. Never returns into the code of the process that forked."""
+    code = 70
+    try:
+        _settle(channel, out, err, stacks_fd, parent_pid)
+        channel.send({"event": "armed"})
+        _import_ahead()
+        message = channel.receive()
+        if message is not None:
+            code = _serve(channel, Start(**message["start"]))
+    except (
+        SystemExit
+    ) as stopped:  # Outside the function: nothing is left to unwind, and nothing to complain of.
+        code = stopped.code if isinstance(stopped.code, int) else code
+        channel.send(report.stopped_early(stopped))
+    except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
+        _tell_own_failure(channel, error)
+    finally:
+        streams.flush()
+        os._exit(code)
+
+
+def _import_ahead() -> None:
+    """Import what unpickling needs while the gang gathers; nothing of the user's."""
+    for name in IMPORTED_AHEAD:
+        importlib.import_module(name)
+
+
+def _tell_own_failure(channel: Channel, error: BaseException) -> None:
+    """A fault of kinetic must not look like one of the function."""
+    import traceback
+
+    with contextlib.suppress(Exception):
+        told = "".join(traceback.format_exception(error))
+        channel.send(
+            {
+                "event": Exit.SETUP_FAILED,
+                "detail": f"kinetic's own code failed; this is not the function's fault:\n{told}",
+            }
+        )
+
+
+def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
+    """Take the process over: own group, own streams, no descriptor of anybody else."""
+    os.setpgid(0, 0)
+    processes.die_with_parent(parent_pid)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
+    high = min(HIGH_FD, limit - 16)
+    stacks_fd = processes.lifted(stacks_fd, high)
+    channel.lift(high)
+    low = 3
+    for fd in [*sorted({channel.fileno(), stacks_fd}), limit]:
+        os.closerange(low, fd)
+        low = fd + 1
+    processes.RESERVE.hold(high)
+    streams.renew()
+    _reset_signals()
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _unraisable
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _terminate(signum: int, frame: types.FrameType | None) -> None:
+    """Unless the function handles SIGTERM itself, unwind it, so that `finally` and context managers
+    run."""
+    raise report.Terminated(128 + signum)
+
+
+def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
+    """Strike again when SIGTERM struck where Python drops exceptions: in `__del__`, or a callback
+    of the garbage collector."""
+    if not isinstance(dropped.exc_value, report.Terminated):
+        sys.__unraisablehook__(dropped)
+        return
+    again = threading.Timer(STRIKE_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True
+    again.start()
+
+
+def _serve(channel: Channel, start: Start) -> int:
+    # The message is sent before the interpreter winds down; then the agent says when to go.
+    message = _attempt(channel, start)
+    streams.flush()
+    if not channel.is_whole():
+        _leave_word(message, start)
+        return _wind_down(leave=False)
+    channel.send(message)
+    reply = channel.receive()
+    if reply is None or not reply.get("exit"):
+        return 1
+    return _wind_down(leave=bool(reply.get("leave")))
+
+
+def _leave_word(message: Message, start: Start) -> None:
+    """Tell the end where the agent looks when this process is gone."""
+    streams.say(
+        "kinetic: the function closed file descriptors that it had not opened, kinetic's among "
+        "them."
+    )
+    report.save(start, LAST_WORD, json.dumps(message).encode())
+
+
+def _wind_down(*, leave: bool) -> int:
+    """End as a script ends, except that threads that will not end do not keep the host."""
+    with contextlib.suppress(BaseException):
+        if leave:
+            jaxworld.leave()
+    with contextlib.suppress(BaseException):
+        _end_executors()
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    streams.flush()
+    return 0
+
+
+def _end_executors() -> None:
+    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers. There
+    is no public way to ask."""
+    if threading.active_count() == 1:
+        return  # Every pool has a thread.
+    for end in reversed(getattr(threading, "_threading_atexits", ())):
+        ending = threading.Thread(target=end, daemon=True)
+        ending.start()
+        ending.join(EXECUTORS_S)
+
+
+def _attempt(channel: Channel, start: Start) -> Message:
+    try:
+        func, args, kwargs = _prepare(channel, start)
+        _meet_debugger(channel, start)
+    except _Ended as ended:
+        return ended.message | {"leftover_threads": report.leftover_threads()}
+    channel.send({"event": "started", "time": time.time()})
+    return _run(channel, func, args, kwargs, start)
+
+
+def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> Message:
+    """Call the function, and tell how it ended however it left the interpreter."""
+    before, own_pid, end = interpreter.Interpreter(), os.getpid(), [_NOTHING]
+    try:
+        _call(end, func, *args, **kwargs)
+    except BaseException:  # noqa: BLE001 - a tracer of the function's that strikes at our frames; `end` has what counts
+        pass
+    for turn in range(TURNS):
+        try:
+            before.mend()
+            if end[0][1] is None and hasattr(type(end[0][0]), "__await__"):
+                _call(end, _await, end[0][0])
+                before.mend()
+            value, error = end[0]
+            if os.getpid() != own_pid:
+                _end_fork(error)
+            interpreter.silence_signals()
+            processes.RESERVE.release()
+            if channel.is_whole():
+                channel.send(report.ends_with(error, value))
+            return report.returned(value, start) if error is None else report.raised(error, start)
+        except BaseException as broken:  # noqa: BLE001 - a tracer or a thread of the function's can raise anywhere
+            if turn == TURNS - 1:
+                return report.untold(end[0][1], broken)
+            interpreter.disarm_tracers()
+    raise AssertionError  # for the type checker: the last turn returns
+
+
+def _call(end: list[_End], func: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Call, and keep the end without another call: the function may have left a profiler that
+    raises at calls and returns."""
+    try:
+        end[0] = (func(*args, **kwargs), None)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the function's
+        end[0] = (None, error)
+
+
+def _await(value: Any) -> Any:
+    import asyncio
+
+    async def outer() -> Any:
+        return await value
+
+    return asyncio.run(outer())
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End a child that the function forked and that came back from it: it must not pass for the
+    worker."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            streams.say(report.text(error.code))
+    elif error is not None:
+        code = 1
+        streams.say(report.traceback_of(error).rstrip())
+    streams.flush()
+    os._exit(code & 0xFF)
+
+
+def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
+    from kinetic._pickling import call as payload
+
+    try:
+        data = files.content(start.payload)
+        function = files.content(start.function) if start.function else b""
+    except OSError as error:
+        raise _Ended(
+            {"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}
+        ) from error
+    if hashlib.sha256(data).hexdigest() != start.payload_digest:
+        detail = (
+            "The payload is not what was submitted (its SHA-256 differs); nothing of it was run. "
+            "Submit the job again."
+        )
+        raise _Ended(
+            {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
+        )
+    _see_data(start)
+    _lend_a_thread(channel)
+    try:
+        _enter(start, payload.read_header(data).env_vars)
+        _join(start)
+        _set_jax_options(start)
+    except (KineticError, OSError, RuntimeError, ValueError) as error:
+        detail = f"The host could not be prepared: {type(error).__name__}: {error}"
+        raise _Ended(
+            {"event": Exit.SETUP_FAILED, "detail": detail} | report.described(error, start)
+        ) from error
+    try:
+        call: tuple[Any, Any, Any] = payload.unpack(
+            data, function, main=vars(sys.modules["__main__"]), source_map=_source_map(start)
+        )
+    except CorruptRecord as error:  # The payload is whole, so it is the function.
+        digest = payload.read_header(data).function_digest
+        raise _Ended(
+            {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
+        ) from error
+    except Exception as error:
+        if isinstance(error.__cause__, report.Terminated):
+            raise error.__cause__ from None
+        raise _Ended(
+            {"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | report.described(error, start)
+        ) from error
+    _adopt_main(call[0], start)
+    return call
+
+
+def _lend_a_thread(channel: Channel) -> None:
+    """Let the signal for stacks strike a thread that does nothing else: the function's own threads
+    are not disturbed.
+
+    The handler itself restarts what it interrupts, but the kernel ends some calls all the same
+    (pause, select, sleeping in native code). Not earlier: data is mounted while there is one
+    thread. Not one of `threading`: nobody waits for it or lists it.
+    """
+    asleep = _thread.allocate_lock()
+    asleep.acquire()
+
+    def stand_by() -> None:
+        channel.send({"event": STANDS_BY, "thread": _thread.get_native_id()})
+        started.release()
+        asleep.acquire()
+
+    started = _thread.allocate_lock()
+    started.acquire()
+    _thread.start_new_thread(stand_by, ())
+    started.acquire()  # The channel is one thread's at a time.
+
+
+def _adopt_main(func: Any, start: Start) -> None:
+    """Let `__main__` have what the caller's script has: plain pickle, and so multiprocessing, looks
+    functions up there by name.
+
+    Where the script itself was shipped, processes that multiprocessing spawns can import it as they
+    do on the caller's machine.
+    """
+    while isinstance(func, functools.partial):
+        func = func.func
+    code = getattr(func, "__code__", None)
+    if code is None or func.__module__ not in ("__main__", "__mp_main__"):
+        return
+    main = sys.modules["__main__"]
+    vars(main).update(
+        {name: value for name, value in func.__globals__.items() if not name.startswith("__")}
+    )
+    script = (
+        code.co_filename.replace(f"{start.client_root}/", f"{start.tree}/", 1)
+        if start.client_root
+        else ""
+    )
+    if script.startswith(f"{start.tree}/") and Path(script).is_file():
+        main.__file__ = script
+
+
+def _see_data(start: Start) -> None:
+    """Mount the declared data, and let the call find it. No thread has been started yet."""
+    from kinetic._datasets import delivery
+
+    delivery.expect(start.places)
+    if not start.mounts:
+        return
+    from kinetic._host.worker import mounts
+
+    try:
+        mounts.enter(
+            [mounts.Mount(**each) for each in start.mounts], scratch=f"{start.scratch}/cover"
+        )
+    except KineticError as error:
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+    processes.die_with_parent(
+        os.getppid()
+    )  # The kernel forgets that for a process that changes its rights.
+
+
+def _source_map(start: Start) -> tuple[str, str] | None:
+    """The file names that code which travelled by value should carry: the tree on this host, for a
+    debugger and for tracebacks.
+
+    Where the caller's own files are at hand their names stay, so that all hosts of a simulated
+    slice run the same code.
+    """
+    is_leader = start.world["process"] == 0
+    wanted = start.client_root and (
+        (start.debugger and is_leader) or not Path(start.client_root).is_dir()
+    )
+    return (start.client_root, start.tree) if wanted else None
+
+
+def _meet_debugger(channel: Channel, start: Start) -> None:
+    """In a debug job: the leader waits for a debugger, the other hosts for the leader."""
+    if start.debugger is None:
+        return
+    from kinetic._host.worker import debugger
+
+    try:
+        if start.world["process"] == 0:
+            debugger.serve(channel, **start.debugger, folder=start.scratch)
+        else:
+            debugger.hold(channel)
+    except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped meanwhile.
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
+
+
+def _enter(start: Start, captured: dict[str, str]) -> None:
+    """Put on the caller's environment, folder and import path."""
+    os.environ.clear()
+    os.environ.update(start.env | captured)
+    time.tzset()
+    os.chdir(start.cwd)
+    sys.path[:0] = [p for p in start.sys_path if p not in sys.path]
+    sys.path_importer_cache.clear()
+    _shadows.guard(start.sys_path)
+    sys.argv = [start.name]
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
+    if start.cells:
+        from kinetic._pickling import cells
+
+        cells.remember(start.cells)
+    if (
+        "numpy.random" in sys.modules
+    ):  # Forked from one parent, all hosts would draw the same numbers.
+        sys.modules["numpy.random"].seed()
+    os.umask(0o022)
+
+
+def _set_jax_options(start: Start) -> None:
+    refused = jaxworld.set_options(start.jax_options)
+    if refused and start.world["process"] == 0:
+        streams.say(
+            "kinetic: JAX on this host does not take what the caller has set: "
+            f"{', '.join(refused)}."
+        )
+
+
+def _join(start: Start) -> None:
+    jaxworld.enter(World(**start.world), start.joins_jax)

@@ -1,0 +1,282 @@
+"""Data at fixed paths: mounts that only this worker sees, read-only.
+
+In: what should appear where. Out: a mount namespace of this process's own.
+
+Whoever may not mount (anybody but root) gets a user namespace first, in which he may, and gives
+these rights up again at the end: the function runs with the rights of its user and cannot undo the
+mounts. A path that does not exist is not created: the nearest folder above it is covered by one in
+memory that shows the same entries and the missing one. Nothing of this touches a disk, and the
+kernel takes it down with the last process that sees it.
+"""
+
+# ruff: noqa: PTH101, PTH102, PTH103, PTH115, PTH116, PTH118, PTH120, PTH211
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic.errors import SetupFailed
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC = 1, 32, 4096, 8192, 16384
+_MS_UNBINDABLE, _MS_PRIVATE, _MS_SLAVE = 1 << 17, 1 << 18, 1 << 19
+_MNT_DETACH = 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_SYS_MOUNT_SETATTR = 442
+_CAPABILITY_VERSION_3 = 0x20080522
+_KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
+"""Of a mount that a remount must repeat; the numbers are those of mount(2)."""
+_MOST_ENTRIES = 2000
+_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EUSERS, errno.ENOSPC}
+_REMEDY = (
+    "Pass the data as an argument instead: the function then gets a path, and nothing has to be "
+    "mounted. Or allow it: run where unprivileged user namespaces are enabled (sysctl "
+    "user.max_user_namespaces above 0 and, on Ubuntu, "
+    "kernel.apparmor_restrict_unprivileged_userns=0), or in a container with CAP_SYS_ADMIN."
+)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder that appears at another path, read-only.
+
+    Attributes:
+        source: what appears.
+        target: where; it may exist or not.
+        optional: whether the job goes on without it: the mount only guards what permissions guard
+            as well.
+    """
+
+    source: str
+    target: str
+    optional: bool = False
+
+
+def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
+    """Move this process into a mount namespace of its own and mount everything there.
+
+    Args:
+        mounts: what to mount; no target lies inside another.
+        scratch: an empty folder of this host's own, or none yet.
+
+    Raises:
+        SetupFailed: this machine does not allow it, or a target does not fit its source.
+    """
+    if not mounts:
+        return
+    if all(mount.optional for mount in mounts):
+        _guard(mounts)
+        return
+    for mount in mounts:
+        if not os.path.exists(mount.source):  # noqa: PTH110
+            raise SetupFailed(f"The data {mount.source} is not on this host any more.")
+    try:
+        in_user_namespace = _unshare()
+        for mount in mounts:
+            _make_target(mount, scratch)
+        _bind_all(mounts)
+        if in_user_namespace:
+            _drop_capabilities()
+    except OSError as error:
+        raise SetupFailed(
+            f"The data at {_named(mounts)} cannot be mounted: {error.strerror}. {_REMEDY}"
+        ) from error
+
+
+def _guard(mounts: Sequence[Mount]) -> None:
+    """Mount what may be mounted: only root could write to it, so whoever is not root needs no
+    mount."""
+    if os.geteuid() != 0:
+        return
+    try:
+        _call("unshare", _CLONE_NEWNS)
+        _separate()
+        _bind_all(mounts)
+    except OSError:
+        return
+
+
+def _named(mounts: Sequence[Mount]) -> str:
+    return ", ".join(mount.target for mount in mounts if not mount.optional)
+
+
+# -- namespaces ------------------------------------------------------------------------------------
+
+
+def _unshare() -> bool:
+    """Enter a new mount namespace; return whether that took a user namespace."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "this system has no mount namespaces")
+    try:
+        _call("unshare", _CLONE_NEWNS)
+    except OSError as error:
+        if error.errno not in _FORBIDDEN:
+            raise
+        _enter_user_namespace()
+        in_user_namespace = True
+    else:
+        in_user_namespace = False
+    _separate()
+    return in_user_namespace
+
+
+def _enter_user_namespace() -> None:
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _separate() -> None:
+    """From here on the machine's new mounts still appear here, but none of ours appears there."""
+    _mount(None, "/", _MS_SLAVE | _MS_REC)
+
+
+def _drop_capabilities() -> None:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    _call("capset", header, none)
+
+
+# -- targets ---------------------------------------------------------------------------------------
+
+
+def _make_target(mount: Mount, scratch: str) -> None:
+    """See to it that the target exists, as a file or folder like the source."""
+    target = os.path.realpath(mount.target)
+    is_dir = os.path.isdir(mount.source)
+    if os.path.lexists(target):
+        if os.path.isdir(target) != is_dir:
+            kinds = ("folder", "file") if is_dir else ("file", "folder")
+            raise SetupFailed(
+                f"A {kinds[0]} cannot be mounted at {mount.target}: there is a {kinds[1]}. Choose "
+                "another path in volumes=."
+            )
+        return
+    above = os.path.dirname(target)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise SetupFailed(
+            f"Data cannot be mounted at {mount.target}: {above} is not a folder. Choose another "
+            "path in volumes=."
+        )
+    _cover(above, os.path.relpath(target, above), scratch, is_dir=is_dir)
+
+
+def _cover(folder: str, missing: str, scratch: str, *, is_dir: bool) -> None:
+    """Cover a folder with one that shows the same entries, and the missing path below it."""
+    with os.scandir(folder) as listing:
+        entries = list(listing)
+    if len(entries) > _MOST_ENTRIES:
+        raise SetupFailed(
+            f"{folder} has too many entries to add {missing!r} to it for this job. Create "
+            f"{folder}/{missing} once."
+        )
+    os.makedirs(scratch, mode=0o700, exist_ok=True)
+    _mount("tmpfs", scratch, 0, "tmpfs", "mode=755,size=1m")
+    _mount(None, scratch, _MS_UNBINDABLE)  # else it would contain itself
+    for entry in entries:
+        _show(entry, os.path.join(scratch, entry.name))
+    _mount(None, scratch, _MS_PRIVATE)  # The next cover may have to show parts of this one.
+    place = os.path.join(scratch, missing)
+    os.makedirs(place if is_dir else os.path.dirname(place), exist_ok=True)
+    if not is_dir:
+        Path(place).touch()
+    os.chmod(scratch, stat.S_IMODE(os.stat(folder).st_mode))
+    _set_read_only(scratch, recursive=False)
+    if folder == "/":
+        _change_root(scratch)
+    else:
+        _mount(scratch, folder, _MS_MOVE)
+
+
+def _show(entry: os.DirEntry[str], place: str) -> None:
+    if entry.is_symlink():
+        os.symlink(os.readlink(entry.path), place)
+        return
+    _stub(place, is_dir=entry.is_dir())
+    with contextlib.suppress(
+        FileNotFoundError, PermissionError
+    ):  # It went away, or is a mount that only its owner may enter.
+        _mount(entry.path, place, _MS_BIND | _MS_REC)
+
+
+def _stub(place: str, *, is_dir: bool) -> None:
+    if is_dir:
+        os.mkdir(place, 0o700)
+    else:
+        Path(place).touch(0o600)
+
+
+def _change_root(new: str) -> None:
+    os.chdir(new)
+    _call("pivot_root", b".", b".")  # The old root now lies above the new one, at the same place.
+    _call("umount2", b".", _MNT_DETACH)
+    os.chdir("/")
+
+
+# -- mounting --------------------------------------------------------------------------------------
+
+
+def _bind_all(mounts: Sequence[Mount]) -> None:
+    # Opened before the first mount, which may hide the others' sources.
+    sources = [os.open(mount.source, os.O_PATH | os.O_CLOEXEC) for mount in mounts]
+    try:
+        for source, mount in zip(sources, mounts, strict=True):
+            _mount(f"/proc/self/fd/{source}", mount.target, _MS_BIND | _MS_REC)
+            _set_read_only(mount.target, recursive=True)
+    finally:
+        for source in sources:
+            os.close(source)
+
+
+def _set_read_only(path: str, *, recursive: bool) -> None:
+    """Make a mount read-only, where the kernel can (5.12) with everything that is mounted below
+    it."""
+    attributes = (ctypes.c_uint64 * 4)(_MS_RDONLY, 0, 0, 0)
+    try:
+        flags = _AT_RECURSIVE if recursive else 0
+        size = ctypes.c_size_t(ctypes.sizeof(attributes))
+        _call(
+            "syscall",
+            ctypes.c_long(_SYS_MOUNT_SETATTR),
+            _AT_FDCWD,
+            os.fsencode(path),
+            flags,
+            attributes,
+            size,
+        )
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        kept = os.statvfs(path).f_flag & _KEPT_FLAGS
+        _mount(None, path, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+
+
+def _mount(
+    source: str | None, target: str, flags: int, kind: str | None = None, options: str | None = None
+) -> None:
+    texts = [
+        None if text is None else os.fsencode(text) for text in (source, target, kind, options)
+    ]
+    _call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+
+
+def _call(name: str, *arguments: object) -> None:
+    try:
+        function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except AttributeError:
+        raise OSError(errno.ENOSYS, f"the C library of this system has no {name}") from None
+    if function(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,0 +1,329 @@
+"""How the function ended, as a message to the agent: the value or the exception as a file, and the
+rest as text.
+
+In: what was returned or raised. Out: a message, files in the host's folder. All of this meets the
+user's objects, whose own code (`__str__`, `__repr__`, `__reduce__`) may raise anything, exiting
+included.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+from pathlib import Path
+from types import FunctionType, TracebackType
+from typing import Any
+
+from kinetic._core.outcome import Exit
+from kinetic._host.channel import Message
+from kinetic._host.start import Start
+from kinetic._host.worker import interpreter, jaxworld, streams
+from kinetic.errors import PicklingError
+
+REPR_LIMIT = 20_000
+TEXT_LIMIT = 100_000
+"""Characters of a message or a traceback; the pickled exception has them all."""
+THREADS_NAMED = 10
+_OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
+"""What decorated functions have, and plain functions have not."""
+ENDING = "ending"
+"""The message that the function has ended, and that how it did is about to be told."""
+ENCLOSED_BYTES = 1 << 16
+"""Pickles up to this size travel in the message itself: that takes no descriptor, disk or right, of
+which the function may have left none."""
+ENCLOSED_AT_MOST_BYTES = 64 << 20
+"""Of a larger pickle than this the agent is spared the copy in its memory, also where no file can
+be written."""
+_OWN_CODE = (str(Path(__file__).parents[2]) + "/", "<kinetic>")
+"""Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what
+`kinetic run` sends."""
+_MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
+"""What lies between our frames and the user's: the event loop that runs an async function, the
+import system."""
+
+
+class Terminated(SystemExit):
+    """Somebody sent SIGTERM to the worker; the function unwinds."""
+
+
+def returned(value: Any, start: Start) -> Message:
+    """The function returned: the leader's value becomes a file, and that of every host where that
+    was asked for."""
+    threads = leftover_threads()
+    if threads:
+        shown = ", ".join(threads[:THREADS_NAMED]) + (
+            " and others" if len(threads) > THREADS_NAMED else ""
+        )
+        streams.say(
+            f"kinetic: still running after the function returned, and ended: threads {shown}"
+        )
+    message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
+    if start.world["process"] != 0 and not start.all_hosts:
+        return message
+    from kinetic._pickling import call
+
+    try:
+        data = call.pack_value(value)
+    except (PicklingError, Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the user's code
+        failed = (
+            f"The returned value ({_qualified_name(type(value))}) cannot be pickled: "
+            f"{type(error).__name__}: {text(error)}"
+        )
+        detail = text(error) if isinstance(error, PicklingError) else failed
+        return message | {
+            "event": Exit.RESULT_UNPICKLABLE,
+            "detail": detail,
+            "repr": _short_repr(value),
+        }
+    try:
+        sent = _sent(start, "result", data)
+    except OSError as error:
+        detail = f"The value ({len(data):,} bytes) could not be written on the host: {error}."
+        return message | {
+            "event": Exit.RESULT_UNPICKLABLE,
+            "detail": detail,
+            "repr": _short_repr(value),
+        }
+    return (
+        message
+        | sent
+        | {"result_digest": hashlib.sha256(data).hexdigest(), "result_size_bytes": len(data)}
+    )
+
+
+def raised(error: BaseException, start: Start) -> Message:
+    """The function raised, or left by way of `sys.exit`."""
+    if isinstance(error, SystemExit) and not isinstance(error, Terminated):
+        return _exited(error, start)
+    if isinstance(error, Terminated):
+        ended: Message = {
+            "event": Exit.SIGNAL,
+            "signal": 15,
+            "detail": "Somebody sent SIGTERM to the worker process.",
+        }
+    else:
+        ended = {"event": Exit.RAISED}
+    return ended | described(error, start) | {"leftover_threads": leftover_threads()}
+
+
+def _exited(error: SystemExit, start: Start) -> Message:
+    if error.code in (None, 0):
+        return returned(None, start)
+    code = error.code if isinstance(error.code, int) else 1
+    if not isinstance(error.code, int):
+        streams.say(text(error.code))  # as the interpreter does
+    detail = f"The function called sys.exit({_short_repr(error.code)})."
+    ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": detail} | described(error, start)
+    return ended | {"leftover_threads": leftover_threads()}
+
+
+def stopped_early(error: SystemExit) -> Message:
+    """SIGTERM, or `sys.exit` in one of the user's modules, ended the worker before the function was
+    called."""
+    if isinstance(error, Terminated):
+        return {
+            "event": Exit.SIGNAL,
+            "signal": 15,
+            "detail": "Somebody sent SIGTERM to the worker process before the function began.",
+        }
+    return {
+        "event": Exit.UNPICKLE_FAILED,
+        "detail": f"sys.exit({_short_repr(error.code)}) was called while the function and its "
+        "modules were loaded.",
+    }
+
+
+def untold(error: BaseException | None, broken: BaseException) -> Message:
+    """What is left to say when telling itself has failed, twice."""
+    why = (
+        f"What the function left behind broke kinetic's own code: {type(broken).__name__}: "
+        f"{text(broken)}"
+    )
+    if error is None:
+        return {"event": Exit.RESULT_UNPICKLABLE, "detail": why}
+    told = {
+        "type_name": type(error).__name__,
+        "message": why,
+        "traceback": "",
+        "consequence": False,
+    }
+    return {"event": Exit.RAISED, "error": told}
+
+
+def described(error: BaseException, start: Start) -> Message:
+    """The exception as text and, where possible, as a pickle file."""
+    from kinetic._pickling import call
+
+    interpreter.silence_signals()  # No signal may interrupt the report.
+    _explain(error)
+    told: Message = {
+        "type_name": _qualified_name(type(error)),
+        "message": _short(text(error)),
+        "traceback": _short(_as_seen_by_caller(_traceback_with_lines(error, start), start)),
+        "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
+    }
+    places = (start.tree, start.client_root) if start.client_root else None
+    with contextlib.suppress(
+        BaseException
+    ):  # Pickling runs the user's code, which may do anything, exiting included.
+        told |= _sent(start, "error", call.pack_exception(error, source_map=places))
+    return {"error": told}
+
+
+def _explain(error: BaseException) -> None:
+    """A decorated function travels as the plain function, which cannot submit anything."""
+    if (
+        isinstance(error, AttributeError)
+        and error.name in _OF_DECORATED
+        and isinstance(error.obj, FunctionType)
+    ):
+        called = error.obj.__name__
+        error.add_note(
+            f"If {called} is decorated with @kinetic.run: in a job it is the plain function, and a "
+            f"job cannot submit other jobs. {called}(...) runs it right there, on this host; to "
+            "run it elsewhere, submit it from the script that submitted this job."
+        )
+
+
+def _traceback_with_lines(error: BaseException, start: Start) -> str:
+    """The formatted traceback; where the function cannot read its source tree any more, with lines
+    of the caller's."""
+    if start.client_root and not os.path.isdir(
+        start.tree
+    ):  # Path.is_dir raises where nothing may be read.
+        import linecache
+
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.startswith(f"{start.tree}/"):
+                lines = linecache.getlines(file.replace(start.tree, start.client_root, 1))
+                linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+    return traceback_of(error)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The formatted traceback as Python prints it, without the frames that lead to the function."""
+    import traceback
+
+    _drop_own_frames(error, set())
+    return "".join(traceback.format_exception(error))
+
+
+def save(start: Start, name: str, data: bytes) -> str:
+    """Write a file into the host's folder, which the function may have removed; return its path."""
+    path = Path(start.scratch) / name
+    path.parent.mkdir(
+        exist_ok=True
+    )  # Not those above it: a job does not bring back a store that was removed.
+    path.write_bytes(data)
+    path.chmod(
+        0o600
+    )  # The function may have set a umask under which not even the agent could read it.
+    return str(path)
+
+
+def _sent(start: Start, name: str, data: bytes) -> Message:
+    """How a pickle reaches the agent: in the message where it is small, or where no file can be
+    written; else as a file."""
+    if len(data) > ENCLOSED_BYTES:
+        try:
+            return {f"{name}_file": save(start, f"{name}.pkl", data)}
+        except OSError:
+            if len(data) > ENCLOSED_AT_MOST_BYTES:
+                raise
+    return {f"{name}_data": base64.b64encode(data).decode()}
+
+
+def ends_with(error: BaseException | None, value: object) -> Message:
+    """What is told before any of the user's objects is touched: their own code may end the
+    process."""
+    return {
+        "event": ENDING,
+        "raised": error is not None,
+        "type_name": _qualified_name(type(value if error is None else error)),
+    }
+
+
+def leftover_threads() -> list[str]:
+    """Names of the threads that a script would wait for at its end, without those of pools that
+    have nothing to do."""
+    others = [
+        t
+        for t in threading.enumerate()
+        if t is not threading.main_thread() and t.is_alive() and not t.daemon
+    ]
+    return [t.name for t in others if not _is_idle(t)]
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether it is a pool's that has nothing to do: of processes (joblib's too), or of threads,
+    whose innermost frame tells."""
+    if type(thread).__name__ == "_ExecutorManagerThread":
+        return not getattr(thread, "pending_work_items", True)
+    loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
+    frame = sys._current_frames().get(thread.ident or 0)
+    return loop is not None and frame is not None and frame.f_code is loop.__code__
+
+
+def text(value: object) -> str:
+    """`str()` of something of the user's."""
+    try:
+        return str(value)
+    except BaseException as broken:  # noqa: BLE001 - the user's __str__ may do anything
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _short(whole: str) -> str:
+    """The beginning and the end of a text: where it is long, the end says what happened."""
+    if len(whole) <= TEXT_LIMIT:
+        return whole
+    half = TEXT_LIMIT // 2
+    return f"{whole[:half]}\n… {len(whole) - 2 * half:,} characters left out …\n{whole[-half:]}"
+
+
+def _short_repr(value: object) -> str:
+    try:
+        return repr(value)[:REPR_LIMIT]
+    except BaseException as error:  # noqa: BLE001 - the user's __repr__ may do anything
+        return f"<repr raised {type(error).__name__}>"
+
+
+def _qualified_name(kind: type) -> str:
+    return (
+        kind.__qualname__
+        if kind.__module__ in ("builtins", "__main__")
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _as_seen_by_caller(told: str, start: Start) -> str:
+    if start.cells:
+        from kinetic._pickling import cells
+
+        told = cells.titled(told, start.cells)
+    return told.replace(start.tree, start.client_root) if start.client_root else told
+
+
+def _drop_own_frames(error: BaseException | None, seen: set[int]) -> None:
+    """Take the frames through which we reached the user's code off the exception, and off all that
+    hangs on it."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    error.__traceback__ = _without_own(error.__traceback__)
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for other in (*members, error.__cause__, error.__context__):
+        _drop_own_frames(other, seen)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    start = at = trace
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+        if at.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+            start = at.tb_next
+        at = at.tb_next
+    return start

@@ -1,0 +1,40 @@
+"""Something to do once a module has been imported, whoever imports it.
+
+In: the module's name, and what to do. Out: a finder for `sys.meta_path`, which finds nothing
+itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # as in typing, which takes time to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Awaiting:
+    """Waits for one module."""
+
+    def __init__(self, name: str, act: Callable[[], object]) -> None:
+        self._name = name
+        self._act = act
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Let the others find it, and follow its execution."""
+        if name != self._name:
+            return None
+        found = (
+            finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self
+        )
+        spec: Any = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                self._act()
+
+            spec.loader.exec_module = exec_module
+        return spec

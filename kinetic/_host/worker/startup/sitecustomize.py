@@ -1,0 +1,42 @@
+"""What a Python program that was started on a host does before it begins: it gets ready to meet
+JAX.
+
+In: the variable KINETIC_WORLD. Out: `joining`, attached to JAX once the program has imported that.
+It stands in front of the sitecustomize of the user's own, which it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would cost every start some milliseconds
+
+
+TYPE_CHECKING = False  # as in typing, which takes time to import
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _load(spec: Any) -> Any:
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attach() -> None:
+    place = os.path.join(os.path.dirname(_HERE), "joining.py")  # noqa: PTH118, PTH120
+    _load(spec_from_file_location("kinetic_joining", place)).attach_program(_told, _pid)
+
+
+_told, _pid = os.environ.get("KINETIC_WORLD"), os.getpid()
+if _told:
+    _file = os.path.join(_HERE, "kinetic_awaiting.py")  # noqa: PTH118
+    _awaiting = _load(spec_from_file_location("kinetic_awaiting", _file))
+    sys.meta_path.insert(0, _awaiting.Awaiting("jax.distributed", _attach))
+sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
+_own = PathFinder.find_spec("sitecustomize")
+if _own is not None and _own.loader is not None:
+    _load(_own)

@@ -1,0 +1,118 @@
+"""The worker's standard streams, which the function may close, replace or break.
+
+In: descriptors 0 to 2. Out: text streams over them; what waits in buffers, written; words of ours
+in the host's log. Nothing here trusts what `sys.stdout` has become.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import io
+import os
+import stat
+import sys
+import termios
+import time
+from typing import TextIO
+
+READER_S = 0.2
+"""How long the reader of a stream is waited for by a writer who turns to the other one. It usually
+takes 50 microseconds."""
+LONGEST_PAUSE_S = 0.002
+
+
+def renew() -> None:
+    """Open streams over the descriptors of this process; those that came with the fork belong to
+    its parent."""
+    for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        raw = open(fd, mode + "b", closefd=False)
+        errors = "backslashreplace" if fd else "replace"
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    keep_order(sys.stdout, sys.stderr)
+
+
+def keep_order(out: TextIO, err: TextIO) -> None:
+    """Let what is written to two streams by turns, each over a pipe of its own, be read in that
+    order.
+
+    The pipes have one reader, so whoever turns to one stream waits until the other's pipe has been
+    read. Writing on to the same stream costs nothing: only the `write` of the stream that was not
+    written to last is replaced. The wait is bounded, and a reader that does not read is waited for
+    once. A descriptor that is not the pipe any more is not waited for.
+    """
+    pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
+
+    def prepare(stream: TextIO, other: TextIO) -> None:
+        def turn(text: str) -> int:
+            if vars(stream).get("write") is turn:
+                vars(stream).pop("write", None)  # None: another thread was here as well.
+                pipes[id(other)].await_reader()
+                prepare(other, stream)
+            return type(stream).write(stream, text)
+
+        if "write" not in vars(stream):  # else the function has replaced it
+            stream.write = turn  # type: ignore[method-assign]
+
+    prepare(out, err)
+    prepare(err, out)
+
+
+class _Pipe:
+    """The write end of a pipe, as it was when the process began."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._file = _file_of(fd)
+        self._left_unread = 0
+
+    def await_reader(self) -> None:
+        """Wait until all that was written has been read, but not for long, and not again before the
+        reader reads on."""
+        unread = self._unread()
+        if unread == 0 or unread >= self._left_unread > 0:
+            self._left_unread = unread
+            return
+        begun, pause_s, waited_s = time.monotonic(), 0.0, 0.0
+        while unread and waited_s < READER_S:
+            time.sleep(pause_s)
+            waited_s = time.monotonic() - begun
+            pause_s = min(waited_s / 4, LONGEST_PAUSE_S)
+            unread = self._unread()
+        self._left_unread = unread
+
+    def _unread(self) -> int:
+        try:
+            if _file_of(self._fd) != self._file:
+                return 0
+            return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+        except OSError:
+            return 0
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) else None
+
+
+def flush() -> None:
+    """Write what waits in buffers: of the function's streams, of those that it replaced, and of the
+    C library."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(BaseException):  # The function's own stream may raise anything.
+            stream.flush()  # type: ignore[union-attr]
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)
+
+
+def say(text: str) -> None:
+    """Put a line into the host's log, whatever `sys.stderr` is now."""
+    flush()
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="backslashreplace"))

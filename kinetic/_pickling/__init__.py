@@ -1,0 +1,1 @@
+"""The call, its value and its exception as bytes, and back."""

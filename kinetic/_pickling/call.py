@@ -1,0 +1,551 @@
+"""Calls, values and exceptions as bytes: the only door to cloudpickle.
+
+In: live Python objects. Out: bytes that another process turns back into them.
+
+Layout: one line of JSON (schema, kind, versions of the maker, variables of the environment, SHA-256
+of the body), then the pickle. The line can be read without unpickling anything. It is imported only
+when something is packed or unpacked.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kinetic._core.plan import Versions
+from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from kinetic._pickling.modules import Shipped
+    from kinetic._pickling.pickler import CallPickler
+
+SCHEMA = 1
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A call as bytes.
+
+    Attributes:
+        data: header line and pickle.
+        digest: SHA-256 of `data`, 64 hex digits.
+        size_bytes: length of `data`.
+        versions: of what made it.
+        warnings: what the caller should know of it, one sentence each.
+        parts: tells how large the parts of the call are, largest first; it pickles them again.
+    """
+
+    data: bytes
+    digest: str
+    size_bytes: int
+    versions: Versions
+    warnings: tuple[str, ...] = ()
+    parts: Callable[[], Sequence[tuple[str, int]]] = field(default=tuple, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What can be known without unpickling.
+
+    Attributes:
+        kind: "call", "value" or "exception".
+        versions: of what made it.
+        env_vars: variables to set before the call.
+        body_digest: SHA-256 of the pickle.
+        body_offset: where the pickle starts.
+        function_digest: SHA-256 of the record with the function that the call's arguments belong
+            to; "" when it is in this one.
+    """
+
+    kind: str
+    versions: Versions
+    env_vars: dict[str, str]
+    body_digest: str
+    body_offset: int
+    function_digest: str = ""
+
+
+def versions_here() -> Versions:
+    """Return the versions of this process that decide whether a pickle can be read."""
+    import cloudpickle
+
+    return Versions(
+        f"{sys.version_info.major}.{sys.version_info.minor}", cloudpickle.__version__, __version__
+    )
+
+
+def pack(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    env_vars: Mapping[str, str],
+    shipped: Shipped | None = None,
+) -> Packed:
+    """Pickle a call: by reference what the host can import, by value the script itself and other
+    modules.
+
+    Args:
+        func: the function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        env_vars: variables to set before the call.
+        shipped: what the host can import; None when it imports all that is imported here.
+
+    Raises:
+        PicklingError: a part of the call cannot be pickled; it is named.
+    """
+    call = (func, tuple(args), dict(kwargs))
+    process = _Process(func, shipped)
+    return process.packed(
+        lambda: _framed("call", lambda file: process.dump(file, call), env_vars), call
+    )
+
+
+class _Process:
+    """What this process has loaded, and how a host comes to it.
+
+    Attributes:
+        script: the definitions of `__main__`.
+    """
+
+    def __init__(self, func: object, shipped: Shipped | None) -> None:
+        from kinetic._pickling import modules, origin
+
+        found = modules.Found() if shipped is None else modules.look(shipped)
+        self.script = origin.script_of(func)
+        spawned = sys.modules.get(
+            "__mp_main__"
+        )  # The script, in a process that multiprocessing has spawned.
+        self._modules = found.by_value
+        self._rebuilt: frozenset[int] = (
+            frozenset()
+        )  # What was found to need itself, in any attempt.
+        if spawned is not None and spawned.__name__ == "__mp_main__":
+            self._modules += (spawned,)
+        self._edited = found.edited
+        # A test runner has loaded many modules of a project; a script, those that it means.
+        self._registering = found.registering if self.script.uses(found.imported) else ()
+
+    def packed(
+        self,
+        make: Callable[[], bytes],
+        call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
+    ) -> Packed:
+        """Make a record; an edited module that cannot be pickled by value is imported by the host
+        as its file is now.
+
+        Raises:
+            PicklingError: it cannot be pickled; the part of the call that cannot is named.
+        """
+        try:
+            with self.by_value():
+                return replace(_packed(make(), self._warnings()), parts=lambda: self._parts(call))
+        except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
+            if self._edited:
+                by_value = self._modules
+                self._modules = tuple(
+                    module for module in by_value if module.__name__ not in self._edited
+                )
+                with suppress(Exception), self.by_value():
+                    return _packed(make(), self._warnings())
+                self._modules = by_value
+            self._blame(call, error)
+
+    def _parts(
+        self, call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    ) -> list[tuple[str, int]]:
+        from kinetic._pickling import weight
+
+        def size(value: object) -> int:
+            file = io.BytesIO()
+            with suppress(
+                Exception
+            ):  # It is measured alone, and may be picklable only as a part of the whole.
+                self.dump(file, value, registrations=False)
+            return file.tell()
+
+        with self.by_value():
+            return weight.of_call(*call, size)
+
+    def _warnings(self) -> tuple[str, ...]:
+        if not self._edited:
+            return ()
+        as_imported = all(
+            name in {module.__name__ for module in self._modules} for name in self._edited
+        )
+        what = "the function gets what was imported, but " if as_imported else ""
+        return (
+            f"{', '.join(self._edited)} {'has' if len(self._edited) == 1 else 'have'} changed "
+            f"since being imported here: {what}what hosts import is the file as it is now. Reload "
+            "it (importlib.reload, %autoreload) or start this program again to have one version.",
+        )
+
+    def by_value(self) -> AbstractContextManager[None]:
+        """Have the modules pickled by value meanwhile."""
+        import cloudpickle
+
+        from kinetic._pickling import modules
+
+        return modules.by_value(self._modules, cloudpickle)
+
+    def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
+        """Pickle, and then what the script has registered; return the pickler, which knows what it
+        has written."""
+        from kinetic._pickling.pickler import CallPickler, Circular
+
+        start = file.tell()
+        while True:
+            pickler = CallPickler(file, self.script, self._rebuilt)
+            try:
+                pickler.dump(call)
+                if registrations:
+                    pickler.dump_registrations(
+                        self._registering,
+                        [each for each in self.script.registered() if not self.attempt(each)],
+                    )
+            except Circular as circular:
+                self._rebuilt |= {id(circular.made)}
+                file.seek(start)
+                file.truncate()
+            else:
+                return pickler
+
+    def attempt(self, value: object) -> Exception | None:
+        """Return why the value cannot be pickled, or None."""
+        try:
+            self.dump(io.BytesIO(), value, registrations=False)
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
+        return None
+
+    def _blame(
+        self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception
+    ) -> NoReturn:
+        """Raise with the name of the part that cannot be pickled."""
+        from kinetic._pickling import diagnosis
+
+        with self.by_value():
+            found = diagnosis.of_call(*call, attempt=self.attempt)
+        raise found.as_error(error) from error.with_traceback(_users(error.__traceback__))
+
+
+def _users(traceback: TracebackType | None) -> TracebackType | None:
+    """Take off the frames that lead to the code of the object that would not be pickled, if it has
+    any."""
+    import cloudpickle
+
+    from kinetic._pickling import pickler
+
+    leading = (__file__, pickler.__file__, *(f"{folder}/" for folder in cloudpickle.__path__))
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(leading):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _packed(data: bytes, warnings: tuple[str, ...] = ()) -> Packed:
+    return Packed(data, hashlib.sha256(data).hexdigest(), len(data), versions_here(), warnings)
+
+
+def read_header(data: bytes) -> Header:
+    """Read the first line; unpickles nothing.
+
+    Raises:
+        CorruptRecord: the bytes were not written by this module, or by a newer version of it.
+    """
+    end = data.find(b"\n")
+    try:
+        line = json.loads(data[: max(end, 0)])
+        if line["schema"] != SCHEMA:
+            raise CorruptRecord(
+                f"The record has schema {line['schema']!r}; this kinetic reads {SCHEMA}. Use the "
+                "version that wrote it."
+            )
+        versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
+        header = Header(
+            line["kind"], versions, dict(line["env_vars"]), line["sha256"], end + 1, function
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRecord(
+            "The record is damaged: it has no readable first line. Submit the job again."
+        ) from error
+    return header
+
+
+class CallSeries:
+    """Calls of one function, which is pickled once; a call's record holds its arguments and names
+    the function's record.
+
+    Attributes:
+        function: the function's record.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        *,
+        env_vars: Mapping[str, str],
+        shipped: Shipped | None = None,
+    ) -> None:
+        """Pickle the function.
+
+        Raises:
+            PicklingError: it cannot be pickled; the part that cannot is named.
+        """
+        self._func, self._env_vars, self._shipped = func, env_vars, shipped
+        self._process = _Process(func, shipped)
+        self.function = self._process.packed(
+            lambda: _framed("function", self._dump_function, {}), (func, (), {})
+        )
+
+    def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
+        """Pickle one call.
+
+        Raises:
+            PicklingError: an argument cannot be pickled; it is named.
+        """
+        arguments = (tuple(args), dict(kwargs))
+        try:
+            with self._process.by_value():
+                dump = functools.partial(self._pickler.dump_more, arguments)
+                data = _framed("call", dump, self._env_vars, function=self.function.digest)
+        except Exception:  # noqa: BLE001 - pickling runs the objects' own code; the other way finds out why
+            return pack(self._func, args, kwargs, env_vars=self._env_vars, shipped=self._shipped)
+        return _packed(data)
+
+    def _dump_function(self, file: io.BytesIO) -> None:
+        self._pickler = self._process.dump(file, self._func)
+
+
+def unpack(
+    data: bytes,
+    function: bytes = b"",
+    *,
+    main: dict[str, Any] | None = None,
+    source_map: tuple[str, str] | None = None,
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Rebuild a call.
+
+    Args:
+        data: the record of the call.
+        function: the record of the function, for a call of a series.
+        main: globals of `__main__`, for functions that come from a script; None for a namespace of
+            their own.
+        source_map: (folder there, folder here): code from a file below the first names the one
+            below the second.
+
+    Raises:
+        CorruptRecord: the bytes are not what was written.
+        SetupFailed: this process cannot rebuild it: another Python, a missing module.
+    """
+    header = _verified(data, "call")
+    here = versions_here()
+    if header.versions.python != here.python:
+        # Byte code of another minor version does not fail cleanly, it crashes.
+        raise SetupFailed(
+            f"The call was made with Python {header.versions.python}, this host runs "
+            f"{here.python}: it cannot run here. Use Python {here.python} on the calling side, or "
+            f"an image with Python {header.versions.python}."
+        )
+    body = memoryview(data)[header.body_offset :]
+    function_body = _function_body(header, function)
+    try:
+        from kinetic._pickling.unpickler import CallUnpickler
+
+        if function_body is None:
+            reader = CallUnpickler(io.BytesIO(body), main, source_map)
+            func, args, kwargs = reader.load()
+            _load_registrations(reader)
+        else:
+            reader = CallUnpickler(io.BytesIO(b"".join((function_body, body))), main, source_map)
+            func = reader.load()
+            _load_registrations(reader)
+            args, kwargs = reader.load()
+    except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
+        raise SetupFailed(
+            f"The function could not be rebuilt on this host: {_why(error, header.versions, here)}"
+        ) from error
+    return func, args, kwargs
+
+
+def _load_registrations(reader: pickle.Unpickler) -> None:
+    """Execute what the script has registered, if the record has that."""
+    with suppress(EOFError):
+        reader.load()
+
+
+def _function_body(header: Header, function: bytes) -> memoryview | None:
+    if not header.function_digest:
+        return None
+    if hashlib.sha256(function).hexdigest() != header.function_digest:
+        raise CorruptRecord(
+            "The stored function is damaged: its bytes are not those that were written. Submit the "
+            "job again."
+        )
+    return memoryview(function)[read_header(function).body_offset :]
+
+
+def pack_value(value: object) -> bytes:
+    """Pickle a value that was returned.
+
+    Raises:
+        PicklingError: it cannot be pickled; the part that cannot is named.
+    """
+    try:
+        return _container("value", value, {})
+    except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
+        from kinetic._pickling import diagnosis
+
+        found = diagnosis.of_value(
+            value, f"the returned value ({type(value).__name__})", attempt=_attempt
+        )
+        raise replace(found, returned=True).as_error(error) from error
+
+
+def unpack_value(data: bytes) -> Any:
+    """Rebuild one value.
+
+    Raises:
+        CorruptRecord: the bytes are not what was written.
+        ResultUnavailable: this process cannot rebuild it, for example because a module is missing.
+    """
+    header = _verified(data, "value")
+    try:
+        return _loads(memoryview(data)[header.body_offset :], header.versions)
+    except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
+        raise ResultUnavailable(
+            f"The value could not be rebuilt here: {_why(error, header.versions, versions_here())}"
+        ) from error
+
+
+def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None = None) -> bytes:
+    """Pickle an exception with its causes, contexts, notes, group members and frames.
+
+    Args:
+        error: what was raised.
+        source_map: (folder here, folder there): file names of frames below the first are written as
+            below the second.
+
+    Raises:
+        PicklingError: its class cannot be pickled.
+    """
+    from kinetic._pickling import exceptions
+
+    nodes = exceptions.describe(error, dumps=_dumps, loads=_loads, source_map=source_map)
+    return _container("exception", nodes, {})
+
+
+def unpack_exception(data: bytes) -> BaseException:
+    """Rebuild an exception: its own class, and a traceback with the frames it had.
+
+    Raises:
+        CorruptRecord: the bytes are not what was written.
+        UserCodeFailed: its class cannot be rebuilt here; the message says what it was.
+    """
+    from kinetic._pickling import exceptions
+
+    header = _verified(data, "exception")
+    nodes = pickle.loads(memoryview(data)[header.body_offset :])
+    return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
+
+
+def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
+    import cloudpickle
+
+    return _framed(kind, lambda file: cloudpickle.dump(body, file), env_vars)
+
+
+def _framed(
+    kind: str,
+    dump: Callable[[io.BytesIO], object],
+    env_vars: Mapping[str, str],
+    *,
+    function: str = "",
+) -> bytes:
+    fields = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "fingerprint": asdict(versions_here()),
+        "env_vars": dict(env_vars),
+    }
+    if function:
+        fields["function"] = function
+
+    def line(digest: str) -> bytes:
+        return json.dumps(fields | {"sha256": digest}).encode() + b"\n"
+
+    # The line has the same length whatever the digest is: pickle behind it, then fill it in. A
+    # large body is never copied.
+    file = io.BytesIO()
+    offset = file.write(line(_NO_DIGEST))
+    dump(file)
+    with file.getbuffer() as view:
+        view[:offset] = line(hashlib.sha256(view[offset:]).hexdigest())
+    return file.getvalue()
+
+
+def _verified(data: bytes, kind: str) -> Header:
+    header = read_header(data)
+    if header.kind != kind:
+        raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")
+    if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
+        raise CorruptRecord(
+            f"The stored {kind} is damaged: its bytes are not those that were written. Submit the "
+            "job again."
+        )
+    return header
+
+
+def _dumps(value: object) -> bytes:
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def _attempt(value: object) -> Exception | None:
+    """Return why the value cannot be pickled, or None."""
+    try:
+        _dumps(value)
+    except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
+        return error
+    return None
+
+
+def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
+    """Unpickle what comes back from a host, without touching the classes that are known here."""
+    from cloudpickle import cloudpickle as inside
+
+    from kinetic._pickling.result_unpickler import Homecoming
+
+    python = "" if made is None or made.python == versions_here().python else made.python
+    return Homecoming(data, inside, python).load()
+
+
+def _why(error: BaseException, made: Versions, here: Versions) -> str:
+    what = f"{type(error).__name__}: {error}."
+    if isinstance(error, ModuleNotFoundError):
+        what += (
+            f" Module {error.name!r} is missing here: install it, or keep it inside the project's "
+            "folder."
+        )
+    elif made != here:
+        what += " The versions differ: install the same ones on both sides."
+    return f"{what} Made with {_text(made)}; here is {_text(here)}."
+
+
+def _text(versions: Versions) -> str:
+    return (
+        f"Python {versions.python}, cloudpickle {versions.cloudpickle}, kinetic {versions.kinetic}"
+    )

@@ -1,0 +1,245 @@
+"""Why a call cannot be pickled: the smallest part that is to blame, in words.
+
+In: the call and a way to try pickling. Out: a `Culprit`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from kinetic.errors import PicklingError, with_article
+
+Attempt = Callable[[object], Exception | None]
+_DEEPEST = 20
+_MOST = 500
+_GATHER = (
+    "It is a jax.Array that is sharded over several hosts, and this host holds only a part of it. "
+    "Gather it on all hosts before you return it: `from jax.experimental import multihost_utils`, "
+    "then `return multihost_utils.process_allgather(value, tiled=True)`, which takes a whole dict "
+    "of arrays, too. Large ones belong in a checkpoint below KINETIC_OUTPUT_DIR."
+)
+_GATHER_FIRST = (
+    "It is a jax.Array of which other processes hold parts: gather it first with "
+    "jax.experimental.multihost_utils.process_allgather(value, tiled=True)."
+)
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The part of a call that cannot be pickled.
+
+    Attributes:
+        component: the part of the call: "argument 2 (list)", "global 'client' used by train".
+        type_name: class of the innermost thing that fails.
+        path: how to get from the component to it, "" when it is the component itself:
+            "[3]['lock']".
+        returned: whether it was on its way back, so that the function has made it.
+    """
+
+    component: str
+    type_name: str
+    path: str = ""
+    returned: bool = False
+
+    def as_error(self, cause: Exception) -> PicklingError:
+        """Make the exception for people."""
+        where = f"{self.component} cannot be pickled"
+        if self.path:
+            where += f": its part {self.path} is {with_article(self.type_name)}"
+        elif f"({self.type_name})" not in self.component:
+            where += f": it is {with_article(self.type_name)}"
+        if _too_deep(cause):
+            advice = "It is nested too deeply: flatten it, or raise sys.setrecursionlimit."
+        elif _is_spread(cause):
+            advice = _GATHER if self.returned else _GATHER_FIRST
+        else:
+            advice = (
+                f"{_advice(self.type_name, returned=self.returned)} ({type(cause).__name__}: "
+                f"{cause})"
+            )
+        return PicklingError(f"{where[0].upper()}{where[1:]}. {advice}", component=self.component)
+
+
+def of_call(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, attempt: Attempt
+) -> Culprit:
+    """Name the part of the call that fails: an argument, or something that the function uses."""
+    for number, value in enumerate(args, 1):
+        if attempt(value):
+            return of_value(value, f"argument {number} ({type(value).__name__})", attempt=attempt)
+    for name, value in kwargs.items():
+        if attempt(value):
+            return of_value(value, f"keyword {name!r}", attempt=attempt)
+    if attempt(func):
+        return _of_used(func, "the function", attempt, set()) or Culprit(
+            "the function", type(func).__name__
+        )
+    return Culprit("the call as a whole", type(func).__name__)
+
+
+def of_value(value: object, component: str, *, attempt: Attempt) -> Culprit:
+    """Follow the failure into containers and attributes as far as it goes."""
+    try:
+        return _followed(value, component, attempt)
+    except Exception:  # noqa: BLE001 - looking at an object may run its own code, which may raise anything
+        return Culprit(component, type(value).__name__)
+
+
+def _followed(value: object, component: str, attempt: Attempt) -> Culprit:
+    path, seen = "", {id(value)}
+    while len(seen) < _DEEPEST:
+        step = next(((name, part) for name, part in _parts(value, attempt) if attempt(part)), None)
+        if step is None or id(step[1]) in seen:
+            break
+        path, value = path + step[0], step[1]
+        seen.add(id(value))
+    inner = (
+        _of_used(value, "", attempt, set())
+        if isinstance(value, FunctionType | ModuleType | type)
+        else None
+    )
+    if inner and inner.component:
+        return Culprit(
+            component, inner.type_name, f"{path} ({inner.component}{inner.path})".strip()
+        )
+    return Culprit(component, type(value).__name__, path)
+
+
+def _parts(value: object, attempt: Attempt) -> Iterator[tuple[str, object]]:
+    if isinstance(value, list | tuple):
+        yield from _halved(value, attempt)
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
+        yield from ((f" key {key!r:.40}", key) for key in value)
+    elif isinstance(value, set | frozenset):
+        yield from ((" member", part) for part in value)
+    elif not isinstance(value, type | ModuleType | FunctionType):
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _halved(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:
+    """Find one failing item of many in few attempts."""
+    low, high = 0, len(items)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if attempt(list(items[low:middle])) else (middle, high)
+    if low < high:
+        yield f"[{low}]", items[low]
+
+
+def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Culprit | None:
+    """Follow the failure through functions, classes and modules to the variable that holds it; None
+    for a circle."""
+    if id(thing) in seen or len(seen) > _MOST:
+        return None
+    seen.add(id(thing))
+    circle = False
+    for name, part in uses(thing):
+        if attempt(part):
+            found = _of_used(part, name, attempt, seen)
+            if found:
+                return found
+            circle = True
+    if circle or isinstance(thing, FunctionType | ModuleType | type):
+        return None if circle else Culprit(component, type(thing).__name__)
+    return of_value(thing, component, attempt=attempt)
+
+
+def uses(thing: Any) -> Iterator[tuple[str, object]]:
+    """Yield what is pickled along with the thing, in words."""
+    if isinstance(thing, FunctionType):
+        yield from _uses_of_function(thing)
+    elif isinstance(thing, MethodType):
+        yield (
+            f"the object ({type(thing.__self__).__name__}) whose method {thing.__name__!r} is "
+            "called",
+            thing.__self__,
+        )
+        yield f"method {thing.__name__!r}", thing.__func__
+    elif isinstance(thing, functools.partial):
+        yield from (
+            (f"argument {number} of the partial", value)
+            for number, value in enumerate(thing.args, 1)
+        )
+        yield from (
+            (f"keyword {name!r} of the partial", value) for name, value in thing.keywords.items()
+        )
+        yield "the function of the partial", thing.func
+    elif isinstance(thing, type):
+        yield from (
+            (f"attribute {name!r} of class {thing.__name__}", _bare(value))
+            for name, value in vars(thing).items()
+            if not isinstance(value, GetSetDescriptorType)
+        )
+        yield from (
+            (f"class {base.__name__}, base of {thing.__name__}", base) for base in thing.__bases__
+        )
+    elif isinstance(thing, ModuleType):
+        yield from (
+            (f"global {name!r} of module {thing.__name__}", value)
+            for name, value in list(vars(thing).items())
+        )
+
+
+def _uses_of_function(func: FunctionType) -> Iterator[tuple[str, object]]:
+    code, named = func.__code__, func.__name__
+    defaults = func.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    yield from (
+        (f"default of parameter {name!r}", value)
+        for name, value in zip(names[-len(defaults) :], defaults, strict=False)
+    )
+    yield from (
+        (f"default of parameter {name!r}", value)
+        for name, value in (func.__kwdefaults__ or {}).items()
+    )
+    for name, cell in zip(code.co_freevars, func.__closure__ or (), strict=True):
+        try:
+            yield f"closure variable {name!r} of {named}", cell.cell_contents
+        except ValueError:  # Not assigned yet.
+            continue
+    for name in _global_names(code):
+        if name in func.__globals__:
+            yield f"global {name!r} used by {named}", func.__globals__[name]
+    yield from ((f"attribute {name!r} of {named}", value) for name, value in func.__dict__.items())
+    yield f"annotations of {named}", func.__annotations__
+
+
+def _global_names(code: CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names += _global_names(constant)
+    return list(dict.fromkeys(names))
+
+
+def _bare(value: object) -> object:
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def _is_spread(error: BaseException) -> bool:
+    """Whether it is JAX's refusal to fetch an array of which other hosts hold parts."""
+    return isinstance(error, RuntimeError) and "non-addressable" in str(error)
+
+
+def _too_deep(error: BaseException) -> bool:
+    return isinstance(error, RecursionError) or "recursion" in str(error).lower()
+
+
+def _advice(type_name: str, *, returned: bool) -> str:
+    kind = type_name.lower()
+    if "generator" in kind or "iterator" in kind:
+        return "Make a list of it first."
+    if returned:
+        return "Return what it is made from, or what it holds."
+    if "wrapper" in kind or "reader" in kind or "writer" in kind:
+        return "Pass the file's path and open it inside the function."
+    if kind.endswith(
+        ("flag", "flagvalues", "flagholder")
+    ):  # absl's are parsed where the program starts, and there only.
+        return "Pass the values of the flags instead."
+    return "Create it inside the function, or pass what it is made from."

@@ -1,0 +1,236 @@
+"""Exceptions taken apart for the journey, and put together again.
+
+In: an exception, or the nodes it was taken apart into. Out: the other.
+
+Plain pickling loses causes, contexts and frames, fails for classes whose constructor wants more
+than `args`, and changes those whose constructor edits its message. So each exception of the tree
+becomes a node of its own, and a node that does not survive a trial journey is carried as class,
+arguments and attributes instead. A node is a plain dict:
+
+    type, text          what people would read
+    body                pickle of the exception itself, or of its parts;
+                        None when the class cannot travel
+    whole               whether `body` is the exception itself
+    frames              as `frames` describes them, outermost first
+    cause, context      index of the node, or None
+    suppress            __suppress_context__
+    members             indices of a group's members, or None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from kinetic._pickling import frames
+from kinetic.errors import PicklingError, UserCodeFailed, a_type, text_of
+
+Node = dict[str, Any]
+Dumps = Callable[[object], bytes]
+Loads = Callable[[bytes], Any]
+
+_MOST_NODES = 200
+_FIRST_FRAMES, _LAST_FRAMES = 50, 150
+
+
+def describe(
+    error: BaseException, *, dumps: Dumps, loads: Loads, source_map: tuple[str, str] | None
+) -> list[Node]:
+    """Take the exception and all that hangs on it apart; the root is the first node.
+
+    Raises:
+        PicklingError: the class of the root cannot be pickled.
+    """
+    tree = _tree(error)
+    index = {id(each): number for number, each in enumerate(tree)}
+    nodes = [_node(each, index, dumps, loads, source_map) for each in tree]
+    if nodes[0]["body"] is None:
+        name = nodes[0]["type"]
+        raise PicklingError(
+            f"The exception of class {name} cannot be pickled: {nodes[0]['text']}",
+            component=f"the exception ({name})",
+        )
+    return nodes
+
+
+def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
+    """Put the exception together again.
+
+    Raises:
+        UserCodeFailed: the class of the root cannot be rebuilt here.
+    """
+    made: dict[int, BaseException] = {}
+
+    def make(number: int) -> BaseException:
+        if number not in made:
+            node = nodes[number]
+            members = (
+                None if node["members"] is None else [make(member) for member in node["members"]]
+            )
+            made[number] = _make(node, members, loads, must=number == 0)
+        return made[number]
+
+    for number, node in enumerate(nodes):
+        error = make(number).with_traceback(frames.traceback_of(node["frames"]))
+        error.__cause__ = None if node["cause"] is None else make(node["cause"])
+        error.__context__ = None if node["context"] is None else make(node["context"])
+        error.__suppress_context__ = node["suppress"]
+    return made[0]
+
+
+def _tree(root: BaseException) -> list[BaseException]:
+    found, seen = [root], {id(root)}
+    for error in found:  # Grows while it is walked.
+        members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        for other in (*members, error.__cause__, error.__context__):
+            if (
+                other is not None
+                and id(other) not in seen
+                and (len(found) < _MOST_NODES or any(other is member for member in members))
+            ):
+                seen.add(id(other))
+                found.append(other)
+    return found
+
+
+def _node(
+    error: BaseException,
+    index: dict[int, int],
+    dumps: Dumps,
+    loads: Loads,
+    source_map: tuple[str, str] | None,
+) -> Node:
+    body, whole = _body(error, dumps, loads)
+    return {
+        "type": f"{type(error).__module__}.{type(error).__qualname__}",
+        "text": text_of(error),
+        "body": body,
+        "whole": whole,
+        "frames": _frames(error.__traceback__, source_map),
+        "cause": index.get(id(error.__cause__)),
+        "context": index.get(id(error.__context__)),
+        "suppress": error.__suppress_context__,
+        "members": [index[id(each)] for each in error.exceptions]
+        if isinstance(error, BaseExceptionGroup)
+        else None,
+    }
+
+
+def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
+    """Return what to send of the exception itself, and whether that is the whole of it."""
+    if not isinstance(error, BaseExceptionGroup):
+        with suppress(Exception, SystemExit):
+            data = dumps(error)
+            if _alike(loads(data), error):
+                return data, True
+    with suppress(Exception, SystemExit):
+        data = dumps(_parts(error, dumps))
+        _from_parts(
+            *loads(data),
+            members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None,
+        )
+        return data, False
+    return None, False
+
+
+def _alike(one: BaseException, other: BaseException) -> bool:
+    return (
+        type(one) is type(other)
+        and str(one) == str(other)
+        and len(one.args) == len(other.args)
+        and vars(one).keys() == vars(other).keys()
+    )
+
+
+def _parts(
+    error: BaseException, dumps: Dumps
+) -> tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]:
+    def travels(value: object) -> bool:
+        with suppress(Exception, SystemExit):
+            dumps(value)
+            return True
+        return False
+
+    args = (error.message,) if isinstance(error, BaseExceptionGroup) else error.args
+    state = {name: value for name, value in vars(error).items() if travels(value)}
+    if lost := sorted(vars(error).keys() - state.keys()):
+        state["__notes__"] = [
+            *state.get("__notes__", ()),
+            f"Attributes that could not be pickled: {', '.join(lost)}.",
+        ]
+    return type(error), tuple(arg if travels(arg) else _repr(arg) for arg in args), state
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the user's __repr__ may raise anything
+        return f"<{type(value).__qualname__}: its repr raised {type(problem).__name__}>"
+
+
+def _from_parts(
+    cls: type[BaseException],
+    args: tuple[Any, ...],
+    state: dict[str, Any],
+    *,
+    members: list[BaseException] | None,
+) -> BaseException:
+    """Make the exception without calling the constructor of its class, whose arguments nobody
+    kept."""
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    given = (*args, members) if members is not None else args
+    error: BaseException = builtin.__new__(cls, *given)
+    if members is None:
+        with suppress(
+            Exception, SystemExit
+        ):  # The built-in constructor fills in what it knows: errno, the codec's position.
+            builtin.__init__(error, *args)
+        error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _make(
+    node: Node, members: list[BaseException] | None, loads: Loads, *, must: bool
+) -> BaseException:
+    says = f"{node['type']}: {node['text']}"
+    if node["body"] is None:
+        return UserCodeFailed(says)
+    try:
+        error = loads(node["body"])
+        if not node["whole"]:
+            error = _from_parts(*error, members=members)
+        if isinstance(error, BaseException):
+            return error
+        problem: BaseException = TypeError(f"it came back as {a_type(error)}")
+    except (Exception, SystemExit) as caught:  # noqa: BLE001 (unpickling imports and runs the user's modules)
+        problem = caught
+    failed = UserCodeFailed(
+        f"{says}\n(Its class could not be rebuilt here: {type(problem).__name__}: {problem}.)"
+    )
+    if must:
+        raise failed from problem
+    return failed
+
+
+def _frames(
+    traceback: TracebackType | None, source_map: tuple[str, str] | None
+) -> list[frames.Frame]:
+    links: list[TracebackType] = []
+    while traceback is not None:
+        links.append(traceback)
+        traceback = traceback.tb_next
+    if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # An endless recursion: its middle says nothing.
+        links = links[:_FIRST_FRAMES] + links[-_LAST_FRAMES:]
+    return [
+        frames.described(link, _mapped(link.tb_frame.f_code.co_filename, source_map))
+        for link in links
+    ]
+
+
+def _mapped(file: str, source_map: tuple[str, str] | None) -> str:
+    if source_map and file.startswith(source_map[0].rstrip("/") + "/"):
+        return source_map[1].rstrip("/") + file[len(source_map[0].rstrip("/")) :]
+    return file

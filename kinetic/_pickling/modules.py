@@ -1,0 +1,319 @@
+"""Which loaded modules a host cannot import: only these are pickled by value, all others by
+reference.
+
+In: the loaded modules, and what is shipped. Out: the modules to pickle by value, and a span of time
+in which they are.
+
+A module that is pickled by value although the host can import it exists there twice: its classes do
+not match in `isinstance` and `except`, and what registered them (JAX, Keras, an ABC) knows only one
+of the two.
+
+The registry of cloudpickle belongs to the process: spans of several threads are counted, and the
+last one cleans up. What the user registered stays.
+"""
+
+# ruff: noqa: PTH113, PTH116, PTH118, PTH120
+
+from __future__ import annotations
+
+import functools
+import os
+import site
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import machinery, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kinetic import _shadows
+from kinetic._pickling.origin import MAIN
+from kinetic._source import manifest
+from kinetic._source.walk import Stamp, stamp_at
+
+_LOCK = threading.Lock()
+_SPANS: Counter[str] = Counter()
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_KNOWN: dict[str, _Imported] = {}
+"""The modules that were looked at, by name."""
+_PYC_HEADER_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What a host can import besides what is installed there.
+
+    Attributes:
+        root: the folder that is shipped, or None when nothing is.
+        search: folders that go first on the host's import path, relative to the root, in order; ""
+            is the root.
+        manifests: the lists of the tree, as in `Bundle`.
+        python_path: the PYTHONPATH of the host's interpreter, as far as it leads to the same
+            folders as here.
+    """
+
+    root: Path | None = None
+    search: tuple[str, ...] = ()
+    manifests: bytes = b""
+    python_path: str = ""
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """What a module was imported from, as it was when it was first looked at. A reload makes a new
+    spec."""
+
+    spec: object
+    file: str
+    stamp: Stamp
+    source: bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found out about the loaded modules.
+
+    Attributes:
+        by_value: the modules that the host cannot import as they are here.
+        edited: names of those whose file has changed since it was imported.
+        imported: names of those that the host imports from the tree.
+        registering: names of those of them that seem to register something.
+    """
+
+    by_value: tuple[ModuleType, ...] = ()
+    edited: tuple[str, ...] = ()
+    imported: tuple[str, ...] = ()
+    registering: tuple[str, ...] = ()
+
+
+def look(shipped: Shipped) -> Found:
+    """Find the loaded modules that a host cannot import."""
+    mine = list(_uninstalled())
+    places = _places(shipped, mine)
+    there = manifest.files_among(shipped.manifests, places.values()) if places else set()
+    by_value, edited, imported = [], [], []
+    elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, shipped))
+    for module, file in mine:
+        name = module.__name__
+        if places.get(name) in there:
+            if _is_edited(module, file):
+                edited.append(name)
+                by_value.append(module)
+            else:
+                imported.append((name, file))
+        elif not elsewhere(name.partition(".")[0]):
+            by_value.append(module)
+    by_value += _made_here()
+    registering = tuple(name for name, file in imported if _registers(file, stamp_at(file)))
+    return Found(tuple(by_value), tuple(edited), tuple(name for name, _ in imported), registering)
+
+
+@contextmanager
+def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
+    """Have these modules pickled by value meanwhile. `registry` is the cloudpickle module."""
+    ours: list[ModuleType] = []
+    try:
+        with _LOCK:
+            theirs = registry.list_registry_pickle_by_value() - _SPANS.keys()
+            for module in modules:
+                if module.__name__ not in theirs:
+                    registry.register_pickle_by_value(module)
+                    _SPANS[module.__name__] += 1
+                    ours.append(module)
+        yield
+    finally:
+        with _LOCK:
+            for module in ours:
+                _leave(module, registry)
+
+
+def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
+    """Yield the loaded modules that come from a file that nobody installed, with the file; never
+    kinetic itself."""
+    installed = _installed()
+    for name, module in list(sys.modules.items()):
+        if name in MAIN or name.partition(".")[0] == "kinetic":
+            continue
+        if not isinstance(module, ModuleType) or type(module) is util._LazyModule:  # type: ignore[attr-defined]
+            continue  # Asking a lazy module would load it.
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or module.__name__ != name:
+            continue
+        if not file.startswith(installed) and not any(part in file for part in _INSTALLED):
+            yield module, file
+
+
+def _made_here() -> list[ModuleType]:
+    """Return the modules that the program has made and not imported; one in a package, its package
+    makes."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if type(module) is ModuleType and "." not in name and name not in MAIN
+        if module.__name__ == name
+        and vars(module).get("__spec__") is None
+        and "__file__" not in vars(module)
+    ]
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Return the folders of what is installed for this interpreter."""
+    return tuple(
+        f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
+
+
+def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
+    """Return, by name, where in the tree a host finds the same file when it imports the module."""
+    if shipped.root is None or not shipped.manifests:
+        return {}
+    real = functools.cache(os.path.realpath)  # Of folders: there are few.
+    root = real(str(shipped.root))
+    entries = [(f"{entry}/" if entry else "") for entry in shipped.search]
+    places: dict[str, str] = {}
+    for module, file in modules:
+        name = module.__name__
+        top = name.partition(".")[0]
+        folder, _, base = file.rpartition("/")
+        own = f"{real(folder)}/{base}"
+        stem = name.replace(".", "/")
+        inner = (
+            f"{stem}/{base}" if base.startswith("__init__.") else f"{stem}{base[base.find('.') :]}"
+        )
+        for entry in entries:
+            above, _, last = f"{root}/{entry}{inner}".rpartition("/")
+            if f"{real(above)}/{last}" == own:
+                if (
+                    top not in _shadows.INDISPENSABLE
+                ):  # To the host, that is the one of the standard library.
+                    places[name] = _inside(own, root) or entry + inner
+                break
+            if _is_module(f"{root}/{entry}{top}"):
+                break  # Another module of this name comes first.
+    return places
+
+
+def _inside(path: str, root: str) -> str:
+    return path[len(root) + 1 :] if path.startswith(f"{root}/") else ""
+
+
+def _is_module(stem: str) -> bool:
+    return os.path.isfile(f"{stem}.py") or os.path.isfile(f"{stem}/__init__.py")
+
+
+def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
+    """Whether the host's interpreter finds the module by itself: by PYTHONPATH, a `.pth` file or an
+    editable installation."""
+    places = [
+        os.path.realpath(place)
+        for place in (*shipped.python_path.split(os.pathsep), *_pth_entries())
+        if place
+    ]
+    if any(_is_module(f"{place}/{top}") for place in places):
+        return True
+    for finder in sys.meta_path:
+        if "editable" in str(
+            getattr(finder, "__module__", "")
+        ):  # Of an editable installation, as build backends name them.
+            with suppress(Exception):  # It is code of another project.
+                if finder.find_spec(top, None) is not None:
+                    return True
+    return False
+
+
+@functools.cache
+def _pth_entries() -> tuple[str, ...]:
+    """Return the folders that `.pth` files of this interpreter add to the import path."""
+    folders = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        site.getusersitepackages(),
+    }
+    found: list[str] = []
+    for folder in folders:
+        with suppress(OSError):
+            for pth in sorted(Path(folder).glob("*.pth")):
+                lines = pth.read_text(encoding="utf-8", errors="replace").splitlines()
+                found += [
+                    line
+                    for line in lines
+                    if line.strip() and not line.startswith(("#", "import ", "import\t"))
+                ]
+    return tuple(os.path.join(sysconfig.get_path("purelib"), line) for line in found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _registers(file: str, stamp: Stamp) -> bool:
+    """Whether the source speaks of registering. `stamp` is that of the file as it is read."""
+    return b"regist" in _read(file).lower()
+
+
+def _is_edited(module: ModuleType, file: str) -> bool:
+    """Whether the file has changed since this module was imported from it (or reloaded)."""
+    spec, stamp, known = module.__spec__, stamp_at(file), _KNOWN.get(module.__name__)
+    if known is None or known.spec is not spec or known.file != file:
+        if _is_newer_than_its_code(spec, file):
+            return True
+        _KNOWN[module.__name__] = _Imported(spec, file, stamp, _read(file))
+        return False
+    if known.stamp == stamp:
+        return False
+    source = _read(file)
+    if source != known.source:
+        from kinetic._pickling import patching
+
+        if not patching.is_patched(module, known.source, source):
+            return True
+    _KNOWN[module.__name__] = _Imported(spec, file, stamp, source)
+    return False
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, file: str) -> bool:
+    """Whether the cached byte code, which the import wrote, was made from an earlier content of the
+    file."""
+    if (
+        spec is None
+        or type(spec.loader) is not machinery.SourceFileLoader
+        or sys.dont_write_bytecode
+        or not spec.cached
+    ):
+        return False
+    try:
+        with open(spec.cached, "rb") as cached:
+            header = cached.read(_PYC_HEADER_BYTES)
+        source = os.stat(file)
+    except OSError:
+        return False
+    magic, flags, made_of = header[:4], header[4:8], header[8:16]
+    if (
+        magic != util.MAGIC_NUMBER
+        or flags != bytes(4)
+        or not os.access(os.path.dirname(spec.cached), os.W_OK)
+    ):
+        return False
+    mask = 0xFFFFFFFF
+    return made_of != (int(source.st_mtime) & mask).to_bytes(4, "little") + (
+        source.st_size & mask
+    ).to_bytes(4, "little")
+
+
+def _leave(module: ModuleType, registry: Any) -> None:
+    name = module.__name__
+    _SPANS[name] -= 1
+    if not _SPANS[name]:
+        del _SPANS[name]
+        with suppress(ValueError):  # The user unregistered it.
+            registry.unregister_pickle_by_value(module)

@@ -1,0 +1,107 @@
+"""The script that a function comes from: its globals, and its source as it was when kinetic first
+saw it.
+
+In: functions. Out: a `Script`.
+
+A program may run for hours, and its file is edited or removed meanwhile. What counts is the source
+that runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinetic._pickling.script import Script, Source
+
+MAIN = ("__main__", "__mp_main__")
+"""The script; the second is its name in a process that multiprocessing has spawned."""
+_DEEPEST = 32
+_SEEN: dict[str, tuple[dict[str, Any], bytes]] = {}
+"""By file: the globals that it made, and what it held."""
+_NONE: tuple[dict[str, Any], bytes] = ({}, b"")
+
+
+def see(func: object) -> None:
+    """Read the source of the function's script, unless that is known."""
+    space = _namespace(func)
+    file = None if space is None else _file(func, space)
+    if space is not None and file is not None and space is not _SEEN.get(file, _NONE)[0]:
+        with suppress(OSError):
+            _SEEN[file] = space, Path(file).read_bytes()
+
+
+def namespaces() -> list[dict[str, Any]]:
+    """Return the globals of the scripts that were seen."""
+    return [space for space, _ in _SEEN.values()]
+
+
+def script_of(func: object) -> Script:
+    """Return the definitions of the script that a function comes from, or else of `__main__`."""
+    from kinetic._pickling.script import Script
+
+    see(func)
+    space = _namespace(func)
+    main = vars(sys.modules["__main__"])
+    if space is None:
+        space = main
+    file = _file(func, space)
+    if file is not None:
+        return Script(space, list(_decoded(file, space)))
+    return Script(space, list(_typed()) if space is main else [])
+
+
+def _namespace(func: object) -> dict[str, Any] | None:
+    """Return the globals of a function of a script. They need not be those of the module
+    `__main__`: see `python -m cProfile`."""
+    found: Any = func
+    for _ in range(_DEEPEST):
+        space = getattr(found, "__globals__", None)
+        inner = (
+            found.func
+            if isinstance(found, functools.partial)
+            else getattr(found, "__wrapped__", None)
+        )
+        if inner is None:
+            return space if type(space) is dict and space.get("__name__") in MAIN else None
+        found = inner
+    return None
+
+
+def _file(func: Any, space: dict[str, Any]) -> str | None:
+    code = getattr(func, "__code__", None)
+    for name in (space.get("__file__"), getattr(code, "co_filename", None)):
+        if isinstance(name, str) and (name in _SEEN or Path(name).is_file()):
+            return name
+    return None
+
+
+def _decoded(file: str, space: dict[str, Any]) -> Iterator[Source]:
+    import io
+    import tokenize
+
+    from kinetic._pickling.script import Source
+
+    with suppress(OSError, SyntaxError, UnicodeDecodeError, LookupError):
+        owner, data = _SEEN.get(file, _NONE)
+        data = data if owner is space else Path(file).read_bytes()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        yield Source(file, io.TextIOWrapper(io.BytesIO(data), encoding).read())
+
+
+def _typed() -> Iterator[Source]:
+    """What was typed into a notebook or at a prompt, or given to `python -c`."""
+    import linecache
+
+    from kinetic._pickling.script import Source
+
+    if sys.argv and sys.argv[0] == "-c" and len(sys.argv) < len(sys.orig_argv):
+        yield Source("<string>", sys.orig_argv[-len(sys.argv)])
+    for name, entry in list(linecache.cache.items()):
+        if len(entry) == 4 and entry[1] is None:
+            yield Source(name, "".join(entry[2]))

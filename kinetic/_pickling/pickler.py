@@ -1,0 +1,327 @@
+"""How a call is pickled: cloudpickle, except that what the host can import stays one thing there,
+and classes of a script are defined there again by their own source.
+
+In: live objects, and the script they come from. Out: a pickle, for an unpickler of `payload`.
+
+cloudpickle pickles by reference only what it finds under its own name. Here also:
+
+- the function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a cache):
+  by the way to it;
+- a function made by a function of a module (a closure): it gets the globals of that module, not a
+  copy of some of them;
+- functions of `__main__` share one namespace on the host: its `__main__`;
+- a class of `__main__` whose definition does more than make a class (a decorator, a metaclass,
+  `__init_subclass__`): rebuilt from its parts it would lack what the definition did, for example
+  its registration as a pytree. Its class statement is sent and executed (see `script`).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, BinaryIO, ClassVar
+
+import cloudpickle
+from cloudpickle.cloudpickle import (
+    _extract_code_globals,
+    _find_imported_submodules,
+    _should_pickle_by_reference,
+)
+
+from kinetic._pickling import unpickler
+from kinetic._pickling.origin import MAIN
+from kinetic._pickling.script import Script
+from kinetic._pickling.unpickler import Definition
+
+_DEEPEST = 32
+"""Decorators on one function."""
+
+
+class Circular(Exception):
+    """The definition of a class needs the class itself: it must be rebuilt from its parts."""
+
+    def __init__(self, made: object) -> None:
+        super().__init__()
+        self.made = made
+
+
+class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles calls.
+
+    Args:
+        file: where to write.
+        script: the definitions of `__main__`.
+        rebuilt: ids of what is rebuilt from its parts although there is source for it.
+    """
+
+    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
+        {
+            functools.cached_property: lambda found: (
+                unpickler.cached_property,
+                (found.func, found.attrname),
+            ),  # has a lock
+            type(functools.cache(len)): lambda found: (
+                unpickler.lru_cached,
+                (found.__wrapped__, found.cache_parameters()),
+            ),
+            weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
+            weakref.WeakValueDictionary: lambda found: (
+                weakref.WeakValueDictionary,
+                (dict(found),),
+            ),
+        }
+    )
+
+    def __init__(
+        self, file: BinaryIO, script: Script, rebuilt: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__(file)
+        self._script = script
+        self._rebuilt = rebuilt
+        self._begun: set[int] = set()
+        self._own = {id(each) for each in script.namespace.values() if _is_of_script(each)}
+        self._seen: set[int] = set()
+        self._plain: set[type] = set()
+        self.globals_ref[id(script.namespace)] = _ScriptNamespace(script.namespace)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Decide how an object is pickled; called for all but the simplest objects."""
+        kind = type(obj)
+        if id(obj) in self._own:
+            self._seen.add(id(obj))
+        if kind in self._plain:
+            return NotImplemented
+        if issubclass(kind, FunctionType | type):
+            if _should_pickle_by_reference(obj):
+                return NotImplemented
+            way = _way_to(obj)
+            if way is not None:
+                return unpickler.unwrapped, way
+            found = None if id(obj) in self._rebuilt else self._script.definition(obj)
+            if found is not None:
+                return self._defined(obj, found)
+            if isinstance(obj, FunctionType) and (module := _module_of(obj)) is not None:
+                return self._in_module(obj, module)
+            return super().reducer_override(obj)
+        if issubclass(kind, ModuleType):
+            by_reference = _should_pickle_by_reference(obj)
+            return (
+                (unpickler.imported, (obj.__name__,))
+                if by_reference
+                else super().reducer_override(obj)
+            )
+        if not callable(obj):
+            self._plain.add(kind)
+        if _is_global(obj):
+            return obj.__qualname__
+        if _wrapped(obj) is not None and _is_made_of_arguments(kind):
+            return unpickler.bare, (kind,), vars(obj)
+        return NotImplemented
+
+    def _defined(self, obj: Any, found: Definition) -> Any:
+        needs_unfinished = any(
+            id(self._script.namespace[name]) in self._seen for name in found.needed
+        )
+        if (
+            id(obj) in self._begun or needs_unfinished
+        ):  # Asked for a second time before it is finished.
+            raise Circular(obj)
+        self._begun.add(id(obj))
+        return (
+            unpickler.define,
+            self._told(obj.__name__, found),
+            (self._globals, self._values(found.used), self._script.changed(obj)),
+            None,
+            None,
+            unpickler.use,
+        )
+
+    @property
+    def _globals(self) -> Any:
+        return self.globals_ref[id(self._script.namespace)]
+
+    def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self._script.namespace[name] for name in names}
+
+    def dump_more(self, arguments: object, file: BinaryIO) -> None:
+        """Write what is loaded after what this pickler has written, by the same unpickler; this one
+        remembers nothing of it.
+
+        What both hold (classes, globals, objects) is shared, as in a single pickle.
+        """
+        pickler = CallPickler(file, self._script, self._rebuilt)
+        pickler.memo = self.memo
+        pickler.globals_ref = dict(self.globals_ref)
+        pickler.dump(arguments)
+
+    def dump_registrations(self, modules: Sequence[str], objects: Sequence[object]) -> None:
+        """Write, after the call, what registers something on the host whether the call uses it or
+        not.
+
+        Args:
+            modules: names of modules to import, as the script has imported them.
+            objects: classes and functions of the script.
+        """
+        statements = [
+            _Again(unpickler.define, self._told("", each)) for each in self._script.registrations()
+        ]
+        self.dump([_Again(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements])
+
+    def _told(self, name: str, found: Definition) -> tuple[Any, ...]:
+        needed = self._values(found.needed)
+        return (
+            self._globals,
+            name,
+            found,
+            needed,
+            _find_imported_submodules(found.code(), needed.values()),
+        )
+
+    def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
+        self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
+        make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
+        return make, args, (attributes, slots | {"__globals__": {}}), *rest
+
+
+class _Again:
+    """Something that is done when it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._done = function, args
+
+    def __reduce__(self) -> Any:
+        return self._done
+
+
+class _ScriptNamespace(dict[str, Any]):
+    """Stands for the globals of `__main__`."""
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        super().__init__(__name__="__main__")
+        self._of = namespace
+
+    def __reduce__(self) -> Any:
+        return unpickler.script_namespace, (self._of.get("__package__"), self._of.get("__file__"))
+
+
+class _ModuleNamespace(dict[str, Any]):
+    """Stands for the globals of a module that the host imports."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(__name__=module)
+
+    def __reduce__(self) -> Any:
+        return unpickler.module_namespace, (self["__name__"],)
+
+
+def _is_of_script(value: object) -> bool:
+    """Whether this is a function of the script, or an object of one of its classes."""
+    return (value if isinstance(value, FunctionType) else type(value)).__module__ in MAIN
+
+
+def _way_to(obj: Any) -> tuple[str, str, int] | None:
+    """Return module, name and number of decorators under which the host finds a function or class;
+    None when it does not."""
+    module = sys.modules.get(obj.__module__ or "")
+    if module is None or obj.__module__ in MAIN or _is_by_value(obj.__module__):
+        return None
+    found: Any = module
+    for name in obj.__qualname__.split("."):
+        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
+    for depth in range(_DEEPEST):
+        if found is obj:
+            return obj.__module__, obj.__qualname__, depth
+        found = _wrapped(found)
+        if found is None:
+            return None
+    return None
+
+
+def _is_global(obj: Any) -> bool:
+    """Whether an object that decorates a function (a jitted one, a cache) is what its module has
+    under the function's name."""
+    if _wrapped(obj) is None:
+        return False
+    module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if (
+        not isinstance(module, str)
+        or not isinstance(qualname, str)
+        or module in MAIN
+        or _is_by_value(module)
+    ):
+        return False
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
+    return found is obj
+
+
+def _is_made_of_arguments(kind: type) -> bool:
+    """Whether pickle would make an object without the arguments that its `__new__` needs, as of
+    `jax.custom_vjp`."""
+    ways = ("__reduce_ex__", "__reduce__", "__getstate__")
+    return isinstance(kind.__new__, FunctionType) and all(
+        getattr(kind, way) is getattr(object, way, None) for way in ways
+    )
+
+
+def _wrapped(obj: Any) -> Any:
+    """Return what a decorator has wrapped, without running code of the object's."""
+    try:
+        fields = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return fields.get("__wrapped__") if type(fields) is dict else None
+
+
+def _module_of(func: FunctionType) -> ModuleType | None:
+    """Return the module whose globals the function has, if the host imports it and the function
+    needs them as they are there."""
+    name = str(func.__globals__.get("__name__"))
+    module = sys.modules.get(name)
+    if (
+        module is None
+        or {name, func.__module__} & set(MAIN)
+        or vars(module) is not func.__globals__
+        or _is_by_value(name)
+    ):
+        return None
+    if getattr(module, "__spec__", None) is None:
+        return None
+    return module if _needs_module(func) else None
+
+
+def _needs_module(func: FunctionType) -> bool:
+    """Whether the function changes globals, or uses one that is more than a name for something that
+    is found elsewhere.
+
+    Otherwise it is rebuilt without its module, which may take long to import on a host, or need
+    what only the caller has.
+    """
+    used = [
+        func.__globals__[name]
+        for name in _extract_code_globals(func.__code__)
+        if name in func.__globals__
+    ]
+    return any(map(_is_state, used)) or _stores(func.__code__)
+
+
+def _is_state(value: object) -> bool:
+    return not isinstance(
+        value, ModuleType | FunctionType | type | str | bytes | int | float | complex | None
+    ) and not (callable(value) and hasattr(value, "__module__") and hasattr(value, "__qualname__"))
+
+
+def _stores(code: CodeType) -> bool:
+    if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
+        return True
+    return any(_stores(each) for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _is_by_value(module: str) -> bool:
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return any(module == name or module.startswith(f"{name}.") for name in registered)

@@ -1,0 +1,84 @@
+"""Unpickling what comes back from a host, so that classes keep their identity.
+
+In: bytes of a pickle, and the inside of cloudpickle. Out: the value.
+
+A class that was sent by value comes back by value. cloudpickle finds the one that left this
+process, but then overwrites its methods with those that travelled, bound to globals of their own;
+and in another process (`attach`) it makes a new class that no `except` clause names. Here a class
+that is known is left alone, and one that its module already defines is that one.
+
+Code of another version of Python is refused: to run it would end the process without a word.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any
+
+from kinetic._pickling import origin
+
+
+class Homecoming(pickle.Unpickler):
+    """An unpickler that leaves known classes alone.
+
+    Args:
+        data: the pickle.
+        inside: the module cloudpickle.cloudpickle.
+        python: the version that made the pickle, when it is not the one that reads it.
+    """
+
+    def __init__(self, data: bytes | memoryview, inside: Any, python: str = "") -> None:
+        super().__init__(io.BytesIO(data))
+        self._inside = inside
+        self._python = python
+        self._known = set(inside._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        self._own = {
+            "_make_skeleton_class": self._skeleton_class,
+            "_make_skeleton_enum": self._skeleton_enum,
+            "_class_setstate": self._set_state,
+            "_builtin_type": self._builtin_type,
+        }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve a global of the pickle."""
+        if module == self._inside.__name__ and name in self._own:
+            return self._own[name]
+        return super().find_class(module, name)
+
+    def _skeleton_class(self, *given: Any) -> Any:
+        _, name, _, fields, tracker, _ = given
+        return self._defined_here(
+            fields.get("__module__"), name, tracker
+        ) or self._inside._make_skeleton_class(*given)
+
+    def _skeleton_enum(self, *given: Any) -> Any:
+        _, _, qualname, _, module, tracker, _ = given
+        return self._defined_here(module, qualname, tracker) or self._inside._make_skeleton_enum(
+            *given
+        )
+
+    def _defined_here(self, module: str | None, name: str, tracker: str | None) -> type | None:
+        if tracker in self._inside._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
+            return None
+        names = origin.MAIN if module in origin.MAIN else (module,)
+        for space in (
+            vars(sys.modules[module]),
+            *(origin.namespaces() if module in origin.MAIN else ()),
+        ):
+            found = space.get(name)
+            if isinstance(found, type) and found.__module__ in names:
+                self._known.add(found)
+                return found
+        return None
+
+    def _set_state(self, cls: Any, state: Any) -> Any:
+        return cls if cls in self._known else self._inside._class_setstate(cls, state)
+
+    def _builtin_type(self, name: str) -> Any:
+        if self._python and name == "CodeType":
+            raise pickle.UnpicklingError(
+                f"it holds code of Python {self._python} (a function, or a class of a script)"
+            )
+        return self._inside._builtin_type(name)

@@ -1,0 +1,442 @@
+"""What a script, or the cells of a notebook, define: the statements to execute again on a host.
+
+In: the globals of `__main__`, and its source. Out: `Definition`s.
+
+A class is executed again if its definition does more than make a class: a decorator, a metaclass or
+a base's `__init_subclass__` that comes from a module may register it there, and no copy of its
+parts would be registered on the host. So are functions with a decorator that registers, and
+statements such as `register_pytree_node(Point, …)` that name a class of the script. What registers
+them in the script itself is pickled by value, with all that it knows. Nothing else of a script runs
+again: what it computes at its top level stays what it was here. (Importing the whole script, as
+`multiprocessing` does, would run it again where no `if __name__ == "__main__"` guards it, and
+notebooks cannot be imported.)
+"""
+
+from __future__ import annotations
+import __future__
+
+import abc
+import ast
+import atexit
+import builtins
+import dataclasses
+import dis
+import enum
+import functools
+import os
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from kinetic._pickling.origin import MAIN
+from kinetic._pickling.unpickler import Definition
+
+_PLAIN_METACLASSES = (type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol))
+_PLAIN_BASES = (object, typing.Generic, typing.Protocol)
+_PLAIN_DECORATORS = (
+    dataclasses.dataclass,
+    functools.total_ordering,
+    typing.final,
+    typing.runtime_checkable,
+    enum.unique,
+)
+_NEVER_AGAIN = (atexit.register,)
+_LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+"""Python's lines: `splitlines` also divides at form feeds and the like."""
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_OPTIMIZED = 1
+"""The compiler's mark of functions; class bodies lack it."""
+_Block = ast.If | ast.Try | ast.With
+_Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of source, or a cell."""
+
+    file: str
+    text: str
+
+
+class Script:
+    """The definitions of `__main__`.
+
+    Args:
+        namespace: its globals.
+        sources: its source, the newest last: of two definitions of a name the later one counts.
+    """
+
+    def __init__(self, namespace: dict[str, Any], sources: Sequence[Source] = ()) -> None:
+        self.namespace = namespace
+        self._sources = sources
+        self._known: dict[int, tuple[object, Definition | None]] = {}
+
+    def uses(self, modules: Sequence[str]) -> bool:
+        """Whether the script itself has imported one of these modules, or something from them."""
+        values = [
+            each
+            for each in self.namespace.values()
+            if isinstance(each, ModuleType | FunctionType | type)
+        ]
+        tops = {name.partition(".")[0] for name in modules}
+        names = (
+            each.__name__ if isinstance(each, ModuleType) else each.__module__ for each in values
+        )
+        return any(name is not None and name.partition(".")[0] in tops for name in names)
+
+    def definition(self, made: FunctionType | type) -> Definition | None:
+        """Return how to define a class or function of the script again, if its definition does more
+        than make it."""
+        if id(made) not in self._known:
+            self._known[id(made)] = made, self._definition(made)
+        return self._known[id(made)][1]
+
+    def _definition(self, made: FunctionType | type) -> Definition | None:
+        found = self._statement(made)
+        if found is None:
+            return None
+        source, node = found
+        does_more = self._does_more(made, node) if isinstance(made, type) else self._registers(node)
+        return self._defined(source, node) if does_more else None
+
+    def changed(self, made: FunctionType | type) -> dict[str, Any]:
+        """Return the attributes of a class that may differ from those that its statement gives it
+        when it is executed again."""
+        found = self._statement(made) if isinstance(made, type) else None
+        if found is None:
+            return {}
+        in_body = _assigned(found[1])
+        later = self._set_later(made)
+        return {
+            name: value
+            for name, value in vars(made).items()
+            if not name.startswith("__")
+            and (name in later or (name in in_body and _may_differ(value, in_body[name])))
+        }
+
+    def _statement(self, made: FunctionType | type) -> tuple[Source, _Made] | None:
+        """Return the statement that has made a class or function which the script still has under
+        its name."""
+        if made.__module__ not in MAIN or self.namespace.get(made.__qualname__, self) is not made:
+            return None
+        later = self._set_later(made)
+        found = [
+            each
+            for each in self._statements.get(made.__qualname__, ())
+            if _is_of(made, *each, later)
+        ]
+        if len(found) > 1 and isinstance(made, type):
+            found = [each for each in found if _has_values_of(made, each[1])] or found
+        return found[-1] if found else None
+
+    def registered(self) -> list[Any]:
+        """Return the classes and functions that the script has registered, whether a call uses them
+        or not."""
+        return [
+            self.namespace[name]
+            for name, found in (self._statements.items() if self._registering else ())
+            if isinstance(self.namespace.get(name), type | FunctionType)
+            and any(self._registers(node) for _, node in found)
+        ]
+
+    def registrations(self) -> list[Definition]:
+        """Return the statements of their own that register a class of the script."""
+        made = [
+            self._defined(source, node)
+            for source in self._registering
+            for node in _parsed(source)
+            if self._is_registering(node)
+        ]
+        return [each for each in made if each is not None]
+
+    @functools.cached_property
+    def _registering(self) -> list[Source]:
+        return [source for source in self._sources if "regist" in source.text.lower()]
+
+    @functools.cached_property
+    def _statements(self) -> dict[str, list[tuple[Source, _Made]]]:
+        found: dict[str, list[tuple[Source, _Made]]] = {}
+        for source in self._sources:
+            for node in _parsed(source):
+                if isinstance(node, _Made):
+                    found.setdefault(node.name, []).append((source, node))
+        return found
+
+    def _set_later(self, made: FunctionType | type) -> set[str]:
+        """Return the attributes that the script sets on a class, as in `Point.origin = …` and
+        `cls.made += 1`."""
+        return {
+            name for on, name in self._attributes_set if on == "" or self.namespace.get(on) is made
+        }
+
+    @functools.cached_property
+    def _attributes_set(self) -> set[tuple[str, str]]:
+        return {each for source in self._sources for each in _attributes_set(source)}
+
+    def _does_more(self, cls: type, node: _Made) -> bool:
+        bases = (
+            base
+            for base in cls.__mro__
+            if base not in _PLAIN_BASES and "__init_subclass__" in vars(base)
+        )
+        metaclasses = () if type(cls) in _PLAIN_METACLASSES else (type(cls),)
+        decorators = map(self._value, map(_called, node.decorator_list))
+        return any(
+            _is_foreign(each)
+            for each in (*bases, *metaclasses, *decorators)
+            if each not in _PLAIN_DECORATORS
+        )
+
+    def _registers(self, node: _Made) -> bool:
+        return any(self._is_register(_called(each)) for each in node.decorator_list)
+
+    def _is_register(self, called: ast.expr) -> bool:
+        value = self._value(called)
+        return (
+            "register" in _last_name(called).lower()
+            and _is_foreign(value)
+            and value not in _NEVER_AGAIN
+        )
+
+    def _is_registering(self, node: ast.stmt) -> bool:
+        """Whether a statement registers a class of the script, or some of them in a loop."""
+        if isinstance(node, ast.For):
+            calls = [
+                each.value if isinstance(each, ast.Expr) else None
+                for each in (*node.body, *node.orelse)
+            ]
+            named = [each.id for each in ast.walk(node.iter) if isinstance(each, ast.Name)]
+            return any(map(self._is_of_classes, named)) and all(
+                isinstance(call, ast.Call) and self._is_register(call.func) for call in calls
+            )
+        call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
+        if not isinstance(call, ast.Call) or not self._is_register(call.func):
+            return False
+        given = (*call.args, *(each.value for each in call.keywords))
+        return any(isinstance(each, ast.Name) and self._is_class(each.id) for each in given)
+
+    def _is_class(self, name: str) -> bool:
+        return name in self._statements and isinstance(self.namespace.get(name), type)
+
+    def _is_of_classes(self, name: str) -> bool:
+        value = self.namespace.get(name)
+        return self._is_class(name) or (
+            isinstance(value, list | tuple)
+            and any(isinstance(each, type) and each.__module__ in MAIN for each in value)
+        )
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return what a dotted name of modules and classes means; None when that cannot be told
+        without running code."""
+        if isinstance(node, ast.Name):
+            return self.namespace.get(node.id)
+        if not isinstance(node, ast.Attribute):
+            return None
+        of = self._value(node.value)
+        if isinstance(of, FunctionType):  # `register` of a single-dispatch function.
+            return vars(of).get(node.attr) if _is_foreign(of) else None
+        return getattr(of, node.attr, None) if isinstance(of, ModuleType | type) else None
+
+    def _defined(self, source: Source, node: ast.stmt) -> Definition | None:
+        flags = (
+            __future__.annotations.compiler_flag
+            if self.namespace.get("annotations") is __future__.annotations
+            else 0
+        )
+        text, first = _text_of(source, node)
+        found = Definition(text, source.file, first, flags)
+        try:
+            needed, used = _names(found.code())
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+        needed.discard(getattr(node, "name", ""))
+        if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
+            return None  # The script has deleted a name since.
+        known = {
+            name
+            for name in (*needed, *used)
+            if name in self.namespace and not name.startswith("__")
+        }
+        return dataclasses.replace(
+            found, needed=tuple(sorted(needed & known)), used=tuple(sorted(used & known - needed))
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(source: Source) -> tuple[ast.stmt, ...]:
+    """Return the statements of a source that are executed at its top level."""
+    try:
+        return tuple(_flat(ast.parse(source.text).body))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+
+
+def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, _Block):
+            handlers = [each.body for each in getattr(node, "handlers", ())]
+            for inner in (
+                node.body,
+                *handlers,
+                getattr(node, "orelse", []),
+                getattr(node, "finalbody", []),
+            ):
+                yield from _flat(inner)
+
+
+def _text_of(source: Source, node: ast.stmt) -> tuple[str, int]:
+    """Return a statement on lines of its own, and the number of the first of them."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    lines = _LINE_END.split(source.text)[first - 1 : node.end_lineno]
+    before = lines[node.lineno - first].encode()[: node.col_offset].strip()
+    after = lines[-1].encode()[node.end_col_offset :].strip()
+    if before or (after and not after.startswith(b"#")):  # It shares a line with others.
+        return f"{ast.unparse(node)}\n", first
+    if node.col_offset:  # It stands in a block.
+        first, lines = first - 1, ["if True:", *lines]
+    return "\n".join(lines) + "\n", first
+
+
+@functools.lru_cache(maxsize=64)
+def _attributes_set(source: Source) -> frozenset[tuple[str, str]]:
+    """Return what a source sets attributes on, and their names; "" for the class of a method."""
+    found = set()
+    for statement in _parsed(source):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name):
+                    found.add(("" if node.value.id == "cls" else node.value.id, node.attr))
+                elif ast.unparse(node.value) in ("type(self)", "self.__class__", "__class__"):
+                    found.add(("", node.attr))
+    return frozenset(found)
+
+
+def _assigned(node: _Made) -> dict[str, ast.expr]:
+    """Return what the body of a class assigns."""
+    found: dict[str, ast.expr] = {}
+    for each in node.body:
+        targets = (
+            each.targets
+            if isinstance(each, ast.Assign)
+            else [each.target]
+            if isinstance(each, ast.AnnAssign)
+            else []
+        )
+        for target in targets:
+            if (
+                isinstance(target, ast.Name)
+                and isinstance(each, ast.Assign | ast.AnnAssign)
+                and each.value is not None
+            ):
+                found[target.id] = each.value
+    return found
+
+
+def _may_differ(value: object, made_by: ast.expr) -> bool:
+    """Whether an expression, evaluated again, may give something else than this plain value."""
+    if type(value) not in (*_SCALARS, list, dict, set, tuple):
+        return False
+    try:
+        return bool(value != ast.literal_eval(made_by))
+    except Exception:  # noqa: BLE001 - no literal, or a comparison of the user's own objects
+        return type(value) in _SCALARS
+
+
+def _has_values_of(made: type, node: _Made) -> bool:
+    """Whether a class has the plain values that its statement names."""
+    for name, expression in _assigned(node).items():
+        if (
+            isinstance(expression, ast.Constant)
+            and vars(made).get(name, expression.value) != expression.value
+        ):
+            return False
+    return True
+
+
+def _is_of(made: Any, source: Source, node: _Made, set_later: set[str]) -> bool:
+    """Whether this statement, as the source now stands, is the one that made the object, but for
+    attributes set later."""
+    fields = (
+        [value for name, value in vars(made).items() if name not in set_later]
+        if isinstance(made, type)
+        else [made]
+    )
+    functions = [getattr(each, "__func__", each) for each in fields]
+    codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
+    own = [
+        code
+        for code in codes
+        if source.file in (code.co_filename, os.path.basename(code.co_filename))  # noqa: PTH119
+    ]
+    lines = {
+        each.lineno: each.name
+        for each in ast.walk(node)
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    starts = {
+        min([each.lineno, *(decorator.lineno for decorator in each.decorator_list)]): each.name
+        for each in ast.walk(node)
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    if any(
+        code.co_name != "<lambda>" and (starts | lines).get(code.co_firstlineno) != code.co_name
+        for code in own
+    ):
+        return False
+    if isinstance(made, FunctionType):
+        return bool(own)
+    annotated = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    return annotated <= set(vars(made).get("__annotations__", annotated))
+
+
+def _called(node: ast.expr) -> ast.expr:
+    """Return what a decorator calls: the `f` of `@f`, `@f(…)` and `@partial(f, …)`."""
+    if not isinstance(node, ast.Call):
+        return node
+    return node.args[0] if _last_name(node.func) == "partial" and node.args else node.func
+
+
+def _is_foreign(value: object) -> bool:
+    """Whether this comes from a module, whose state does not travel; what comes from the script
+    keeps its state."""
+    return value is not None and getattr(value, "__module__", "__main__") not in MAIN
+
+
+def _last_name(node: ast.expr) -> str:
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
+
+
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the globals that a statement needs when it is executed, and those that functions in it
+    need later."""
+    now: set[str] = set()
+    later: set[str] = set()
+    stored: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname in _LOADS and step.argval not in stored:
+            now.add(step.argval)
+        elif step.opname == "STORE_NAME":
+            stored.add(step.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            inner_now, inner_later = _names(inner)
+            runs_at_once = not inner.co_flags & _OPTIMIZED or inner.co_name in _COMPREHENSIONS
+            (now if runs_at_once else later).update(inner_now)
+            later |= inner_later
+    return now, later

@@ -1,0 +1,224 @@
+"""Unpickling a call on a host: the script's functions get the `__main__` of the host, and code says
+that it comes from its tree.
+
+In: bytes of a pickle that `pickler` made. Out: the value.
+
+Code objects carry the name of the file that they were compiled from, on the caller's machine. On
+another machine no such file exists: a debugger finds no breakpoint there, and a traceback no line
+to show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any, BinaryIO
+
+from kinetic._pickling.origin import MAIN
+
+
+def _without_hooks(
+    make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any
+) -> type:
+    """Make an empty class without running what the script does at its definition: that was done,
+    and its effects were sent."""
+    if getattr(metaclass, "__module__", None) in MAIN:
+        foreign = next(each for each in metaclass.__mro__ if each.__module__ not in MAIN)
+        kind, metaclass = (
+            metaclass,
+            lambda name, bases, fields: foreign.__new__(kind, name, bases, fields),
+        )
+    base: Any = bases[0] if bases and bases[0].__module__ in MAIN else None
+    if base is None:
+        return make(metaclass, name, bases, *rest)
+    hook = vars(base).get("__init_subclass__")
+    base.__init_subclass__ = classmethod(lambda cls: None)
+    try:
+        return make(metaclass, name, bases, *rest)
+    finally:
+        if hook is None:
+            del base.__init_subclass__
+        else:
+            base.__init_subclass__ = hook
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A statement of a script that can be executed again.
+
+    Attributes:
+        source: the statement, on lines of its own.
+        file: where it comes from.
+        line: its first line there, from 1.
+        flags: of the compiler.
+        needed: globals that the statement itself needs.
+        used: globals that what it defines needs later.
+    """
+
+    source: str
+    file: str
+    line: int
+    flags: int
+    needed: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+
+    def code(self) -> CodeType:
+        """Compile the statement; its lines have the numbers that they have in the file."""
+        text = "\n" * (self.line - 1) + self.source
+        code: CodeType = compile(text, self.file, "exec", self.flags, dont_inherit=True)
+        return code
+
+
+def define(
+    namespace: dict[str, Any],
+    name: str,
+    found: Definition,
+    needed: Mapping[str, Any],
+    submodules: object,
+) -> Any:
+    """Execute a statement of a script; return what it has defined.
+
+    Args:
+        namespace: the globals of `__main__`.
+        name: what is defined; "" for a statement that defines nothing.
+        found: the statement.
+        needed: the globals that it needs.
+        submodules: modules that it uses as attributes of others; unpickling them has imported them.
+    """
+    namespace.update(needed)
+    exec(found.code(), namespace)
+    return namespace.get(name)
+
+
+def use(made: Any, state: tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any]]) -> None:
+    """Give what was defined the globals that it needs when it runs, and a class the attributes that
+    it had.
+
+    Both may need the definition itself.
+    """
+    namespace, names, attributes = state
+    namespace.update(names)
+    for name, value in attributes.items():
+        type.__setattr__(made, name, value)
+
+
+def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
+    """Return a namespace for the functions of a script; a host's unpickler gives its `__main__`
+    instead."""
+    told = {} if file is None else {"__file__": file}
+    return {"__name__": "__main__", "__package__": package, "__builtins__": __builtins__} | told
+
+
+def module_namespace(name: str) -> dict[str, Any]:
+    """Return the globals of a module."""
+    return vars(imported(name))
+
+
+def imported(name: str) -> ModuleType:
+    """Import as pickle does: a file of the project comes before a module of the standard library
+    with its name."""
+    __import__(name, globals())  # `shadows` looks there who asks.
+    return sys.modules[name]
+
+
+def import_if_possible(modules: Sequence[str]) -> None:
+    """Import modules that the function may not need: one that cannot be imported here, it will miss
+    by itself."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            imported(name)
+
+
+def cached_property(
+    function: Callable[[Any], Any], name: str | None
+) -> functools.cached_property[Any]:
+    """Return a `functools.cached_property` that knows its name."""
+    made: functools.cached_property[Any] = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Return a function with an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def bare(kind: type) -> Any:
+    """Return an object without attributes, which are set next."""
+    return object.__new__(kind)
+
+
+def unwrapped(module: str, qualname: str, depth: int) -> Any:
+    """Return a function of a module from under so many decorators."""
+    found: Any = imported(module)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    for _ in range(depth):
+        found = found.__wrapped__
+    return found
+
+
+class CallUnpickler(pickle.Unpickler):
+    """An unpickler of calls.
+
+    Args:
+        file: the pickle.
+        main: globals of `__main__` for the functions of a script; None for a namespace of their
+            own.
+        source_map: (folder there, folder here): code from a file below the first names the one
+            below the second.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        main: dict[str, Any] | None = None,
+        source_map: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(file)
+        self._main = main
+        there, here = source_map or ("", "")
+        self._there, self._here = f"{there.rstrip('/')}/", f"{here.rstrip('/')}/"
+        self._moves = source_map is not None
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve a global of the pickle."""
+        found = super().find_class(module, name)
+        if module == __name__ and name == "script_namespace" and self._main is not None:
+            return self._namespace
+        if self._moves and module == __name__ and name == "define":
+            return lambda namespace, what, statement, *rest: found(
+                namespace,
+                what,
+                dataclasses.replace(statement, file=self._moved(statement.file)),
+                *rest,
+            )
+        if name == "_make_skeleton_class" and module.startswith("cloudpickle"):
+            return lambda *parts: _without_hooks(found, *parts)
+        if self._moves and name == "_builtin_type" and module.startswith("cloudpickle"):
+            return lambda kind: self._code if kind == "CodeType" else found(kind)
+        return found
+
+    def _namespace(self, package: str | None, file: str | None) -> dict[str, Any]:
+        assert self._main is not None
+        self._main["__package__"] = package
+        if file is not None:
+            self._main["__file__"] = self._moved(file)
+        return self._main
+
+    def _code(self, *parts: Any) -> CodeType:
+        code = CodeType(*parts)
+        return code.replace(co_filename=self._moved(code.co_filename))
+
+    def _moved(self, file: str) -> str:
+        return (
+            self._here + file[len(self._there) :]
+            if self._moves and file.startswith(self._there)
+            else file
+        )

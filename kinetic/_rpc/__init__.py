@@ -1,0 +1,1 @@
+"""gRPC between agents, the coordinator and people: server, client, and the messages as bytes."""

@@ -1,0 +1,271 @@
+"""How agents and people call the coordinator: plain blocking calls, repeated until it answers or is
+given up.
+
+In: frozen values of `nouns`, reports. Out: views, from a thread of its own; `CoordinatorLost`.
+Importing this module makes no channel, loop or thread, so that the importer may fork; a client must
+be made after the last fork.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from kinetic._core.gang.messages import Beat, HostView
+from kinetic._core.outcome import HostReport
+from kinetic._rpc import codec
+from kinetic._rpc import coordinator_pb2 as pb
+from kinetic.errors import CoordinatorLost, UsageError
+
+logger = logging.getLogger("kinetic.coordinator")
+
+_CALL_S = 5.0
+_BEAT_S = 2.0
+_WATCH_S = 300.0
+"""A stream is renewed so often, in case that it died unnoticed."""
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+_CLOSE_S = 2.0
+_AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+
+
+class _Patience:
+    """How long nobody answered. A time in which this very process did not run counts as one try at
+    most: while a machine is suspended, nobody can answer."""
+
+    def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
+        self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
+        self.renew()
+
+    def renew(self) -> None:
+        """There was an answer."""
+        self._left_s, self._looked_at = self._limit_s, self._clock()
+
+    def is_over(self) -> bool:
+        """Count what has passed since the last look."""
+        now = self._clock()
+        self._left_s -= min(now - self._looked_at, self._most_s)
+        self._looked_at = now
+        return self._left_s <= 0
+
+
+class _Caller:
+    """One channel, and the rules for calling over it."""
+
+    def __init__(
+        self, target: str, token: str, give_up_s: float, clock: Callable[[], float]
+    ) -> None:
+        self.target = target
+        self.give_up_s = give_up_s
+        self.clock = clock
+        self.closed = threading.Event()
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._channel = grpc.insecure_channel(target, options=codec.CHANNEL_OPTIONS)
+        self._calls: dict[str, Any] = {}
+
+    def once(self, method: codec.Method, request: Any, timeout_s: float) -> Any:
+        """Call once; raises grpc.RpcError."""
+        return self._stub(method)(request, timeout=timeout_s, metadata=self._metadata)
+
+    def call(self, method: codec.Method, request: Any, timeout_s: float = _CALL_S) -> Any:
+        """Call until there is an answer; raises CoordinatorLost after `give_up_s`."""
+        patience = _Patience(self.give_up_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self.once(method, request, timeout_s)
+            except grpc.RpcError as error:
+                if error.code() not in _AGAIN:
+                    raise self.translate(method, error) from error
+                if patience.is_over() or self.closed.wait(pause_s):
+                    raise self.lost(error) from error
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def lost(self, error: grpc.RpcError) -> CoordinatorLost:
+        """Say that nobody answers."""
+        return CoordinatorLost(
+            f"The coordinator of the gang at {self.target} has not answered for {self.give_up_s:g} "
+            f"s ({error.details()}). Its process has ended, or this host cannot reach it."
+        )
+
+    def translate(self, method: codec.Method, error: grpc.RpcError) -> Exception:
+        """Say what the coordinator objects to."""
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            return UsageError(error.details() or f"The coordinator refused {method.name}.")
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return CoordinatorLost(
+                f"The coordinator at {self.target} refused the token: it belongs to another job."
+            )
+        return CoordinatorLost(
+            f"{method.name} failed at the coordinator at {self.target}: {error.code().name}, "
+            f"{error.details()}."
+        )
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self.closed.set()
+        self._channel.close()
+
+    def _stub(self, method: codec.Method) -> Any:
+        if method.name not in self._calls:
+            make: Any = self._channel.unary_stream if method.streams else self._channel.unary_unary
+            self._calls[method.name] = make(method.path, method.write_request, method.read_reply)
+        return self._calls[method.name]
+
+
+class AgentClient:
+    """What an agent says and hears. Calls may come from any thread; `on_view` is called from the
+    watching thread."""
+
+    def __init__(
+        self,
+        target: str,
+        token: str,
+        host: int,
+        *,
+        unreachable_after_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._caller = _Caller(target, token, unreachable_after_s, clock)
+        self._host = host
+        self._patience = _Patience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
+        self._watcher: threading.Thread | None = None
+        self._stream: Any = None
+
+    def join(self, incarnation: str, address: str) -> HostView:
+        """Say that this host is there. `incarnation` names this start of the agent, `address` where
+        others reach it.
+
+        Raises:
+            CoordinatorLost: nobody answered for `unreachable_after_s`, or the token is wrong.
+            UsageError: there is no such host in the gang.
+        """
+        reply = self._call(
+            codec.JOIN, pb.JoinRequest(host=self._host, incarnation=incarnation, address=address)
+        )
+        return codec.view_from_wire(reply)
+
+    def heartbeat(self, beat: Beat) -> bool:
+        """Give one sign of life, without trying again: the next one says more. Returns whether it
+        arrived.
+
+        Raises:
+            CoordinatorLost: nothing has arrived for `unreachable_after_s`.
+        """
+        try:
+            self._caller.once(codec.HEARTBEAT, codec.beat_to_wire(beat), _BEAT_S)
+        except grpc.RpcError as error:
+            if error.code() not in _AGAIN:
+                raise self._caller.translate(codec.HEARTBEAT, error) from error
+            if self._patience.is_over():
+                raise self._caller.lost(error) from error
+            return False
+        self._patience.renew()
+        return True
+
+    def report(self, report: HostReport) -> None:
+        """Say how this host ended; raises like `join`."""
+        self._call(codec.REPORT, codec.report_to_wire(report))
+
+    def stacks(self, request: int, text: str) -> None:
+        """Answer a wish for stacks (`HostView.stacks_request`); raises like `join`."""
+        self._call(
+            codec.STACKS, pb.StacksAnswer(host=self._host, request=request, text=codec.clean(text))
+        )
+
+    def watch(self, on_view: Callable[[HostView], None]) -> None:
+        """Call `on_view` with every new view, the present one first, until `close` or the end of
+        the gang."""
+        self._watcher = threading.Thread(
+            target=self._watch, args=(on_view,), name="kinetic-watch", daemon=True
+        )
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Hang up. Twice is as good as once."""
+        self._caller.close()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(_CLOSE_S)
+
+    def _call(self, method: codec.Method, request: Any) -> Any:
+        reply = self._caller.call(method, request)
+        self._patience.renew()
+        return reply
+
+    def _watch(self, on_view: Callable[[HostView], None]) -> None:
+        last = HostView(version=-1)
+        pause_s = _FIRST_PAUSE_S
+        while not self._caller.closed.is_set():
+            try:
+                for message in self._caller.once(
+                    codec.WATCH, pb.WatchRequest(host=self._host), _WATCH_S
+                ):
+                    pause_s = _FIRST_PAUSE_S
+                    last = self._show(on_view, last, codec.view_from_wire(message))
+                if last.stop or last.all_done:
+                    return  # the coordinator has said all that there is to say
+            except grpc.RpcError as error:
+                if error.code() not in _AGAIN and not self._caller.closed.is_set():
+                    logger.error("%s", self._caller.translate(codec.WATCH, error))
+                    return  # the agent's next call meets the same error and raises it
+            except ValueError:
+                return  # the channel was closed between two tries
+            self._caller.closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _show(
+        self, on_view: Callable[[HostView], None], last: HostView, view: HostView
+    ) -> HostView:
+        if view != last:
+            try:
+                on_view(view)
+            except Exception:  # the watch must live: "stop" may be the next thing to hear
+                logger.exception("host %d could not act on %r", self._host, view)
+        return view
+
+
+class ControlClient:
+    """What people say to a running job's coordinator. Every call raises CoordinatorLost when nobody
+    answers."""
+
+    def __init__(
+        self,
+        target: str,
+        token: str,
+        *,
+        give_up_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._caller = _Caller(target, token, give_up_s, clock)
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def dump_stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
+        """Return the Python stacks of every running host that answers in time."""
+        request = pb.DumpStacksRequest(timeout_s=timeout_s)
+        return dict(self._caller.call(codec.DUMP_STACKS, request, timeout_s + _CALL_S).stacks)
+
+    def cancel(self, detail: str = "") -> None:
+        """Stop the gang."""
+        self._caller.call(codec.CANCEL, pb.CancelRequest(detail=codec.clean(detail)))
+
+    def snapshot(self, timeout_s: float = _CALL_S) -> dict[str, Any]:
+        """Return the gang's state, see `Gang.snapshot`."""
+        snapshot: dict[str, Any] = json.loads(
+            self._caller.call(codec.SNAPSHOT, pb.Empty(), timeout_s).snapshot
+        )
+        return snapshot
+
+    def close(self) -> None:
+        """Hang up."""
+        self._caller.close()

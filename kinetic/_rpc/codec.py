@@ -1,0 +1,174 @@
+"""The coordinator's methods and messages on the wire: one table for the server and its clients.
+
+In: frozen values of `nouns`. Out: protobuf messages, and back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic._core.gang.messages import Beat, HostView
+from kinetic._core.outcome import Exit, HostReport
+from kinetic._rpc import coordinator_pb2 as pb
+from kinetic.errors import CorruptRecord
+
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Stacks of 1,024 hosts are some 10 MB; gRPC's own limit is 4 MB."""
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    # Two coordinators on one port would share its calls; the second must fail instead.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    # The coordinator is never behind the proxy that http_proxy names.
+    ("grpc.enable_http_proxy", 0),
+    # We retry ourselves, and know how long; reconnecting must not wait for gRPC's minute.
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Notices a peer that vanished without a word (its machine lost power).
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One call: its name, how the request and the reply are written."""
+
+    name: str
+    request: Any
+    reply: Any
+    streams: bool = False
+
+    @property
+    def path(self) -> str:
+        """What gRPC calls it."""
+        return f"/kinetic.coordinator.Coordinator/{self.name}"
+
+    @property
+    def write_request(self) -> Callable[[Any], bytes]:
+        """Serializer of the request."""
+        write: Callable[[Any], bytes] = self.request.SerializeToString
+        return write
+
+    @property
+    def read_request(self) -> Callable[[bytes], Any]:
+        """Deserializer of the request."""
+        read: Callable[[bytes], Any] = self.request.FromString
+        return read
+
+    @property
+    def write_reply(self) -> Callable[[Any], bytes]:
+        """Serializer of the reply; views come as bytes, written once for all watchers."""
+        write: Callable[[Any], bytes] = (
+            bytes if self.reply is pb.HostView else self.reply.SerializeToString
+        )
+        return write
+
+    @property
+    def read_reply(self) -> Callable[[bytes], Any]:
+        """Deserializer of the reply."""
+        read: Callable[[bytes], Any] = self.reply.FromString
+        return read
+
+
+JOIN = Method("Join", pb.JoinRequest, pb.HostView)
+WATCH = Method("Watch", pb.WatchRequest, pb.HostView, streams=True)
+HEARTBEAT = Method("Heartbeat", pb.Beat, pb.BeatReply)
+REPORT = Method("Report", pb.ReportRequest, pb.Empty)
+STACKS = Method("Stacks", pb.StacksAnswer, pb.Empty)
+DUMP_STACKS = Method("DumpStacks", pb.DumpStacksRequest, pb.DumpStacksReply)
+CANCEL = Method("Cancel", pb.CancelRequest, pb.Empty)
+SNAPSHOT = Method("Snapshot", pb.Empty, pb.SnapshotReply)
+
+
+def beat_to_wire(beat: Beat) -> pb.Beat:
+    """Write a beat."""
+    return pb.Beat(
+        host=beat.host,
+        state=beat.state,
+        stalled_s=beat.stalled_s,
+        rss_bytes=beat.rss_bytes,
+        cpu_s=beat.cpu_s,
+        log_bytes=beat.log_bytes,
+        last_line=clean(beat.last_line),
+    )
+
+
+def beat_from_wire(message: pb.Beat) -> Beat:
+    """Read a beat."""
+    return Beat(
+        host=message.host,
+        state=message.state,
+        stalled_s=message.stalled_s,
+        rss_bytes=message.rss_bytes,
+        cpu_s=message.cpu_s,
+        log_bytes=message.log_bytes,
+        last_line=message.last_line,
+    )
+
+
+def view_to_wire(view: HostView) -> bytes:
+    """Write what a host is told."""
+    message = pb.HostView(
+        version=view.version,
+        ready=view.ready,
+        addresses=view.addresses,
+        stop=view.stop,
+        stop_exit=view.stop_exit or "",
+        stop_reason=clean(view.stop_reason),
+        grace_s=view.grace_s,
+        stacks_request=view.stacks_request,
+        all_done=view.all_done,
+        notice=clean(view.notice),
+    )
+    return message.SerializeToString()
+
+
+def view_from_wire(message: pb.HostView) -> HostView:
+    """Read what this host is told."""
+    return HostView(
+        version=message.version,
+        ready=message.ready,
+        addresses=tuple(message.addresses),
+        stop=message.stop,
+        stop_exit=Exit(message.stop_exit) if message.stop_exit else None,
+        stop_reason=message.stop_reason,
+        grace_s=message.grace_s,
+        stacks_request=message.stacks_request,
+        all_done=message.all_done,
+        notice=message.notice,
+    )
+
+
+def report_to_wire(report: HostReport) -> pb.ReportRequest:
+    """Write a report."""
+    return pb.ReportRequest(report=json.dumps(report.to_json()).encode())
+
+
+def report_from_wire(message: pb.ReportRequest) -> HostReport:
+    """Read a report.
+
+    Raises:
+        CorruptRecord: the bytes are no report.
+    """
+    try:
+        return HostReport.from_json(json.loads(message.report))
+    except ValueError as error:
+        raise CorruptRecord(f"The report of a host is not JSON: {error}.") from error
+
+
+def clean(text: str) -> str:
+    """Replace what UTF-8 cannot carry: half characters of a program's output."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,278 @@
+"""The coordinator as a gRPC server: owns the gang's clock and tells every agent at once what
+changes.
+
+In: calls of agents and people over a Unix socket or TCP. Out: views to agents, events to the
+supervisor. Importing this module makes no channel, loop or thread: the importer may fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from kinetic._core.gang.machine import Gang
+from kinetic._core.gang.messages import GangEvent
+from kinetic._core.outcome import Exit, HostReport
+from kinetic._rpc import codec
+from kinetic._rpc import coordinator_pb2 as pb
+from kinetic.errors import CorruptRecord, SubmitError, UsageError
+
+logger = logging.getLogger("kinetic.coordinator")
+
+_TICK_S = 0.1
+_URGENT_TICK_S = 0.05
+_STACKS_POLL_S = 0.02
+_MAX_DUMP_S = 60.0
+_STOP_GRACE_S = 1.0
+
+Context = Any  # grpc.aio.ServicerContext; gRPC brings no types
+Answer = Callable[[Any, Context], Awaitable[Any]]
+
+
+class Coordinator:
+    """Serves one gang until it has finished.
+
+    Promises:
+        1. A change of a view reaches every connected agent at once, not at the next tick.
+        2. A broken connection is no death: beats decide.
+        3. Without the token nothing is told and nothing changes.
+
+    The gang must have been made with a time of the same clock.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        token: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_event: Callable[[GangEvent], None] = lambda event: None,
+    ) -> None:
+        self._gang = gang
+        self._authorization = f"Bearer {token}".encode()
+        self._clock = clock
+        self._on_event = on_event
+        self._seen_version = gang.version
+        self._changed = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._closing = False
+        self._server: aio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._views: tuple[int, dict[Exit | None, bytes]] = (0, {})
+
+    # --- for the supervisor -----------------------------------------------------------------------
+
+    async def start(self, address: str) -> str:
+        """Listen on "unix:/path" or "127.0.0.1:0"; returns the address that was bound.
+
+        Raises:
+            SubmitError: the address cannot be bound.
+        """
+        server = aio.server(options=codec.SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((_Door(self._methods(), self._authorization),))
+        port = _bind(server, address)
+        await server.start()
+        if address.startswith("unix:"):
+            Path(address.removeprefix("unix:")).chmod(0o600)
+        self._server = server
+        self._ticker = asyncio.create_task(self._tick())
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    def lost(self, host: int, detail: str) -> None:
+        """The agent of this host is known to be dead."""
+        self._gang.lost(host, detail, self._clock())
+        self._sweep()
+
+    def report(self, report: HostReport) -> None:
+        """The only host's report came another way, maybe before it could join."""
+        if not self._gang.ready:
+            self._gang.join(report.host, "kept", "", self._clock())
+        self._gang.report(report, self._clock())
+        self._sweep()
+
+    def cancel(self, detail: str) -> None:
+        """Stop the gang."""
+        self._gang.cancel(detail, self._clock())
+        self._sweep()
+
+    async def wait_finished(self) -> None:
+        """Return when every host has reported or is lost."""
+        await self._finished.wait()
+
+    async def stop(self) -> None:
+        """Tell the agents the last news, and close. Twice is as good as once."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        self._closing = True
+        self._announce()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        await server.stop(_STOP_GRACE_S)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while not self._gang.finished:
+            await asyncio.sleep(_URGENT_TICK_S if self._gang.urgent else _TICK_S)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        for event in self._gang.sweep(self._clock()):
+            self._tell(event)
+        if self._gang.version != self._seen_version:
+            self._seen_version = self._gang.version
+            self._announce()
+        if self._gang.finished:
+            self._finished.set()
+
+    def _tell(self, event: GangEvent) -> None:
+        # A listener that cannot write its file must not take the gang down.
+        try:
+            self._on_event(event)
+        except Exception:
+            logger.exception("the listener failed on %r", event)
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- for agents -------------------------------------------------------------------------------
+
+    async def _join(self, request: pb.JoinRequest, context: Context) -> bytes:
+        self._gang.join(request.host, request.incarnation, request.address, self._clock())
+        self._sweep()
+        return self._view(request.host)
+
+    async def _watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
+        told = -1
+        while True:
+            changed = self._changed  # taken before looking, so that no change falls in between
+            if self._gang.version != told:
+                told = self._gang.version
+                yield self._view(request.host)
+            elif self._gang.finished or self._closing:
+                return
+            else:
+                await changed.wait()
+
+    async def _heartbeat(self, request: pb.Beat, context: Context) -> pb.BeatReply:
+        self._gang.heartbeat(codec.beat_from_wire(request), self._clock())
+        return pb.BeatReply(version=self._gang.version)
+
+    async def _report(self, request: pb.ReportRequest, context: Context) -> pb.Empty:
+        self.report(codec.report_from_wire(request))
+        return pb.Empty()
+
+    async def _stacks(self, request: pb.StacksAnswer, context: Context) -> pb.Empty:
+        self._gang.stacks(request.host, request.request, request.text, self._clock())
+        return pb.Empty()
+
+    def _view(self, host: int) -> bytes:
+        # Written once per version and kind of stop, not once per host: the addresses of 1,024 hosts
+        # are 20 kB.
+        view = self._gang.view(host)
+        if self._views[0] != view.version:
+            self._views = (view.version, {})
+        written = self._views[1]
+        if view.stop_exit not in written:
+            written[view.stop_exit] = codec.view_to_wire(view)
+        return written[view.stop_exit]
+
+    # --- for people -------------------------------------------------------------------------------
+
+    async def _dump_stacks(
+        self, request: pb.DumpStacksRequest, context: Context
+    ) -> pb.DumpStacksReply:
+        number = self._gang.request_stacks(self._clock())
+        self._sweep()
+        due = self._clock() + min(max(request.timeout_s, 0.0), _MAX_DUMP_S)
+        while self._gang.stacks_missing(number) and self._clock() < due and not self._closing:
+            await asyncio.sleep(_STACKS_POLL_S)
+        return pb.DumpStacksReply(stacks=self._gang.stacks_of(number))
+
+    async def _cancel(self, request: pb.CancelRequest, context: Context) -> pb.Empty:
+        self.cancel(request.detail)
+        return pb.Empty()
+
+    async def _snapshot(self, request: pb.Empty, context: Context) -> pb.SnapshotReply:
+        return pb.SnapshotReply(snapshot=json.dumps(self._gang.snapshot()).encode())
+
+    def _methods(self) -> dict[str, Any]:
+        unary: list[tuple[codec.Method, Answer]] = [
+            (codec.JOIN, self._join),
+            (codec.HEARTBEAT, self._heartbeat),
+            (codec.REPORT, self._report),
+            (codec.STACKS, self._stacks),
+            (codec.DUMP_STACKS, self._dump_stacks),
+            (codec.CANCEL, self._cancel),
+            (codec.SNAPSHOT, self._snapshot),
+        ]
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch, codec.WATCH.read_request, codec.WATCH.write_reply
+        )
+        return {method.path: _handler(method, answer) for method, answer in unary} | {
+            codec.WATCH.path: watch
+        }
+
+
+class _Door:
+    """Looks up the method, and lets in only who brings the token."""
+
+    def __init__(self, methods: dict[str, Any], authorization: bytes) -> None:
+        self._methods = methods
+        self._authorization = authorization
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of this call, or one that refuses it."""
+        brought = next(
+            (v for k, v in handler_call_details.invocation_metadata if k == "authorization"), ""
+        )
+        given = brought.encode("utf-8", "replace") if isinstance(brought, str) else brought
+        if not hmac.compare_digest(given, self._authorization):
+            return _REFUSED
+        return self._methods.get(handler_call_details.method)
+
+
+async def _refuse(request: Any, context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
+
+
+_REFUSED = grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+def _handler(method: codec.Method, answer: Answer) -> Any:
+    async def safe(request: Any, context: Context) -> Any:
+        try:
+            return await answer(request, context)
+        except (UsageError, CorruptRecord) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    return grpc.unary_unary_rpc_method_handler(safe, method.read_request, method.write_reply)
+
+
+def _bind(server: aio.Server, address: str) -> int:
+    try:
+        port: int = server.add_insecure_port(address)
+        return port
+    except RuntimeError as error:
+        hint = (
+            " A Unix socket's path may have at most 107 bytes."
+            if address.startswith("unix:")
+            else ""
+        )
+        raise SubmitError(
+            f"The coordinator of the gang cannot listen on {address}.{hint}"
+        ) from error

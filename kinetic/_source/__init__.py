@@ -1,0 +1,1 @@
+"""The source tree: what of it travels, and how it gets to a store and out of it."""

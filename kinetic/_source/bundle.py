@@ -1,0 +1,320 @@
+"""The project's source tree on its way to the hosts, by content: what is there already is not sent
+again.
+
+In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the host the same folder.
+"""
+
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kinetic._core.plan import Blob, Tree
+from kinetic._source import cache, hashing, lone, manifest, walk
+from kinetic._source.download import unpack
+from kinetic._source.upload import Sent, upload
+from kinetic.errors import UsageError
+
+_LARGEST = 5
+_NAMED = 10
+_Told = Callable[[walk.Scan], tuple[str, ...]]
+"""What people should know of a walk."""
+
+__all__ = ["Bundle", "Sent", "build", "build_data", "build_unmarked", "unpack", "upload"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A source tree, packed.
+
+    Attributes:
+        manifests: the lists of its folders, one a line, the root's last; the digest of that one
+            names the tree.
+        tree: digest and size.
+        root: the folder it was packed from.
+        warnings: what people should know of it, one sentence each.
+        largest: the largest files, (path, bytes), largest first.
+        aside: folder for copies of large files that change while they are sent.
+    """
+
+    manifests: bytes
+    tree: Tree
+    root: Path
+    warnings: tuple[str, ...] = ()
+    largest: tuple[tuple[str, int], ...] = ()
+    aside: Path = field(default=Path(), compare=False)
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each file's content, by path relative to the root."""
+        return {
+            each.path: each.digest
+            for each in manifest.unfold(self.manifests)
+            if isinstance(each, manifest.File)
+        }
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return all files, (path, bytes), largest first."""
+        found = [
+            (each.path, each.size_bytes)
+            for each in manifest.unfold(self.manifests)
+            if isinstance(each, manifest.File)
+        ]
+        return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def build(
+    root: Path,
+    *,
+    exclude: Iterable[Path] = (),
+    outputs: Iterable[Path] = (),
+    default_excludes: bool = True,
+    sparing: bool = False,
+    cache_dir: Path,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Bundle:
+    """Pack the tree below the root; creates nothing but a note in the cache.
+
+    Args:
+        root: the folder.
+        exclude: files and folders to leave out besides what the ignore files say.
+        outputs: folders in which jobs leave files: left out like caches, unless an ignore file
+            keeps them.
+        default_excludes: whether virtual environments, caches and the like are left out.
+        sparing: whether folders that begin with a dot, and what looks like keys, are left out.
+        cache_dir: the user's cache folder; also left out.
+        clock_ns: nanoseconds since the epoch.
+
+    Raises:
+        UsageError: the tree is too large to be meant.
+    """
+    how = _how(
+        root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
+    )
+    return _walked(root, how, cache_dir, clock_ns)
+
+
+def build_unmarked(
+    root: Path,
+    start: lone.Start,
+    *,
+    whole: bool,
+    exclude: Iterable[Path] = (),
+    outputs: Iterable[Path] = (),
+    default_excludes: bool = True,
+    cache_dir: Path,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Bundle:
+    """Pack a script from a folder that nothing marks as a project: all of it where it is small,
+    else what belongs to the script.
+
+    Args:
+        root: the folder.
+        start: what is known to belong to the script.
+        whole: whether all of the folder may be taken.
+        exclude, outputs, default_excludes, cache_dir, clock_ns: as for `build`. Keys are always
+        left out.
+
+    Raises:
+        UsageError: what belongs to the script is too large to be meant.
+    """
+    how = _how(root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True)
+    if whole:
+        try:
+            return _walked(root, dataclasses.replace(how, modest=True), cache_dir, clock_ns)
+        except walk.TooMuch:
+            pass
+    top = os.path.realpath(root)
+    left_out = how.exclude | how.outputs
+    note = cache.place(cache_dir, f"lone:{top}:{start!r}", left_out, True)
+    return _packed(
+        top,
+        note,
+        clock_ns,
+        lambda: lone.scan(top, start, exclude=left_out),
+        functools.partial(_of_lone, top, start),
+    )
+
+
+def _how(
+    root: Path,
+    exclude: Iterable[Path],
+    outputs: Iterable[Path],
+    cache_dir: Path,
+    *,
+    default_excludes: bool,
+    sparing: bool,
+) -> walk.How:
+    top = os.path.realpath(root)
+    if not os.path.isdir(top):
+        raise UsageError(f"The project's folder {root} does not exist.")
+    left_out = frozenset(
+        os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees")
+    )
+    return walk.How(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
+
+
+def _walked(root: Path, how: walk.How, cache_dir: Path, clock_ns: Callable[[], int]) -> Bundle:
+    top = os.path.realpath(root)
+    kind = "sparing:" if how.sparing else ""
+    note = cache.place(cache_dir, kind + top, how.exclude, how.default_excludes)
+    return _packed(
+        top,
+        note,
+        clock_ns,
+        lambda: walk.scan(top, how),
+        _of_sources,
+        outputs=tuple(sorted(how.outputs)),
+    )
+
+
+def build_data(
+    path: Path,
+    *,
+    exclude: Iterable[Path] = (),
+    cache_dir: Path,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Bundle:
+    """Pack declared data: a whole folder, or a file as a tree of one file. Nothing is left out but
+    `exclude`.
+
+    Raises:
+        UsageError: there is nothing at the path, or a part of it cannot be read.
+    """
+    if os.path.isdir(path):
+        top = os.path.realpath(path)
+        left_out = frozenset(os.path.realpath(each) for each in (*exclude, cache_dir / "trees"))
+        note = cache.place(cache_dir, f"data:{top}", left_out, False)
+        return _packed(
+            top,
+            note,
+            clock_ns,
+            lambda: walk.scan(top, walk.How(left_out, everything=True)),
+            _of_data,
+        )
+    top = os.path.realpath(path.parent)
+    note = cache.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
+    return _packed(top, note, clock_ns, lambda: _one_file(path), _of_data)
+
+
+def _one_file(path: Path) -> walk.Scan:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise UsageError(f"The data {path} cannot be read: {error.strerror}.") from error
+    stamp = walk.stamp_of(info)
+    found = walk.FoundFile(os.path.realpath(path), info.st_mode & 0o777, info.st_size, stamp)
+    return walk.Scan(files={path.name: found}, watched={found.path: stamp})
+
+
+def _packed(
+    root: str,
+    note: Path,
+    clock_ns: Callable[[], int],
+    scan: Callable[[], walk.Scan],
+    told: _Told,
+    *,
+    outputs: tuple[str, ...] = (),
+) -> Bundle:
+    """Pack, unless nothing has changed since that was done last."""
+    old = cache.load(note)
+    if old is None or old.outputs != outputs or not cache.unchanged(old):
+        began_ns = clock_ns()
+        old = dataclasses.replace(_pack(root, scan(), old, told), outputs=outputs)
+        cache.save(note, old, began_ns=began_ns)
+    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note.parent)
+
+
+def _pack(root: str, scan: walk.Scan, old: cache.Snapshot | None, told: _Told) -> cache.Snapshot:
+    entries: list[manifest.Entry] = [
+        manifest.Folder(path, mode) for path, mode in scan.folders.items()
+    ]
+    entries += [manifest.Link(path, target) for path, target in scan.links.items()]
+    files: list[manifest.File] = []
+    inside = root.rstrip("/") + "/"
+    watched = dict(scan.watched)
+    contents = hashing.contents(scan.files.values(), hashing.known(root, old))
+    for path, found in scan.files.items():
+        content = contents.get(found.path)
+        if content is None:
+            if os.path.lexists(
+                found.path
+            ):  # Else it went away since the walk, as if there had never been one.
+                scan.unreadable.append(path)
+            continue
+        watched[found.path] = content.stamp
+        files.append(manifest.File(path, found.mode, content.size_bytes, content.digest))
+    lists = manifest.encode(manifest.connected([*entries, *files]))
+    digest, data = next(reversed(lists.items()))
+    largest = sorted(
+        ((file.path, file.size_bytes) for file in files), key=lambda each: (-each[1], each[0])
+    )[:_LARGEST]
+    return cache.Snapshot(
+        manifests=manifest.join(lists),
+        tree=Tree(Blob(digest, len(data)), len(files), sum(file.size_bytes for file in files)),
+        warnings=told(scan),
+        largest=tuple(largest),
+        followed={
+            path: found.path for path, found in scan.files.items() if found.path != inside + path
+        },
+        watched=watched,
+    )
+
+
+def _of_data(scan: walk.Scan) -> tuple[str, ...]:
+    """Declared data arrives whole or not at all."""
+    if scan.unreadable:
+        raise UsageError(
+            f"This part of the data cannot be read: {_named(scan.unreadable)}. Make it readable, "
+            "or take it out."
+        )
+    texts = (
+        (scan.secrets, "These files of the data look like secrets and are sent: {}."),
+        (scan.broken, "Links in the data that lead nowhere are left out: {}."),
+        (scan.loops, "Links in the data to a folder that they lie in are left out: {}."),
+        (scan.special, "What is neither file nor folder is left out of the data: {}."),
+    )
+    return tuple(text.format(_named(found)) for found, text in texts if found)
+
+
+def _of_sources(scan: walk.Scan) -> tuple[str, ...]:
+    texts = (
+        (
+            scan.secrets,
+            "These files look like secrets and are sent: {}. Leave out in .kineticignore what is "
+            "not needed.",
+        ),
+        (scan.kept_back, "Left out, because they look like keys or passwords: {}."),
+        (scan.broken, "Links that lead nowhere are left out: {}."),
+        (scan.unreadable, "What cannot be read is left out: {}."),
+        (scan.loops, "Links to a folder that they lie in are left out: {}."),
+        (scan.special, "What is neither file nor folder is left out: {}."),
+    )
+    return tuple(text.format(_named(found)) for found, text in texts if found)
+
+
+def _of_lone(root: str, start: lone.Start, scan: walk.Scan) -> tuple[str, ...]:
+    others = [rel for rel in scan.files if rel not in scan.modules and rel not in scan.neighbours]
+    parts = [*(_named(each) for each in (scan.modules, others) if each)]
+    if scan.neighbours:
+        parts.append(
+            f"{len(scan.neighbours)} small {'file' if len(scan.neighbours) == 1 else 'files'} "
+            "beside it"
+        )
+    taken = (
+        f"{root} is not a project, so only what belongs to the script is sent: "
+        f"{' and '.join(parts) or 'nothing'}. To send more, give it a folder of its own with a "
+        "pyproject.toml or .kineticignore in it."
+    )
+    return (taken, *_of_sources(scan))
+
+
+def _named(found: Sequence[str]) -> str:
+    names = ", ".join(name.encode("utf-8", "replace").decode() for name in sorted(found)[:_NAMED])
+    return f"{names} and {len(found) - _NAMED} more" if len(found) > _NAMED else names

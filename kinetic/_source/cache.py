@@ -1,0 +1,148 @@
+"""What a source tree held when it was last packed, so that an unchanged one need not be read again.
+
+In: the user's cache folder. Out: `Snapshot`, or None.
+
+A snapshot names everything that its result rests on (folders, files, ignore files, also those that
+were absent) with the stamp that it had. When every stamp is as it was, so is the tree. A stamp from
+less than two seconds before the walk is not trusted: a later change could carry the same times.
+Garbage in the cache is the same as no cache.
+"""
+
+# ruff: noqa: PTH105, PTH108
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from array import array
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kinetic._core.plan import Blob, Tree
+from kinetic._source.walk import Stamp, stamp_at
+from kinetic._store import files
+
+_log = logging.getLogger("kinetic.packaging")
+
+SCHEMA = 3
+_WIDTH = 6
+_RACY_NS = 2_000_000_000
+_ABSENT: Stamp = (-1,) * _WIDTH
+_DISTRUSTED: Stamp = (-2,) * _WIDTH
+_MOST_SNAPSHOTS = 100
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A packed tree, and what it rests on.
+
+    Attributes:
+        manifests: the lists of its folders, one a line, the root's last.
+        tree: its digest and size.
+        warnings: what people should know of it.
+        largest: the largest files.
+        followed: path that was read, for files that lie behind a followed link.
+        watched: stamps by absolute path.
+        outputs: folders with results of jobs, which were left out.
+    """
+
+    manifests: bytes
+    tree: Tree
+    warnings: tuple[str, ...]
+    largest: tuple[tuple[str, int], ...]
+    followed: Mapping[str, str]
+    watched: Mapping[str, Stamp]
+    outputs: tuple[str, ...] = ()
+
+
+def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool) -> Path:
+    """Return the file for the tree, packed in this way."""
+    how = json.dumps([SCHEMA, root, sorted(exclude), default_excludes])
+    return cache_dir / "trees" / hashlib.sha256(how.encode()).hexdigest()[:32]
+
+
+def load(path: Path) -> Snapshot | None:
+    """Read a snapshot; None when there is none or it is damaged."""
+    try:
+        check, _, content = files.content(path).partition(b"\n")
+        return _decode(content) if check == b"%08x" % zlib.crc32(content) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def unchanged(snapshot: Snapshot) -> bool:
+    """Return whether everything still has the stamp it had."""
+    return all((stamp_at(path) or _ABSENT) == stamp for path, stamp in snapshot.watched.items())
+
+
+def save(path: Path, snapshot: Snapshot, *, began_ns: int) -> None:
+    """Keep a snapshot; one that cannot be kept is none. `began_ns` is when the walk began, since
+    the epoch."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        data = _encode(snapshot, began_ns)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+        _sweep(path.parent)
+    except (OSError, OverflowError) as error:
+        _log.debug("the source tree could not be remembered in %s: %s", path, error)
+        with suppress(OSError):
+            os.unlink(temporary)
+
+
+def trusted(stamp: Stamp, began_ns: int) -> bool:
+    """Return whether a later change must have another stamp: both times are older than any clock is
+    coarse."""
+    return not stamp or (abs(began_ns - stamp[0]) > _RACY_NS and stamp[1] < began_ns - _RACY_NS)
+
+
+def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
+    stamps = array("q")
+    for stamp in snapshot.watched.values():
+        stamps.extend((stamp or _ABSENT) if trusted(stamp, began_ns) else _DISTRUSTED)
+    paths = "\0".join(snapshot.watched).encode("utf-8", "surrogateescape")
+    rest = b"".join((stamps.tobytes(), paths, snapshot.manifests))
+    head = {
+        "watched": len(snapshot.watched),
+        "paths_bytes": len(paths),
+        "tree": asdict(snapshot.tree),
+        "warnings": snapshot.warnings,
+        "largest": snapshot.largest,
+        "followed": dict(snapshot.followed),
+        "outputs": snapshot.outputs,
+    }
+    content = json.dumps(head).encode() + b"\n" + rest
+    return b"%08x\n%b" % (zlib.crc32(content), content)
+
+
+def _decode(content: bytes) -> Snapshot:
+    line, _, rest = content.partition(b"\n")
+    head = json.loads(line)
+    end = head["watched"] * _WIDTH * 8
+    stamps = array("q", rest[:end])
+    paths = rest[end : end + head["paths_bytes"]].decode("utf-8", "surrogateescape").split("\0")
+    manifests = rest[end + head["paths_bytes"] :]
+    tree = Tree(**head["tree"] | {"manifest": Blob(**head["tree"]["manifest"])})
+    watched = dict(zip(paths, zip(*[iter(stamps)] * _WIDTH, strict=True), strict=True))
+    largest = tuple((str(path), int(size)) for path, size in head["largest"])
+    outputs = tuple(map(str, head["outputs"]))
+    return Snapshot(
+        manifests, tree, tuple(head["warnings"]), largest, dict(head["followed"]), watched, outputs
+    )
+
+
+def _sweep(folder: Path) -> None:
+    """Forget the trees that were packed longest ago, and what killed writers left."""
+    with os.scandir(folder) as listing:
+        entries = list(listing)
+    if len(entries) <= _MOST_SNAPSHOTS:
+        return
+    with suppress(OSError):
+        for entry in sorted(entries, key=lambda each: each.stat().st_mtime_ns)[:-_MOST_SNAPSHOTS]:
+            os.unlink(entry.path)

@@ -1,0 +1,117 @@
+"""The digest of a file's content, read only when it may have changed.
+
+In: files as a walk found them, what was known before. Out: `Content`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
+
+from kinetic._source import manifest
+from kinetic._source.cache import Snapshot
+from kinetic._source.threads import in_threads, worth_it
+from kinetic._source.walk import FoundFile, Stamp, stamp_of
+
+_TRIES = 3
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file held; the stamp is that of the very moment, or empty when it changed
+    meanwhile."""
+
+    digest: str
+    size_bytes: int
+    stamp: Stamp
+
+
+def known(root: str, old: Snapshot | None) -> Mapping[str, Content]:
+    """Return the contents that a snapshot tells, by the path that was read."""
+    if old is None:
+        return {}
+    found: dict[str, Content] = {}
+    inside = root.rstrip("/") + "/"
+    for entry in manifest.unfold(old.manifests):
+        if isinstance(entry, manifest.File):
+            path = old.followed.get(entry.path) or inside + entry.path
+            found[path] = Content(entry.digest, entry.size_bytes, old.watched.get(path, ()))
+    return found
+
+
+def contents(files: Iterable[FoundFile], before: Mapping[str, Content]) -> dict[str, Content]:
+    """Return what the files hold, by path, reading only those whose stamp is new; without those
+    that cannot be read."""
+    held: dict[str, Content] = {}
+    new: list[str] = []
+    new_bytes = 0
+    for found in files:
+        old = before.get(found.path)
+        if old is not None and old.stamp == found.stamp:
+            held[found.path] = old
+        else:
+            new.append(found.path)
+            new_bytes += found.size_bytes
+    fresh = in_threads(_read_if_possible, new, worth=worth_it(len(new), new_bytes))
+    return held | {
+        path: content for path, content in zip(new, fresh, strict=True) if content is not None
+    }
+
+
+def _read_if_possible(path: str) -> Content | None:
+    try:
+        return read(path)
+    except OSError:
+        return None
+
+
+def read(path: str) -> Content:
+    """Read and hash a file, up to where it ended when it was opened: what is appended meanwhile
+    does not count.
+
+    One that is written to is read again a few times, so that half a change is seldom taken for the
+    content; then it is what was read. Its stamp is empty: nobody knows what it holds now.
+    """
+    for _ in range(_TRIES):
+        with opened(path) as file:
+            before = os.fstat(file.fileno())
+            digest, size = hashlib.sha256(), 0
+            for chunk in chunks(file, before.st_size, _CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+            after = os.fstat(file.fileno())
+        if stamp_of(before) == stamp_of(after):
+            return Content(digest.hexdigest(), size, stamp_of(after))
+        if (
+            size == before.st_size < after.st_size
+        ):  # It grew, as logs do: to read it again would only find it longer.
+            break
+    return Content(digest.hexdigest(), size, ())
+
+
+def opened(path: str) -> FileIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: it cannot be read, or something else has taken its place: a pipe, a device, a
+            folder.
+    """
+    file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
+
+
+def chunks(file: FileIO, size_bytes: int, most_bytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file, in parts: so many as are asked for, fewer where it ends
+    before."""
+    while size_bytes > 0 and (chunk := file.read(min(size_bytes, most_bytes))):
+        size_bytes -= len(chunk)
+        yield chunk

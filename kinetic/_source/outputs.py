@@ -1,0 +1,58 @@
+"""Folders in which jobs have left files: they are results, not source, also for later jobs that
+write elsewhere.
+
+In: the user's cache folder, a path. Out: a note there, and the paths noted.
+
+One file, to which paths are appended, each ended by a NUL byte. Without it the only loss is that
+old results may be sent.
+"""
+
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+_log = logging.getLogger("kinetic.packaging")
+_NAME = "outputs"
+_MOST = 2000
+
+
+def note(cache_dir: Path, output_dir: str | None) -> None:
+    """Remember a job's output folder; one that cannot be remembered is forgotten. None and URIs
+    need not be remembered."""
+    if output_dir is None or "://" in output_dir:
+        return
+    known = noted(cache_dir)
+    if output_dir in known:
+        return
+    file = os.path.join(cache_dir, _NAME)
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (
+            len(known) >= _MOST
+        ):  # The oldest half is dropped. A path that another process adds meanwhile may be lost.
+            _replace(file, known[_MOST // 2 :])
+        with open(file, "ab") as notes:
+            notes.write(os.fsencode(output_dir) + b"\0")
+    except OSError as error:
+        _log.debug("the output folder %s could not be remembered: %s", output_dir, error)
+
+
+def noted(cache_dir: Path) -> list[str]:
+    """Return the output folders of earlier jobs, oldest first."""
+    try:
+        content = Path(cache_dir, _NAME).read_bytes()
+    except OSError:
+        return []
+    return list(
+        dict.fromkeys(os.fsdecode(path) for path in content.split(b"\0") if path.startswith(b"/"))
+    )
+
+
+def _replace(file: str, paths: list[str]) -> None:
+    temporary = Path(f"{file}.{os.getpid()}")
+    temporary.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in paths))
+    temporary.replace(file)

@@ -1,0 +1,145 @@
+"""Which folder is the project of a function, and where its parts lie in it.
+
+In: the folder of the function's file, and what the process knows (cwd, home, sys.path). Out:
+`Project`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic.errors import UsageError
+
+MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
+WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
+"""What `kinetic run` tells of a program, in its stand-in: the words of its command line, and the
+module that it runs."""
+OWN_MARKER = ".kineticignore"
+_INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
+
+
+@dataclass(frozen=True)
+class Project:
+    """A source tree and the places in it that matter.
+
+    Attributes:
+        root: the folder that is shipped, without symbolic links in it; None when there is none.
+        entry_rel: folder of the function's file, relative to the root; "" is the root.
+        cwd_rel: the caller's working directory, relative to the root, or None when it lies outside.
+        sys_path_rel: entries of the caller's sys.path inside the root, relative to it, in order; ""
+            is the root.
+        marked: whether something says that the folder is a project. Else it may hold anything.
+        shared: whether the folder is home, `/` or one for temporary files, which is nobody's
+            project.
+    """
+
+    root: Path | None
+    entry_rel: str = ""
+    cwd_rel: str | None = None
+    sys_path_rel: tuple[str, ...] = ()
+    marked: bool = True
+    shared: bool = False
+
+
+def find_project(
+    entry: Path | None,
+    *,
+    cwd: Path,
+    home: Path,
+    sys_path: Sequence[str],
+    package_root: str | None = None,
+    temporary: Sequence[Path] = (),
+) -> Project:
+    """Find the project of a function.
+
+    Args:
+        entry: the function's file or its folder; None in a notebook or at a prompt, where the
+            working directory counts.
+        cwd: the working directory.
+        home: the user's home; never a project, unless the search starts there.
+        sys_path: the interpreter's search path.
+        package_root: the folder to ship, in place of the one that would be found.
+        temporary: folders for everybody's temporary files; like home, never a project.
+
+    Raises:
+        UsageError: `package_root` does not exist or does not contain the entry.
+    """
+    cwd, start = Path(os.path.realpath(cwd)), _folder(entry or cwd)
+    shared = {Path(os.path.realpath(each)) for each in (home, Path(home.anchor), *temporary)}
+    root, marked = (
+        (_given(package_root, cwd, home, start), True) if package_root else _found(start, shared)
+    )
+    places = _search_path(sys_path, cwd, root)
+    return Project(
+        root,
+        _relative(start, root) or "",
+        _relative(cwd, root),
+        places,
+        marked,
+        not package_root and root in shared,
+    )
+
+
+def _folder(entry: Path) -> Path:
+    entry = Path(os.path.realpath(entry))
+    return entry.parent if entry.is_file() else entry
+
+
+def _given(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
+    text = (
+        str(home) + package_root[1:]
+        if package_root == "~" or package_root.startswith("~/")
+        else package_root
+    )
+    root = Path(os.path.realpath(cwd / text))
+    if not root.is_dir():
+        raise UsageError(
+            f"KINETIC_PACKAGE_ROOT is {package_root!r}, which is not a folder. Set it to the "
+            "folder of your project."
+        )
+    if not start.is_relative_to(root):
+        raise UsageError(
+            f"KINETIC_PACKAGE_ROOT is {package_root!r}, but the function's file is in {start}, "
+            "outside it. Set it to a folder that contains the file, or unset it."
+        )
+    return root
+
+
+def _found(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
+    """Return the project's folder, and whether anything marks it: a file of a project's, or else an
+    ignore file of ours."""
+    outside = start
+    while (
+        (outside / "__init__.py").is_file()
+        and outside.parent not in shared
+        and outside not in shared
+    ):
+        outside = outside.parent
+    folders = [outside]
+    while folders[-1].parent not in {folders[-1], *shared}:
+        folders.append(folders[-1].parent)
+    for markers in (MARKERS, (OWN_MARKER,)):
+        for folder in folders:
+            if any((folder / marker).exists() for marker in markers):
+                return folder, True
+    return outside, False
+
+
+def _relative(path: Path, root: Path) -> str | None:
+    if not path.is_relative_to(root):
+        return None
+    relative = path.relative_to(root).as_posix()
+    return "" if relative == "." else relative
+
+
+def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for entry in sys_path:
+        place = Path(os.path.realpath(cwd / entry))
+        relative = _relative(place, root)
+        if relative is not None and not _INSTALLED & set(relative.split("/")) and place.is_dir():
+            found[relative] = None
+    return tuple(found)

@@ -1,0 +1,225 @@
+"""What a call ships of the caller's files: which folder, and what of it.
+
+In: the function, and what the process knows (cwd, home, sys.path, sys.modules). Out: `Project`,
+`Bundle`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kinetic._source import bundle, lone, outputs, project
+from kinetic._source.bundle import Bundle
+from kinetic._source.project import MODULES, WORDS, Project
+from kinetic.errors import UsageError
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known of the caller's machine.
+
+    Attributes:
+        store: root of kinetic's own store, never source.
+        cache_dir: the user's cache folder, never source.
+        package_root: the folder to ship, in place of the one that would be found.
+        default_excludes: whether virtual environments, caches and the like are left out.
+    """
+
+    store: Path
+    cache_dir: Path
+    package_root: str | None = None
+    default_excludes: bool = True
+
+
+def of(
+    func: Callable[..., Any],
+    place: Place,
+    *,
+    data: Sequence[Path] = (),
+    output_dir: str | None = None,
+) -> tuple[Project, Bundle | None]:
+    """Pack what a call of the function ships; creates nothing but a note in the cache.
+
+    Args:
+        func: the function.
+        place: of the caller's machine.
+        data: where declared data lies: it travels apart.
+        output_dir: where this call leaves files.
+
+    Raises:
+        UsageError: the tree cannot be shipped.
+    """
+    cwd, home = _cwd(), _home()
+    found = project.find_project(
+        entry_dir(func, cwd),
+        cwd=cwd,
+        home=home,
+        sys_path=_own_search_path(),
+        package_root=place.package_root,
+        temporary=[Path(tempfile.gettempdir()), *map(Path, _TEMPORARY)],
+    )
+    if found.root is None:
+        return found, None
+    left = [
+        *outputs.noted(place.cache_dir),
+        *([] if output_dir is None or "://" in output_dir else [output_dir]),
+    ]
+    exclude = _inside(found, [place.store, place.cache_dir, *data])
+    if found.marked and not found.shared:
+        packed = bundle.build(
+            found.root,
+            exclude=exclude,
+            outputs=_inside(found, left),
+            default_excludes=place.default_excludes,
+            sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
+            cache_dir=place.cache_dir,
+        )
+    else:
+        packed = bundle.build_unmarked(
+            found.root,
+            _start(func, found, cwd),
+            whole=not found.shared,
+            exclude=exclude,
+            outputs=_inside(found, left),
+            default_excludes=place.default_excludes,
+            cache_dir=place.cache_dir,
+        )
+    if output_dir is not None and Path(os.path.realpath(output_dir)) in _holding_code(found):
+        mixed = (
+            f"The output folder {output_dir} holds code as well, so later calls send what is left "
+            "there. Choose another one."
+        )
+        packed = dataclasses.replace(packed, warnings=(*packed.warnings, mixed))
+    return found, packed
+
+
+def _own_search_path() -> list[str]:
+    """Return sys.path without the interpreter's own folders: where it lies below a home, they would
+    pass for the user's."""
+    own = tuple(
+        f"{os.path.realpath(prefix)}/lib/"
+        for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    )
+    return [entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)]
+
+
+def _start(func: Callable[..., Any], found: Project, cwd: Path) -> lone.Start:
+    """Return what belongs to a function that lies in no project: its file, what its program names,
+    what is loaded from there."""
+    assert found.root is not None
+    module = sys.modules.get(_module_of(func))
+    named = [
+        str(cwd / part)
+        for word in getattr(module, WORDS, ())
+        for part in (word, word.partition("=")[2])
+        if part
+    ]
+    files = [getattr(module, "__file__", None), *filter(os.path.isfile, named), *_loaded()]
+    inside = f"{str(found.root).rstrip('/')}/"
+    real = dict.fromkeys(os.path.realpath(file) for file in files if isinstance(file, str))
+    rel = [path[len(inside) :] for path in real if path.startswith(inside)]
+    folders = dict.fromkeys((found.entry_rel, *found.sys_path_rel))
+    own = tuple(each for each in rel if not _is_foreign(each))
+    crowded = found.shared and found.root != Path(os.path.realpath(_home()))
+    return lone.Start(own, tuple(getattr(module, MODULES, ())), tuple(folders), crowded)
+
+
+def _loaded() -> list[str]:
+    """Return the files of all loaded modules, without those of the interpreter and of kinetic."""
+    own = tuple(
+        f"{os.path.realpath(prefix)}/lib/"
+        for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    )
+    found: list[str] = []
+    for name, module in list(sys.modules.items()):
+        file = (
+            vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        )  # Asking a lazy one would load it.
+        if (
+            isinstance(file, str)
+            and not file.startswith(own)
+            and name.partition(".")[0] != "kinetic"
+        ):
+            found.append(file)
+    return found
+
+
+def _is_foreign(rel: str) -> bool:
+    """Whether a file below the folder is installed, or in a hidden folder."""
+    return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
+
+
+def _inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
+    """Return those of the places that lie in the project and hold no code of it."""
+    assert found.root is not None
+    real = dict.fromkeys(
+        Path(os.path.realpath(place)) for place in places
+    )  # A loop of links is the store's to tell.
+    code = _holding_code(found)
+    return [each for each in real if each.is_relative_to(found.root) and each not in code]
+
+
+def _holding_code(found: Project) -> set[Path]:
+    """Return the project's folders on the way to the function's file and to entries of sys.path."""
+    assert found.root is not None
+    code = [found.root / rel for rel in (found.entry_rel, *found.sys_path_rel)]
+    return {
+        folder
+        for each in code
+        for folder in (each, *each.parents)
+        if folder.is_relative_to(found.root)
+    }
+
+
+def _cwd() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            "The working directory does not exist any more: change to another one."
+        ) from error
+
+
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
+
+
+def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
+    """Return the folder that the function's project is looked for in: its file's, or the caller's
+    for a notebook.
+
+    A function of an installed package, of a console script or of kinetic itself does not make its
+    folder the project.
+    """
+    file = getattr(sys.modules.get(_module_of(func)), "__file__", None)
+    if not isinstance(file, str) or file.startswith("<"):
+        return cwd
+    folder = Path(file).resolve().parent
+    foreign = [Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent]
+    scripts = {Path(place, "bin").resolve() for place in (sys.prefix, sys.base_prefix)}
+    if (
+        _INSTALLED & set(folder.parts)
+        or folder in scripts
+        or any(folder.is_relative_to(f) for f in foreign)
+    ):
+        return cwd
+    return folder if folder.is_dir() else cwd
+
+
+def _module_of(func: Any) -> str:
+    while isinstance(func, functools.partial):
+        func = func.func
+    module = getattr(func, "__module__", None) or type(func).__module__
+    return module if isinstance(module, str) else "__main__"

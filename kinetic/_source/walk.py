@@ -1,0 +1,404 @@
+"""What a source tree holds at this moment, and what has to be looked at to know whether that has
+changed.
+
+In: the root, what to leave out. Out: `Scan`.
+
+Symbolic links to what is shipped anyway stay links; others are followed, so that the tree is whole
+on the host.
+"""
+
+# A Path for each entry would cost more than the calls themselves.
+# ruff: noqa: PTH116, PTH120
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import translate
+
+from kinetic._source import ignore
+from kinetic._source.project import MARKERS, OWN_MARKER
+from kinetic.errors import UsageError
+
+Stamp = tuple[int, ...]
+"""What changes when a file or folder does: times of content and inode, size, inode, mode, device.
+Empty: there was nothing."""
+
+_GONE = (FileNotFoundError, NotADirectoryError)
+"""It went away since its folder was listed: as if there had never been one."""
+_SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems number inodes beyond what fits a signed word.
+
+MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
+_PROJECT_FACTOR = 10
+MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
+"""How much of a folder that nothing marks as a project may be taken for one."""
+_SECRETS = (
+    ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
+    "credentials*.json", "service-account*.json", "service_account*.json",
+    ".netrc", ".pypirc", ".git-credentials", ".npmrc",
+    "id_dsa*", "*.pfx", "*.jks", "*.kdbx", "kubeconfig*",
+    "secrets.json", "secrets.toml", "secrets.y*ml", "client_secret*.json",
+    "token", "token.json", "token.txt", ".pgpass",
+)  # fmt: skip
+_SECRET = re.compile("|".join(map(translate, _SECRETS)))  # One search for each file, not many.
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A regular file to ship.
+
+    Attributes:
+        path: where it is read.
+        mode: permission bits.
+        size_bytes: as the walk saw it.
+        stamp: as the walk saw it.
+    """
+
+    path: str
+    mode: int
+    size_bytes: int
+    stamp: Stamp
+
+
+@dataclass
+class Scan:
+    """What a walk has found; paths are relative to the root.
+
+    Attributes:
+        folders: mode of each folder.
+        files: each regular file.
+        links: target of each link that stays one, relative to the link's folder.
+        watched: stamp of everything that the result rests on, by absolute path.
+        broken, unreadable, loops, special, secrets, kept_back: paths that people should know of.
+        modules, neighbours: of a script that lies in no project, what was taken because it is
+            imported, and for being there.
+    """
+
+    folders: dict[str, int] = field(default_factory=dict)
+    files: dict[str, FoundFile] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    watched: dict[str, Stamp] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    loops: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+    kept_back: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    neighbours: list[str] = field(default_factory=list)
+
+
+class TooMuch(Exception):
+    """More than a folder may hold that nothing marks as a project."""
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """A folder to look into: where it is read, where it lies in the tree, the rules above it, the
+    folders on the way to it."""
+
+    path: str
+    rel: str
+    levels: tuple[ignore.Level, ...]
+    way: tuple[tuple[int, int], ...]
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    """Return the stamp of a file or folder."""
+    return (
+        info.st_mtime_ns,
+        info.st_ctime_ns,
+        info.st_size,
+        info.st_ino & _SIGNED,
+        info.st_mode,
+        info.st_dev & _SIGNED,
+    )
+
+
+def stamp_at(path: str) -> Stamp:
+    """Return the stamp of what lies at the path, following links; empty when nothing does."""
+    try:
+        return stamp_of(os.stat(path))
+    except OSError:
+        return ()
+
+
+@dataclass(frozen=True)
+class How:
+    """What is left out of a walk.
+
+    Attributes:
+        exclude: real paths, always.
+        outputs: real paths, unless an ignore file keeps them ("!results/").
+        default_excludes: environments, caches and the like.
+        sparing: folders that begin with a dot, and what looks like keys.
+        modest: everything, where the folder is larger than one that nothing marks as a project may
+            be.
+        everything: on the contrary, no ignore file, no default and no limit leaves anything out, as
+            for declared data.
+    """
+
+    exclude: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    default_excludes: bool = True
+    sparing: bool = False
+    modest: bool = False
+    everything: bool = False
+
+
+def scan(root: str, how: How) -> Scan:
+    """Walk the tree below the root, which must be a real path.
+
+    Raises:
+        UsageError: the tree is too large to be meant.
+        TooMuch: the same, where the walk is modest.
+    """
+    return _Walk(root, how).run()
+
+
+def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
+    """Refuse a tree that is too large to be meant."""
+    if files > MOST_FILES * factor or size_bytes > MOST_BYTES * factor:
+        raise UsageError(
+            f"The source tree {root} is too large to be sent: more than {MOST_FILES * factor:,} "
+            f"files or {MOST_BYTES * factor // 10**9} GB. Set KINETIC_PACKAGE_ROOT to the folder "
+            "of your project, or leave out what the function does not need in .kineticignore."
+        )
+
+
+class _Walk:
+    def __init__(self, root: str, how: How) -> None:
+        self._root = root
+        self._how = how
+        self._inside = root.rstrip("/") + "/"
+        self._everything = how.everything
+        self._default_excludes = how.default_excludes and not how.everything
+        self._names = ignore.ALWAYS | ignore.DEFAULTS if self._default_excludes else ignore.ALWAYS
+        self._found = Scan()
+        self._size_bytes = 0
+        self._todo: list[_Visit] = []
+        self._links: list[tuple[str, str, bool, _Visit]] = []
+        self._factor = (
+            _PROJECT_FACTOR
+            if any(os.path.lexists(self._inside + m) for m in (*MARKERS, OWN_MARKER))
+            else 1
+        )
+        self._own = (
+            ignore.Rules(())
+            if how.everything
+            else self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
+        )
+
+    def run(self) -> Scan:
+        self._todo.append(
+            _Visit(self._root, "", () if self._everything else self._levels_above(), ())
+        )
+        while self._todo or self._links:
+            while self._todo:
+                self._look_into(self._todo.pop())
+            links, self._links = self._links, []
+            for rel, target, is_folder, visit in links:
+                self._take_link(rel, target, is_folder, visit)
+        return self._found
+
+    def _look_into(self, visit: _Visit) -> None:
+        try:
+            info = os.stat(visit.path)
+            self._found.watched[visit.path] = stamp_of(info)
+            with os.scandir(visit.path) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            self._found.watched.setdefault(visit.path, ())
+            if isinstance(error, _GONE) and visit.rel:
+                del self._found.folders[visit.rel]
+            else:
+                self._found.unreadable.append(visit.rel or ".")
+            return
+        names = {entry.name for entry in entries}
+        if (
+            visit.rel
+            and not self._everything
+            and ignore.is_no_source(names, default_excludes=self._default_excludes)
+        ):
+            del self._found.folders[visit.rel]
+            return
+        if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
+            entries = [entry for entry in entries if entry.name not in ignore.OF_ENVIRONMENT]
+        levels = visit.levels
+        if (
+            ".gitignore" in names
+            and not self._everything
+            and (rules := self._read(f"{visit.path}/.gitignore", ignore.git_rules))
+        ):
+            levels = (*levels, ignore.Level(rules, cut=len(visit.rel) + 1 if visit.rel else 0))
+        inside = _Visit(visit.path, visit.rel, levels, (*visit.way, (info.st_dev, info.st_ino)))
+        for entry in entries:
+            self._meet(entry, f"{visit.rel}/{entry.name}" if visit.rel else entry.name, inside)
+
+    def _meet(self, entry: os.DirEntry[str], rel: str, visit: _Visit) -> None:
+        name = entry.name
+        if entry.path in self._how.exclude or (name in ignore.ALWAYS and not self._everything):
+            return
+        is_link = entry.is_symlink()
+        try:
+            is_folder = entry.is_dir()
+        except OSError:
+            is_folder = False
+        if self._left_out(entry.path, rel, is_folder, is_link, visit.levels):
+            return
+        if is_link:
+            self._meet_link(entry.path, rel, is_folder, visit)
+        elif is_folder:
+            self._take_folder(entry.path, rel, visit)
+        else:
+            self._take_file(entry.path, rel)
+
+    def _left_out(
+        self, path: str, rel: str, is_folder: bool, is_link: bool, levels: tuple[ignore.Level, ...]
+    ) -> bool:
+        if self._everything:
+            return False
+        name = rel.rpartition("/")[2]
+        verdict = self._own.decide(rel, name, is_folder=is_folder)
+        if verdict is None:  # For git, a link to a folder is a file.
+            verdict = ignore.ignored_by_git(levels, rel, name, is_folder=is_folder and not is_link)
+        if verdict is None:
+            hidden = self._how.sparing and is_folder and name.startswith(".")
+            verdict = hidden or name in self._names or path in self._how.outputs
+        return verdict
+
+    def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
+        self._found.watched[path] = stamp_at(path)
+        try:
+            target = os.path.realpath(path, strict=True)
+        except OSError:
+            self._found.broken.append(rel)
+            return
+        if target in self._how.exclude or (target in self._how.outputs and not self._everything):
+            return
+        self._links.append((rel, target, is_folder, visit))
+
+    def _take_link(self, rel: str, target: str, is_folder: bool, visit: _Visit) -> None:
+        inside = (
+            target[len(self._inside) :]
+            if target.startswith(self._inside)
+            else ""
+            if target == self._root
+            else None
+        )
+        if inside == "" or inside in self._found.folders or inside in self._found.files:
+            self._found.links[rel] = os.path.relpath(f"/{inside}", f"/{rel.rpartition('/')[0]}")
+        elif self._how.sparing and leads_to_hidden(self._root, target):
+            self._found.kept_back.append(rel)
+        elif is_folder:
+            self._take_folder(target, rel, visit)
+        else:
+            self._take_file(target, rel)
+
+    def _take_folder(self, path: str, rel: str, visit: _Visit) -> None:
+        try:
+            info = os.stat(path)
+        except OSError as error:
+            if not isinstance(error, _GONE):
+                self._found.unreadable.append(rel)
+            return
+        if (info.st_dev, info.st_ino) in visit.way:
+            self._found.loops.append(rel)
+            return
+        self._found.folders[rel] = stat.S_IMODE(info.st_mode) & 0o777
+        self._todo.append(_Visit(path, rel, visit.levels, visit.way))
+
+    def _take_file(self, path: str, rel: str) -> None:
+        try:
+            info = os.stat(path)
+        except OSError:  # It went away since the folder was listed, whose stamp will tell.
+            return
+        stamp = stamp_of(info)
+        self._found.watched[path] = stamp
+        if not stat.S_ISREG(info.st_mode):
+            self._found.special.append(rel)
+            return
+        if looks_secret(rel.rpartition("/")[2]):
+            if self._how.sparing:
+                self._found.kept_back.append(rel)
+                return
+            self._found.secrets.append(rel)
+        self._found.files[rel] = FoundFile(
+            path, stat.S_IMODE(info.st_mode) & 0o777, info.st_size, stamp
+        )
+        self._count(info.st_size)
+
+    def _count(self, size_bytes: int) -> None:
+        if self._everything:
+            return
+        self._size_bytes += size_bytes
+        files = len(self._found.files)
+        if self._how.modest and (files > MODEST_FILES or self._size_bytes > MODEST_BYTES):
+            raise TooMuch
+        check_size(self._root, files, self._size_bytes, self._factor)
+
+    def _read(self, path: str, parse: Callable[[bytes], ignore.Rules]) -> ignore.Rules:
+        """Read an ignore file; one that is missing, a link, no regular file or unreadable has no
+        rules, as in git."""
+        self._found.watched[path] = stamp_at(path)
+        try:
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                return ignore.Rules(())
+            with open(
+                os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"
+            ) as file:
+                return parse(file.read() or b"")
+        except OSError:
+            return ignore.Rules(())
+
+    def _levels_above(self) -> tuple[ignore.Level, ...]:
+        """Return the rules of the repository that the root lies in, from its top down to the root's
+        parent."""
+        top = self._repository()
+        if top is None:
+            return ()
+        parts = os.path.relpath(self._root, top).split("/") if top != self._root else []
+        files = [(0, self._read(f"{top.rstrip('/')}/.git/info/exclude", ignore.git_rules))]
+        for depth, name in enumerate(parts):
+            folder = "/".join((top.rstrip("/"), *parts[:depth]))
+            files.append((depth, self._read(f"{folder}/.gitignore", ignore.git_rules)))
+            levels = [
+                ignore.Level(rules, prefix=_prefix(parts[start:depth])) for start, rules in files
+            ]
+            if ignore.ignored_by_git(levels, name, name, is_folder=True):
+                # The repository ignores the whole project: its rules were not meant for it.
+                return ()
+        return tuple(ignore.Level(rules, prefix=_prefix(parts[start:])) for start, rules in files)
+
+    def _repository(self) -> str | None:
+        folder = self._root
+        while True:
+            self._found.watched[f"{folder.rstrip('/')}/.git/HEAD"] = stamp_at(
+                f"{folder.rstrip('/')}/.git/HEAD"
+            )
+            if os.path.lexists(f"{folder.rstrip('/')}/.git"):
+                return folder
+            if folder == "/":
+                return None
+            folder = os.path.dirname(folder)
+
+
+def _prefix(parts: list[str]) -> str:
+    return "".join(f"{part}/" for part in parts)
+
+
+def leads_to_hidden(root: str, target: str) -> bool:
+    """Whether what a link leads to looks secret, or lies in a folder that begins with a dot, as
+    keys below a home do."""
+    below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
+    return looks_secret(target.rpartition("/")[2]) or any(
+        part.startswith(".") for part in below.split("/")
+    )
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a file of this name is likely to hold a key or a password."""
+    return _SECRET.match(name) is not None and not name.endswith(".pub")

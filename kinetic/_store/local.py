@@ -1,0 +1,313 @@
+"""A store in a folder of this machine.
+
+In: keys and bytes. Out: bytes.
+
+Everything below the root belongs to its owner alone (folders 0700, files 0600). A write goes to a
+private file in `.tmp` below the root and then takes its name in one step (rename, or link where the
+name must be free): no reader ever sees a part of it.
+"""
+
+# A Path for each blob would cost as much as the calls themselves.
+# ruff: noqa: PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH114, PTH116, PTH120
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+from kinetic._store import files, privacy
+from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
+
+_TEMPORARY = ".tmp"
+_TEMPORARY_LIFE_S = 24 * 3600.0
+_CHUNK_BYTES = 1 << 20
+_REMEDY = (
+    "Make the folder yours and free of other files, or set KINETIC_HOME to a folder that you own."
+)
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+class LocalStore:
+    """A `Store` in a folder. The folder is created by the first write.
+
+    Args:
+        root: the folder.
+        existing: it must be there already. A running job does not bring back what its owner has
+            removed.
+    """
+
+    def __init__(self, root: Path, *, existing: bool = False) -> None:
+        self._existing = existing
+        self._root = Path(root).absolute()
+        self._text = str(self._root)
+        self._swept = False
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._text!r})"
+
+    def check(self) -> None:
+        """Refuse a folder that somebody else owns or can write to, and warn of one that others can
+        look into.
+
+        Raises:
+            StoreError: it must not be used; the message says how to mend it.
+        """
+        privacy.check(self._text)
+
+    @property
+    def uri(self) -> str:
+        """Root of the store, from which `open_store` opens it again."""
+        return self._text
+
+    def path(self, key: str) -> Path:
+        """Return where the key's content rests, whether it exists or not."""
+        return Path(self._locate(key))
+
+    def get(self, key: str) -> bytes:
+        """Return the content of the key."""
+        path = self._locate(key)
+        try:
+            with _explained(f"read {key!r}", self._text):
+                return files.content(path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise NotFound(f"The store {self._text} has nothing under {key!r}.") from error
+
+    def put(
+        self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
+    ) -> bool:
+        """Write bytes, the content of a local file, or parts as they come; return whether this call
+        wrote."""
+        target = self._locate(key)
+        if if_absent and os.path.lexists(target):
+            return False
+        with _explained(f"write {key!r}", self._text):
+            self._sweep_once()
+            temporary = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
+            try:
+                try:
+                    _fill(temporary, data)
+                except (
+                    FileNotFoundError
+                ):  # The first write here, or the store was removed meanwhile.
+                    self._make_temporary()
+                    _fill(temporary, data)
+                return self._publish(temporary, target, if_absent)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+
+    def has(self, key: str) -> bool:
+        """Return whether the key exists."""
+        path = self._locate(key)
+        try:
+            with _explained(f"look for {key!r}", self._text):
+                return stat.S_ISREG(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below the prefix, sorted; "" is the whole store."""
+        top = self._locate(prefix) if prefix else self._text
+        return self._walk(top, f"{prefix}/" if prefix else "")
+
+    def delete(self, prefix: str) -> int:
+        """Delete the key and everything below it; return how many objects went."""
+        path = self._locate(prefix)
+        with _explained(f"delete {prefix!r}", self._text):
+            return _remove(self._out_of_sight(path))
+
+    def _out_of_sight(self, path: str) -> str:
+        """Take a folder away in one step, where possible: a reader that saw half of it would draw
+        wrong conclusions."""
+        if not os.path.isdir(path) or os.path.islink(path):
+            return path
+        self._make_temporary()
+        away = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
+        try:
+            os.rename(path, away)
+        except OSError:  # It is gone already, or something is mounted there.
+            return path
+        return away
+
+    def _locate(self, key: str) -> str:
+        parts = key.split("/")
+        if "\0" in key or any(part in ("", ".", "..") for part in parts):
+            raise UsageError(
+                f"{key!r} is not a key of a store: write names with one '/' between them, without "
+                "'.', '..' or a leading '/'."
+            )
+        if parts[0] == _TEMPORARY:
+            raise UsageError(
+                f"{key!r} is not a key of a store: {_TEMPORARY!r} is for unfinished writes. Choose "
+                "another name."
+            )
+        return f"{self._text}/{key}"
+
+    def _make(self, folder: str) -> None:
+        _make_private(folder, self._text, makes_root=not self._existing)
+
+    def _make_temporary(self) -> None:
+        self._make(f"{self._text}/{_TEMPORARY}")
+        self.check()  # Somebody else may have been quicker to make it.
+
+    def _sweep_once(self) -> None:
+        if not self._swept and privacy.check(self._text):
+            self._swept = True
+            _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
+
+    def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
+        for _ in range(
+            100
+        ):  # Someone may delete the folder between our making it and our using it.
+            try:
+                return _give_name(temporary, target, if_absent)
+            except FileNotFoundError:
+                self._make(os.path.dirname(target))
+        raise StoreError(
+            f"Could not write {target}: its folder is being deleted again and again by somebody "
+            "else."
+        )
+
+    def _walk(self, folder: str, prefix: str) -> Iterator[str]:
+        try:
+            with _explained(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
+                found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            if os.path.lexists(self._text) and not os.path.isdir(self._text):
+                raise StoreError(f"The store {self._text} is not a folder. {_REMEDY}") from None
+            return
+        # A folder sorts as "name/", so that the keys come out in the order of the whole strings
+        # ("a-b" before "a/b").
+        for name, is_folder, is_file in sorted(found, key=lambda e: e[0] + "/" if e[1] else e[0]):
+            if is_folder and (prefix or name != _TEMPORARY):
+                yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")
+            elif is_file and not is_folder:
+                yield prefix + name
+
+
+@contextmanager
+def _explained(doing: str, root: str) -> Iterator[None]:
+    """Turn the errors of the operating system into the store's, except those that mean "not
+    there"."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        if doing.startswith("write"):
+            raise StoreError(
+                f"Could not {doing} in the store {root}: {error}. {_REMEDY}"
+            ) from error
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFull(
+                f"Could not {doing} in the store {root}: no space is left. Free some, or set "
+                "KINETIC_HOME elsewhere."
+            ) from error
+        if error.errno in _DENIED:
+            raise StoreError(
+                f"Could not {doing} in the store {root}: {error}. {_REMEDY}"
+            ) from error
+        raise StoreError(f"Could not {doing} in the store {root}: {error}.") from error
+
+
+def _fill(temporary: str, data: bytes | Path | Iterator[bytes]) -> None:
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        if isinstance(data, Path):
+            with _open_source(data) as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    _write_all(file.fileno(), chunk)
+        elif isinstance(data, Iterator):
+            for chunk in data:
+                _write_all(file.fileno(), chunk)
+        else:
+            _write_all(file.fileno(), data)
+
+
+def _open_source(path: Path) -> FileIO:
+    try:
+        return FileIO(path)
+    except OSError as error:
+        raise StoreError(f"Could not read {path}, which was to be stored: {error}.") from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
+    if not if_absent:
+        os.replace(temporary, target)
+        return True
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise StoreError(
+                f"Could not write {target}: its file system has no hard links. Set KINETIC_HOME to "
+                "a local disk."
+            ) from error
+        raise
+    return True
+
+
+def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
+    """Create the folder and those above it up to the root, for their owner alone."""
+    if folder == root and not makes_root and not os.path.isdir(root):
+        raise StoreError(f"The store {root} was removed.")
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+    except FileNotFoundError:
+        if folder == root:
+            os.makedirs(os.path.dirname(root), exist_ok=True)
+        else:
+            _make_private(os.path.dirname(folder), root, makes_root=makes_root)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+
+
+def _sweep(folder: str, older_than: float) -> None:
+    """Remove what writers and removers that were killed have left, long enough ago that nobody is
+    still at it."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.stat(follow_symlinks=False).st_mtime < older_than:
+                with suppress(OSError):
+                    _remove(entry.path)
+
+
+def _remove(path: str) -> int:
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return 1
+        with os.scandir(path) as entries:
+            names = [entry.path for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    gone = sum(_remove(name) for name in names)
+    try:
+        os.rmdir(path)
+    except OSError as error:
+        if error.errno not in (
+            errno.ENOTEMPTY,
+            errno.EEXIST,
+            errno.ENOENT,
+        ):  # Somebody is writing here: leave that.
+            raise
+    return gone

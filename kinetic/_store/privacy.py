@@ -1,0 +1,106 @@
+"""Whether a folder may be a store: what lies in it is unpickled and run, so only its owner may
+write there.
+
+In: a folder that is there, or is not. Out: nothing, a warning, or a refusal that says how to mend
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from kinetic.errors import StoreError
+
+_warned: set[str] = set()
+
+
+def check(root: str) -> bool:
+    """Look at the folder, and warn once of one that others can look into; return whether there is
+    one.
+
+    Raises:
+        StoreError: it belongs to somebody else, or others can write to it.
+    """
+    try:
+        facts = os.stat(root)  # noqa: PTH116 - a Path for each store would cost as much
+    except OSError:
+        return False
+    if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
+        return True
+    if fault := fault_of(root, facts):
+        raise StoreError(fault)
+    looks = 0o005 if _is_own_group(facts.st_gid) else 0o055
+    if facts.st_mode & looks and root not in _warned:
+        _warned.add(root)
+        import logging  # a private store does without
+
+        told = "Others can look into the store %s (mode %o). Run: chmod 700 %s"
+        logging.getLogger("kinetic.storage").warning(
+            told, root, stat.S_IMODE(facts.st_mode), _quoted(root)
+        )
+    return True
+
+
+def fault_of(root: str, facts: os.stat_result) -> str:
+    """Why the folder must not be used, and what to do; "" when it may."""
+    if facts.st_uid != os.geteuid():
+        return (
+            f"The store {root} belongs to {_user(facts.st_uid)}, and this is "
+            f"{_user(os.geteuid())}: its owner could run code as you. Set KINETIC_HOME to a folder "
+            f"of your own, or make it yours: chown -R {os.geteuid()} {_quoted(root)}"
+        )
+    if others := _writers(facts):
+        mode = stat.S_IMODE(facts.st_mode)
+        return (
+            f"The store {root} can be written to by {others} (mode {mode:o}), who could run code "
+            f"as you. Run: chmod 700 {_quoted(root)}"
+        )
+    return ""
+
+
+def _writers(facts: os.stat_result) -> str:
+    """Who else can write there; "" for nobody. The sticky bit does not help: it lets everybody add
+    files."""
+    if facts.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid):
+        return f"group {_group(facts.st_gid)}"
+    return ""
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether it is the group that many systems give each user: of the same name, and with no other
+    members."""
+    import grp
+
+    name = _user(os.geteuid())
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
+
+
+def _quoted(path: str) -> str:
+    import shlex
+
+    return shlex.quote(path)
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

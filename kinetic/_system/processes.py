@@ -1,0 +1,262 @@
+"""Facts about processes and ways to end them, from the kernel.
+
+In: process ids. Out: numbers, and processes that are gone. Linux gives all of it; elsewhere the
+calls that need Linux answer "unknown" and the pipes between the processes do the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; end at once if the parent is already
+    gone."""
+    if _LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def dying_with(parent_pid: int) -> Iterator[None]:
+    """For as long as this takes, die with the parent; afterwards live on, to clean up. 0: there is
+    no parent to die with."""
+    if parent_pid:
+        die_with_parent(parent_pid)
+    try:
+        yield
+    finally:
+        if parent_pid and _LINUX:
+            _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none can slip away."""
+    if _LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_title(title: str) -> None:
+    """Show `title` in process lists instead of the command line that the process was forked
+    from."""
+    import setproctitle
+
+    setproctitle.setproctitle(title)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does: a large gang has a connection per host."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def lifted(fd: int, least: int) -> int:
+    """A descriptor of the same file, not below `least`, for this program alone; the given one where
+    there is none."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
+    return fd
+
+
+def reserve_disk(path: Path, size_bytes: int) -> Path:
+    """Take space on disk, where there is some, which removing the file gives back; return the
+    path."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+        finally:
+            os.close(fd)
+    return path
+
+
+class Reserve:
+    """Descriptors set aside, so that what must be done at the end can be done when the function has
+    used up all others."""
+
+    COUNT = 4
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def hold(self, least: int) -> None:
+        """Take descriptors that are not below `least`."""
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._held = [lifted(null, least) for _ in range(self.COUNT)]
+        if null not in self._held:
+            os.close(null)
+
+    def release(self) -> None:
+        """Give them back, and as many others as the system allows. Idempotent."""
+        for fd in self._held:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._held = []
+        raise_file_limit()
+
+
+RESERVE = Reserve()
+"""Of this process; the worker's is filled when it is forked."""
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, of all its threads; [] when it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below a process, parents first."""
+    found, todo = [], [pid]
+    while todo:
+        below = children(todo.pop())
+        found += below
+        todo += below
+    return found
+
+
+def kill(pid: int, signum: int) -> bool:
+    """Send a signal; return whether the process was there."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill_thread(pid: int, thread: int, signum: int) -> bool:
+    """Send a signal to one thread of a process; return whether it was there."""
+    return bool(ctypes.CDLL(None).tgkill(pid, thread, signum) == 0)
+
+
+def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
+    """Kill and reap everything below this process until nothing is left or the time is up; return
+    how many are left.
+
+    The caller must have called `adopt_orphans`: what loses its parent meanwhile then comes up here.
+    """
+    spared = set(keep)
+    deadline = time.monotonic() + limit_s
+    while True:
+        left = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        if not left or time.monotonic() > deadline:
+            return len(left)
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        _reap(left)
+        time.sleep(0.001)
+
+
+def await_leaving(limit_s: float) -> list[int]:
+    """Wait until nothing lives below this process or the time is up; return what is left. Reaps
+    what has ended."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        below = descendants(os.getpid())
+        _reap(below)
+        left = [pid for pid in below if _state(pid) not in ("", "Z", "X")]
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(0.002)
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return ""
+
+
+def name(pid: int) -> str:
+    """What the kernel calls the process: the beginning of its program's name; "" when it is
+    gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return ""
+
+
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def signal_name(signum: int) -> str:
+    """ "SIGKILL" for 9; "signal 70" for one without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _status_kib(pid: int, field: str) -> int:
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        open(f"/proc/{pid}/status") as status,
+    ):
+        for line in status:
+            if line.startswith(field):
+                return int(line.split()[1])
+    return 0
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory now; 0 if unknown."""
+    return _status_kib(pid, "VmRSS:") * 1024
+
+
+def high_water_bytes(pid: int) -> int:
+    """Largest resident memory so far; 0 if unknown."""
+    return _status_kib(pid, "VmHWM:") * 1024
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, SIGTSTP) holds the process, or a debugger does."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of the whole process so far, user and system; 0.0 if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def main_thread_cpu_ns(pid: int) -> int | None:
+    """Processor time of the main thread so far, nanoseconds; None if unknown.
+
+    A thread that sleeps or waits in native code uses exactly none; one that steps through a
+    training loop always uses some.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+    return None

@@ -1,1 +1,0 @@
-"""From the name of an accelerator to the shape of the slice behind it: `resolve.resolve(name) -> topology.Topology`."""

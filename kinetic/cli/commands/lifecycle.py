@@ -1,0 +1,236 @@
+"""`kinetic jobs stacks`, `cancel`, `cleanup` and `prune`: looking into, stopping and removing jobs.
+
+In: ids, ages. Out: words on what was done.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic._client.board import text
+from kinetic._core.ref import JobRef
+from kinetic.cli import exit_codes, output
+from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.options import DURATION, job_argument, jobs_argument, json_option, yes_option
+from kinetic.errors import KineticError
+
+if TYPE_CHECKING:
+    from kinetic.cli.pruning import Swept
+
+LISTED = 20
+"""So many jobs are named when they are removed; a dry run names all."""
+
+_STACKS_HELP = """Show where the Python code of a running job stands, on every host.
+
+Hosts that stand at the same place are shown together; the odd one out comes first.
+
+\b
+Example:
+  kinetic jobs stacks job-1a2b
+"""
+
+_CANCEL_HELP = """Stop jobs. Their functions get SIGTERM first; their logs and records stay.
+
+\b
+Examples:
+  kinetic jobs cancel job-1a2b
+  kinetic jobs cancel 1a2b 77c0
+"""
+
+_CLEANUP_HELP = """Remove what jobs hold on their backend (--k8s) and what they left in the store
+(--gcs).
+
+A job that is running is stopped first.
+
+\b
+Examples:
+  kinetic jobs cleanup job-1a2b
+  kinetic jobs cleanup --no-gcs job-1a2b      keep its records and logs
+"""
+
+_PRUNE_HELP = """Remove the records and logs of jobs that ended long ago.
+
+Then removes stored source files, payloads and data that no remaining job needs and that are older
+than a day; it is safe to submit jobs meanwhile. Files that functions left in their output folders
+are never removed.
+
+\b
+Examples:
+  kinetic jobs prune --dry-run
+  kinetic jobs prune --older-than 30d --yes
+"""
+
+
+@click.command("stacks", help=_STACKS_HELP)
+@json_option
+@job_argument("running_jobs")
+@with_desk
+def stacks(desk: Desk, /, *, job_id: str, as_json: bool) -> int:
+    """Print the stacks of all hosts."""
+    found = desk.handle(job_id).stacks()
+    if as_json:
+        output.json_document({str(host): stack for host, stack in found.items()})
+    else:
+        output.line(_grouped(found).rstrip())
+    return exit_codes.OK
+
+
+def _grouped(stacks_by_host: dict[int, str]) -> str:
+    from kinetic._core.gang import blame
+
+    return blame.format_groups(stacks_by_host)
+
+
+@click.command("cancel", help=_CANCEL_HELP)
+@click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
+@click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
+@jobs_argument("running_jobs", required=True)
+@with_desk
+def cancel(
+    desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, cleanup_poll_interval: float
+) -> None:
+    """Ask jobs to stop."""
+    for ref in _all(desk, job_ids):
+        if desk.ending(ref) is not None:
+            output.notice(f"{ref.job_id} has already ended.")
+            continue
+        desk.handle_of(ref).cancel(cleanup_timeout=0)
+        output.line(f"{ref.job_id} is being cancelled.")
+
+
+@click.command("cleanup", help=_CLEANUP_HELP)
+@click.option(
+    "--k8s/--no-k8s", default=True, help="What the job holds on its backend: processes, pods."
+)
+@click.option(
+    "--gcs/--no-gcs", default=True, help="What the job left in the store: records, logs, the value."
+)
+@click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
+@click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
+@jobs_argument("jobs", required=True)
+@with_desk
+def cleanup(
+    desk: Desk,
+    /,
+    *,
+    job_ids: tuple[str, ...],
+    k8s: bool,
+    gcs: bool,
+    cleanup_timeout: float,
+    cleanup_poll_interval: float,
+) -> None:
+    """Remove jobs."""
+    for ref in _all(desk, job_ids):
+        desk.handle_of(ref).cleanup(
+            k8s=k8s,
+            gcs=gcs,
+            cleanup_timeout=cleanup_timeout,
+            cleanup_poll_interval=cleanup_poll_interval,
+        )
+        output.line(f"{ref.job_id} is cleaned up.")
+
+
+def _all(desk: Desk, job_ids: tuple[str, ...]) -> list[JobRef]:
+    """All references before anything is done: a wrong id among several must not leave half of them
+    done."""
+    return list({ref.job_id: ref for ref in map(desk.find_to_end, job_ids)}.values())
+
+
+@click.command("prune", help=_PRUNE_HELP)
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    type=DURATION,
+    default="7d",
+    show_default=True,
+    help="Only jobs that ended so long ago.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@yes_option
+@json_option
+@with_desk
+def prune(desk: Desk, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Remove old records, then content that is not used any more."""
+    from kinetic.cli import pruning
+
+    old = pruning.ended_before(desk, desk.now() - older_than)
+    limit = desk.now() - pruning.CONTENT_AGE_S
+    unused = pruning.find_unused(desk.store, older_than=limit, without={ref.job_id for ref in old})
+    if dry_run:
+        return _tell("Would remove", old, unused, [], as_json, listed=None)
+    if not yes and (old or unused.contents or unused.data):
+        _ask(old)
+    failed = [problem for ref in old if (problem := _removed(desk, ref))]
+    kept = {problem["job_id"] for problem in failed}
+    swept = pruning.sweep(desk.store, older_than=limit)
+    return _tell(
+        "Removed",
+        [ref for ref in old if ref.job_id not in kept],
+        swept,
+        failed,
+        as_json,
+        listed=LISTED,
+    )
+
+
+def _ask(old: list[JobRef]) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{text.count(len(old), 'job')} would be removed. Add --yes to remove without being "
+            "asked."
+        )
+    for line in _lines(old, LISTED):
+        output.notice(line)
+    click.confirm(
+        f"Remove {text.count(len(old), 'job')} with records and logs?", abort=True, err=True
+    )
+
+
+def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
+    """A line for each of the first jobs, and one for the rest."""
+    lines = [f"  {ref.job_id}  {text.printable(ref.display_name)}" for ref in refs[:limit]]
+    return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
+
+
+def _removed(desk: Desk, ref: JobRef) -> dict[str, Any] | None:
+    """Remove one job; one that cannot be removed must not keep the others."""
+    from kinetic.cli import pruning
+
+    try:
+        pruning.remove(desk, ref)
+    except KineticError as problem:
+        output.notice(f"warning: {ref.job_id} was kept: {problem}")
+        return {"job_id": ref.job_id, "error": str(problem)}
+    return None
+
+
+def _tell(
+    verb: str,
+    refs: list[JobRef],
+    swept: Swept,
+    failed: list[dict[str, Any]],
+    as_json: bool,
+    *,
+    listed: int | None,
+) -> int:
+    if as_json:
+        output.json_document(
+            {
+                "jobs": [ref.job_id for ref in refs],
+                "unfinished_submissions": list(swept.orphans),
+                "contents": len(swept.contents),
+                "data": len(swept.data),
+                "size_bytes": swept.size_bytes,
+                "failed": failed,
+            }
+        )
+    else:
+        files = f"{text.count(len(swept.contents), 'unused file')} ({text.size(swept.size_bytes)})"
+        data = f", {text.count(len(swept.data), 'unused data set')}" if swept.data else ""
+        for line in _lines(refs, listed):
+            output.line(line)
+        output.line(f"{verb} {text.count(len(refs), 'job')}{data} and {files}.")
+    return exit_codes.STORE if failed else exit_codes.OK

@@ -1,0 +1,203 @@
+"""`kinetic jobs logs`, `result` and `wait`: what a job printed, what it returned, how it ended.
+
+In: a job's id. Out: bytes of logs, values, exit codes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic._client.board.line_prefix import Prefixer
+from kinetic.cli import exit_codes, output
+from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.options import DURATION, accepted, job_argument, json_option
+from kinetic.errors import UsageError, a_type
+
+if TYPE_CHECKING:
+    from kinetic._client.handle import JobHandle
+
+_LOGS_HELP = """Print what the hosts of a job printed.
+
+Without -f, prints what is there and ends. With -f, waits for a pending job, prints as the job
+prints, and ends with it.
+
+\b
+Examples:
+  kinetic jobs logs -f job-1a2b
+  kinetic jobs logs -f --last
+  kinetic jobs logs -n 50 --host 3 job-1a2b
+  kinetic jobs logs --all-hosts --timestamps job-1a2b | grep loss
+"""
+
+_RESULT_HELP = """Wait for a job and print the value that it returned.
+
+A job that failed prints its error, as the call would have raised it, and exits with 1. The value
+stays in the store.
+
+\b
+Examples:
+  kinetic jobs result job-1a2b
+  kinetic jobs result --json --timeout 5m job-1a2b
+"""
+
+_WAIT_HELP = """Wait for a job and exit with 0 if it succeeded, with 1 if it failed or was
+cancelled.
+
+\b
+Examples:
+  kinetic jobs wait job-1a2b && echo done
+  kinetic jobs wait --timeout 2h job-1a2b
+"""
+
+
+@click.command("logs", help=_LOGS_HELP)
+@click.option("--follow", "-f", is_flag=True, help="Go on as the job prints, until it ends.")
+@click.option(
+    "--tail",
+    "-n",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Start with the last N lines of each host.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    metavar="N",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="This host instead of the leader (host 0). Repeatable.",
+)
+@click.option("--all-hosts", is_flag=True, help='All hosts; each line starts with "[host N] ".')
+@click.option(
+    "--timestamps",
+    is_flag=True,
+    help="Start each line with the time at which it was printed (UTC).",
+)
+@accepted("--no-resume", is_flag=True)
+@job_argument("jobs")
+@with_desk
+def logs(
+    desk: Desk,
+    /,
+    *,
+    job_id: str,
+    follow: bool,
+    tail: int | None,
+    hosts: tuple[int, ...],
+    all_hosts: bool,
+    timestamps: bool,
+) -> None:
+    """Print output of hosts."""
+    from kinetic._backends.base import LogRequest
+
+    ref = desk.find(job_id)
+    chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
+    prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
+    request = LogRequest(hosts=chosen, follow=follow, tail=tail)
+    if not output.copy_log(desk.output_of(ref, request), prefixer, flush=follow) and tail != 0:
+        output.notice(
+            f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands."
+        )
+
+
+def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
+    beyond = next((host for host in hosts if host >= count), None)
+    if beyond is not None:
+        known = "only host 0" if count == 1 else f"hosts 0 to {count - 1}"
+        raise UsageError(f"There is no host {beyond}: the job has {known}.")
+    return tuple(dict.fromkeys(hosts))
+
+
+@click.command("wait", help=_WAIT_HELP)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Give up waiting after this time with exit code 124. The job keeps running.",
+)
+@json_option
+@job_argument("jobs")
+@with_desk
+def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
+    """Wait for the end."""
+    handle = desk.handle(job_id)
+    outcome = handle.wait(timeout)
+    if as_json:
+        output.json_document({"job_id": handle.job_id} | outcome.to_json())
+    elif not outcome.ok:
+        output.error(
+            f"{handle.job_id} {outcome.verdict}: {outcome.reason}",
+            f"`kinetic jobs result {handle.job_id}` shows the whole error.",
+        )
+    return exit_codes.of_outcome(outcome)
+
+
+@click.command("result", help=_RESULT_HELP)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    type=DURATION,
+    help="Give up waiting after this time with exit code 124. The job keeps running.",
+)
+@click.option(
+    "--cleanup/--no-cleanup",
+    default=None,
+    help="Free what the job holds on its backend. Its records stay either way.",
+)
+@click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
+@click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
+@json_option
+@job_argument("jobs")
+@with_desk
+def result(
+    desk: Desk,
+    /,
+    *,
+    job_id: str,
+    timeout: float | None,
+    cleanup: bool | None,
+    cleanup_timeout: float,
+    cleanup_poll_interval: float,
+    as_json: bool,
+) -> int:
+    """Print the value."""
+    handle = desk.handle(job_id)
+    if not handle.wait(timeout).ok:
+        return tell_failure(handle)
+    value = handle.result(
+        cleanup=cleanup,
+        cleanup_timeout=cleanup_timeout,
+        cleanup_poll_interval=cleanup_poll_interval,
+        stream_logs=False,
+    )
+    _print_value(value, as_json)
+    return exit_codes.OK
+
+
+def tell_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
+    """Print the error of a job that failed, as the call would have raised it; `seen`: its leader's
+    output is on the screen."""
+    problem = handle.error(seen=seen)
+    if problem is not None:
+        output.failure(problem)
+    return exit_codes.FAILED
+
+
+def _print_value(value: Any, as_json: bool) -> None:
+    if not as_json:
+        return output.line(repr(value))
+    try:
+        return output.json_document(value, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"The value has no JSON form ({error}). Leave --json out to see it as Python writes it."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and array scalars as lists and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{a_type(value)} is in it")

@@ -1,0 +1,234 @@
+"""What commands know of jobs: the configured store, and the backend of each job.
+
+In: settings, ids as people write them. Out: references, states, handles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+
+import click
+
+from kinetic._core import layout, record
+from kinetic._core.ref import JobRef
+from kinetic._store import index as stored
+from kinetic.cli.options import NEWEST
+from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import Backend, LogRequest
+    from kinetic._client.decorator import RemoteCallable
+    from kinetic._client.handle import JobHandle
+    from kinetic._client.planning import PlanView
+    from kinetic._core.log_format import LogChunk
+    from kinetic._store.base import Store
+
+UNKNOWN = "UNKNOWN"
+_PLACES = ("project", "zone", "cluster", "namespace")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Ending(NamedTuple):
+    """How a job ended.
+
+    Attributes:
+        state: in capitals.
+        at: when, in seconds since the epoch.
+        started_at: when its function started; None when it never did.
+    """
+
+    state: str
+    at: float
+    started_at: float | None = None
+
+
+def _unplanned(function: Callable[[], None], options: Mapping[str, Any]) -> PlanView:
+    raise UsageError("Jobs cannot be planned here.")
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A store of jobs and the way to what runs them.
+
+    Attributes:
+        store: where references and records are.
+        backend_of: the backend that took a job.
+        handle_of: the view of a job that Python code has too.
+        submit: takes a function and arguments of `kinetic.run`, and starts the job.
+        plan: takes the same, and says what would be submitted.
+        now: seconds since the epoch.
+    """
+
+    store: Store
+    backend_of: Callable[[JobRef], Backend]
+    handle_of: Callable[[JobRef], JobHandle[Any]]
+    submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
+    now: Callable[[], float] = time.time
+    plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _unplanned
+
+    def refs(self) -> list[JobRef]:
+        """Return all jobs, newest first."""
+        return stored.refs(self.store)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all jobs."""
+        return stored.ids(self.store)
+
+    def find(self, text: str) -> JobRef:
+        """Return the job with this id, or the only one whose id begins so; "-" is the newest
+        job."""
+        return self.newest() if text == NEWEST else stored.find(self.store, text)
+
+    def newest(self) -> JobRef:
+        """Return the job that was submitted last.
+
+        Raises:
+            NotFound: there are no jobs.
+        """
+        ref = next(iter(self.refs()), None)
+        if ref is None:
+            raise NotFound("There are no jobs yet.")
+        return ref
+
+    def has_batch(self, group_id: str) -> bool:
+        """Whether there is a batch with this id; it may have no job yet."""
+        try:
+            return self.store.has(layout.batch(group_id))
+        except KineticError:  # it cannot be the name of anything in a store
+            return False
+
+    def batch_name(self, group_id: str) -> str:
+        """Return the name that its caller gave a batch, and its id; only the id where the record
+        cannot be read."""
+        with contextlib.suppress(KineticError):
+            name = record.parse(self.store.get(layout.batch(group_id))).get("name")
+            return f"{name} ({group_id})" if isinstance(name, str) and name else group_id
+        return group_id
+
+    def find_to_end(self, text: str) -> JobRef:
+        """Return the job with this id, also when its reference is damaged: enough to stop it and to
+        remove it."""
+        return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
+
+    def handle(self, text: str) -> JobHandle[Any]:
+        """Return the handle of the job with this id, or the only one whose id begins so."""
+        return self.handle_of(self.find(text))
+
+    def output_of(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Yield output: what is there, or with `follow` until the job has ended; None while there
+        is nothing new."""
+        from kinetic._client.following import follow
+        from kinetic._core.log_format import LogChunk
+
+        if not request.follow:
+            return self.handle_of(ref).chunks(request)
+        events = follow(self.backend_of(ref), self.store, ref, request)
+        return (event if isinstance(event, LogChunk) else None for event in events)
+
+    def ending(self, ref: JobRef) -> Ending | None:
+        """Return how the job ended as the store says, or None while it does not say."""
+        try:
+            told = record.parse(self.store.get(layout.outcome(ref.job_id)))
+            started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
+            ended_at = float(told.get("ended_at") or ref.created_at)
+            return Ending(
+                str(told["verdict"]).upper(), ended_at, min(filter(None, started), default=None)
+            )
+        except (NotFound, CorruptRecord, ValueError, KeyError, TypeError, AttributeError):
+            return None  # absent, or damaged: the backend knows whether it ended
+
+    def started_at(self, ref: JobRef) -> float | None:
+        """Return when the function of a job that runs started, in its current attempt; None when it
+        has not."""
+        try:
+            lines = self.store.get(layout.events(ref.job_id)).splitlines()
+        except KineticError:
+            return None
+        started = None
+        for line in lines:
+            with contextlib.suppress(CorruptRecord, KeyError, TypeError, ValueError):
+                event = record.parse(line)
+                if event["kind"] in ("ready", "retry"):
+                    started = float(event["time"]) if event["kind"] == "ready" else None
+        return started
+
+    def state(self, ref: JobRef) -> str:
+        """Return PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND; UNKNOWN when nobody
+        here can tell."""
+        ending = self.ending(ref)
+        if ending is not None:
+            return ending.state
+        try:
+            phase = self.backend_of(ref).phase(ref)
+            if not phase.ended:
+                return str(phase)
+            from kinetic._client import following  # a list of running jobs does without
+
+            phase, outcome = following.standing(self.store, ref, phase, self.now())
+        except KineticError:
+            # of a backend that this version or this machine cannot ask: the other jobs are shown
+            # all the same
+            return UNKNOWN
+        return str(phase) if outcome is None else str(outcome.verdict).upper()
+
+
+def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
+    """Open the desk for a command, from settings and from --project, --zone, --cluster and
+    --namespace."""
+
+    @functools.wraps(command)
+    def opened(*args: P.args, **kwargs: P.kwargs) -> R:
+        place = {name: cast("str | None", kwargs.pop(name, None)) for name in _PLACES}
+        return command(_open(click.get_current_context().obj, place), *args, **kwargs)
+
+    for name in reversed(_PLACES):
+        opened = click.option(
+            f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
+        )(opened)
+    return opened
+
+
+def _open(given: Desk | None, flags: Mapping[str, str | None]) -> Desk:
+    return configured(flags) if given is None else given
+
+
+def configured(flags: Mapping[str, str | None]) -> Desk:
+    """Return the desk that settings and flags describe."""
+    from kinetic._config import settings as configuration
+    from kinetic._store.open import open_store
+
+    settings = configuration.load(flags=flags)
+    store = open_store(settings.home)
+
+    def backend_of(ref: JobRef) -> Backend:
+        from kinetic._backends import registry
+
+        return registry.backend_of(ref, settings)
+
+    def handle_of(ref: JobRef) -> JobHandle[Any]:
+        from kinetic._client.handle import JobHandle
+
+        return JobHandle(ref, backend_of(ref), store)
+
+    def remote(
+        function: Callable[[], None], options: Mapping[str, Any]
+    ) -> RemoteCallable[[], None]:
+        from kinetic._client import decorator as remote
+
+        arguments: dict[str, Any] = {**options, **flags}
+        return remote.run(**arguments)(function)
+
+    return Desk(
+        store,
+        backend_of,
+        handle_of,
+        submit=lambda function, options: remote(function, options).run_async(),
+        plan=lambda function, options: remote(function, options).plan(),
+    )

@@ -1,5 +1,0 @@
-"""What the caller's machine is set to, and where each value came from."""
-
-from kinetic.config.settings import Setting, Settings, load
-
-__all__ = ["Setting", "Settings", "load"]

@@ -1,1 +1,0 @@
-"""What travels: the project's source tree, and the call itself."""
