@@ -38,9 +38,8 @@ def main():
         return
     job_id = start_and_leave()
     sys.stdout.flush()
-    subprocess.run(
-        [sys.executable, __file__, job_id], check=True
-    )  # a process that knows nothing but the id
+    # a process that knows nothing but the id
+    subprocess.run([sys.executable, __file__, job_id], check=True)
 
 
 if __name__ == "__main__":

@@ -69,9 +69,8 @@ def train(epochs=10):
         shuffle=True,
         callbacks=[Progress()],
     )
-    _, accuracy = model.evaluate(
-        x_test, y_test, batch_size=96, verbose=0
-    )  # over the test images of all hosts
+    # over the test images of all hosts
+    _, accuracy = model.evaluate(x_test, y_test, batch_size=96, verbose=0)
     return {"accuracy": float(accuracy), "devices": jax.device_count(), "hosts": hosts}
 
 

@@ -69,9 +69,8 @@ def guard(entries: "Sequence[str] | None" = None) -> None:
     """
     folders = _before_the_library() if entries is None else list(entries)
     names = {name for folder in folders for name in _names_in(folder)} & sys.stdlib_module_names
-    for folder in folders[
-        : 1 if entries is None else None
-    ]:  # Further down it is PYTHONPATH, by which packages are replaced.
+    # Further down it is PYTHONPATH, by which packages are replaced.
+    for folder in folders[: 1 if entries is None else None]:
         names |= _names_in(folder) & OTHERS if not _is_library(f"{folder}{os.sep}") else set()
     names = {
         name for name in names if name not in sys.builtin_module_names and not _imp.is_frozen(name)
@@ -190,9 +189,8 @@ class _Shadows:
         spec = PathFinder.find_spec(
             fullname, [entry for entry in sys.path if entry not in self._folders]
         )
-        if (
-            spec is None and fullname in sys.stdlib_module_names
-        ):  # Of another system, or left out of this Python.
+        # Of another system, or left out of this Python.
+        if spec is None and fullname in sys.stdlib_module_names:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         return spec
 

@@ -59,16 +59,14 @@ def home(playground: Path) -> Iterator[Path]:
         "KINETIC_HOME": str(folder / "home"),
         "KINETIC_CACHE_DIR": str(folder / "cache"),
         "XDG_CONFIG_HOME": str(folder / "config"),
-        "TMPDIR": str(
-            playground / "tmp"
-        ),  # reaches every process that is started, also those that get no KINETIC_ variable
+        # reaches every process that is started, also those that get no KINETIC_ variable
+        "TMPDIR": str(playground / "tmp"),
     }
     yield folder / "home"
     os.environ.clear()
     os.environ |= before
-    if (
-        "kinetic._client.following" in sys.modules
-    ):  # What interrupted tests would say at the end of this process.
+    # What interrupted tests would say at the end of this process.
+    if "kinetic._client.following" in sys.modules:
         atexit.unregister(sys.modules["kinetic._client.following"]._tell_unless_shown)
 
 
@@ -139,9 +137,8 @@ def marked_processes(playground: Path) -> dict[int, str]:
                 )
         except OSError:  # it ended while we looked, or is somebody else's
             continue
-    return {
-        pid: line for pid, line in found.items() if line
-    }  # a zombie has no command line: it has ended
+    # a zombie has no command line: it has ended
+    return {pid: line for pid, line in found.items() if line}
 
 
 def _own_preloader(entry: Path, command: bytes) -> bool:

@@ -104,9 +104,8 @@ class PortForward:
                     self._accept()
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + self._check_every_s
-                    if (
-                        not self._open & self._far and self._ended()
-                    ):  # All that the debugger said was passed on.
+                    # All that the debugger said was passed on.
+                    if not self._open & self._far and self._ended():
                         self.terminate()
 
     def _accept(self) -> None:
@@ -253,9 +252,8 @@ def _wait(
     store: Store, ref: JobRef, ended: Callable[[], bool], pause: Callable[[float], object]
 ) -> Debugger:
     while True:
-        over = (
-            ended()
-        )  # Looked at before the record: one that listens now belongs to a job that runs.
+        # Looked at before the record: one that listens now belongs to a job that runs.
+        over = ended()
         found = read(store, ref)
         if over:
             raise NotFound(

@@ -257,9 +257,8 @@ class RemoteCallable(Generic[P, R_co]):
         )
         handle = self.run_async(*args, **kwargs)
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(
-                NotFound
-            ):  # It has ended before it could be debugged; its result tells why.
+            # It has ended before it could be debugged; its result tells why.
+            with contextlib.suppress(NotFound):
                 stack.callback(handle.debug_attach(debugging.free_port()).terminate)
             return handle.result(stream_logs=True)
 

@@ -347,9 +347,8 @@ def tell_last(interrupt: KeyboardInterrupt, text: str) -> None:
 
 
 def _tell_unless_shown(interrupt: KeyboardInterrupt, text: str) -> None:
-    if (
-        getattr(sys, "last_value", None) is not interrupt
-    ):  # what the interpreter, or a notebook, has printed
+    # what the interpreter, or a notebook, has printed
+    if getattr(sys, "last_value", None) is not interrupt:
         notice(text, once=False)
 
 

@@ -49,9 +49,8 @@ def submit(
     documents = backend.render(plan)
     backend.preflight(plan)
     ref = ref_of(plan, backend.name, store.uri)
-    with submitting(
-        store
-    ):  # Content that is there already must not be swept away before the plan names it.
+    # Content that is there already must not be swept away before the plan names it.
+    with submitting(store):
         planned = _sent(planned, store)
         if on_sent is not None:
             on_sent(planned)

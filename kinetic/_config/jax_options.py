@@ -67,9 +67,8 @@ def changed(cache_dir: Path, *, without: Mapping[str, str]) -> dict[str, Value]:
     if not isinstance(values, dict):
         return {}
     defaults = _defaults(str(getattr(jax, "__version__", "")), cache_dir)
-    plain = {
-        name: getattr(value, "value", value) for name, value in values.items()
-    }  # Of an enumeration, which takes it as well.
+    # Of an enumeration, which takes it as well.
+    plain = {name: getattr(value, "value", value) for name, value in values.items()}
     differ = {
         name: value for name, value in plain.items() if name in defaults and value != defaults[name]
     }

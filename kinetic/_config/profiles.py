@@ -194,9 +194,8 @@ def _profiles(document: Mapping[str, Any]) -> Profiles:
 
 
 def _checksum(body: bytes) -> bytes:
-    from binascii import (
-        crc32,
-    )  # finds every burst of damage up to four bytes; a digest would cost its import at every start
+    # finds every burst of damage up to four bytes; a digest would cost its import at every start
+    from binascii import crc32
 
     return b"%08x" % crc32(body)
 
@@ -238,9 +237,8 @@ def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
         CorruptRecord: the file is damaged; it stays as it is.
         StoreError: it cannot be read or written.
     """
-    place = Path(
-        os.path.realpath(path)
-    )  # a link, as people keep them for their settings, goes on being one
+    # a link, as people keep them for their settings, goes on being one
+    place = Path(os.path.realpath(path))
     try:
         place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         with _alone(place.parent):
@@ -275,9 +273,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _replace(place: Path, data: bytes) -> None:
-    temporary = place.with_name(
-        f"{place.name}.new"
-    )  # one name is enough: there is one writer; what a killed one left is overwritten
+    # one name is enough: there is one writer; what a killed one left is overwritten
+    temporary = place.with_name(f"{place.name}.new")
     try:
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -126,9 +126,8 @@ class HostReport:
 
     def _words(self) -> tuple[str, ...]:
         said = (self.detail,) if self.error is None else (self.error.type_name, self.error.message)
-        return tuple(
-            words.replace(f"/host-{self.host}/", "/host-N/") for words in said
-        )  # where a host keeps its files
+        # where a host keeps its files
+        return tuple(words.replace(f"/host-{self.host}/", "/host-N/") for words in said)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""

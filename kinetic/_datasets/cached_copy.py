@@ -95,9 +95,8 @@ def replicas(root: Path) -> list[Replica]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     digest = entry.name.partition(".")[0]
-                    with suppress(
-                        FileNotFoundError
-                    ):  # It was finished or removed since it was listed.
+                    # It was finished or removed since it was listed.
+                    with suppress(FileNotFoundError):
                         used_at[digest] = max(
                             entry.stat(follow_symlinks=False).st_mtime, used_at.get(digest, 0.0)
                         )

@@ -125,13 +125,11 @@ class _Process:
 
         found = modules.Found() if shipped is None else modules.look(shipped)
         self.script = origin.script_of(func)
-        spawned = sys.modules.get(
-            "__mp_main__"
-        )  # The script, in a process that multiprocessing has spawned.
+        # The script, in a process that multiprocessing has spawned.
+        spawned = sys.modules.get("__mp_main__")
         self._modules = found.by_value
-        self._rebuilt: frozenset[int] = (
-            frozenset()
-        )  # What was found to need itself, in any attempt.
+        # What was found to need itself, in any attempt.
+        self._rebuilt: frozenset[int] = frozenset()
         if spawned is not None and spawned.__name__ == "__mp_main__":
             self._modules += (spawned,)
         self._edited = found.edited
@@ -170,9 +168,8 @@ class _Process:
 
         def size(value: object) -> int:
             file = io.BytesIO()
-            with suppress(
-                Exception
-            ):  # It is measured alone, and may be picklable only as a part of the whole.
+            # It is measured alone, and may be picklable only as a part of the whole.
+            with suppress(Exception):
                 self.dump(file, value, registrations=False)
             return file.tell()
 

@@ -238,8 +238,7 @@ def _advice(type_name: str, *, returned: bool) -> str:
         return "Return what it is made from, or what it holds."
     if "wrapper" in kind or "reader" in kind or "writer" in kind:
         return "Pass the file's path and open it inside the function."
-    if kind.endswith(
-        ("flag", "flagvalues", "flagholder")
-    ):  # absl's are parsed where the program starts, and there only.
+    # absl's are parsed where the program starts, and there only.
+    if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
     return "Create it inside the function, or pass what it is made from."

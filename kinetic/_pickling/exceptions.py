@@ -183,9 +183,8 @@ def _from_parts(
     given = (*args, members) if members is not None else args
     error: BaseException = builtin.__new__(cls, *given)
     if members is None:
-        with suppress(
-            Exception, SystemExit
-        ):  # The built-in constructor fills in what it knows: errno, the codec's position.
+        # The built-in constructor fills in what it knows: errno, the codec's position.
+        with suppress(Exception, SystemExit):
             builtin.__init__(error, *args)
         error.args = args
     error.__dict__.update(state)

@@ -189,9 +189,8 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                if (
-                    top not in _shadows.INDISPENSABLE
-                ):  # To the host, that is the one of the standard library.
+                # To the host, that is the one of the standard library.
+                if top not in _shadows.INDISPENSABLE:
                     places[name] = _inside(own, root) or entry + inner
                 break
             if _is_module(f"{root}/{entry}{top}"):
@@ -218,9 +217,8 @@ def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
     if any(_is_module(f"{place}/{top}") for place in places):
         return True
     for finder in sys.meta_path:
-        if "editable" in str(
-            getattr(finder, "__module__", "")
-        ):  # Of an editable installation, as build backends name them.
+        # Of an editable installation, as build backends name them.
+        if "editable" in str(getattr(finder, "__module__", "")):
             with suppress(Exception):  # It is code of another project.
                 if finder.find_spec(top, None) is not None:
                     return True

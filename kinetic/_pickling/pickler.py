@@ -126,9 +126,8 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         needs_unfinished = any(
             id(self._script.namespace[name]) in self._seen for name in found.needed
         )
-        if (
-            id(obj) in self._begun or needs_unfinished
-        ):  # Asked for a second time before it is finished.
+        # Asked for a second time before it is finished.
+        if id(obj) in self._begun or needs_unfinished:
             raise Circular(obj)
         self._begun.add(id(obj))
         return (

@@ -243,9 +243,8 @@ def _pack(root: str, scan: walk.Scan, old: cache.Snapshot | None, told: _Told) -
     for path, found in scan.files.items():
         content = contents.get(found.path)
         if content is None:
-            if os.path.lexists(
-                found.path
-            ):  # Else it went away since the walk, as if there had never been one.
+            # Else it went away since the walk, as if there had never been one.
+            if os.path.lexists(found.path):
                 scan.unreadable.append(path)
             continue
         watched[found.path] = content.stamp

@@ -88,9 +88,8 @@ def read(path: str) -> Content:
             after = os.fstat(file.fileno())
         if stamp_of(before) == stamp_of(after):
             return Content(digest.hexdigest(), size, stamp_of(after))
-        if (
-            size == before.st_size < after.st_size
-        ):  # It grew, as logs do: to read it again would only find it longer.
+        # It grew, as logs do: to read it again would only find it longer.
+        if size == before.st_size < after.st_size:
             break
     return Content(digest.hexdigest(), size, ())
 

@@ -31,9 +31,8 @@ def note(cache_dir: Path, output_dir: str | None) -> None:
     file = os.path.join(cache_dir, _NAME)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (
-            len(known) >= _MOST
-        ):  # The oldest half is dropped. A path that another process adds meanwhile may be lost.
+        # The oldest half is dropped. A path that another process adds meanwhile may be lost.
+        if len(known) >= _MOST:
             _replace(file, known[_MOST // 2 :])
         with open(file, "ab") as notes:
             notes.write(os.fsencode(output_dir) + b"\0")

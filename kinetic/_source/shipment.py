@@ -144,9 +144,8 @@ def _loaded() -> list[str]:
     )
     found: list[str] = []
     for name, module in list(sys.modules.items()):
-        file = (
-            vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        )  # Asking a lazy one would load it.
+        # Asking a lazy one would load it.
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if (
             isinstance(file, str)
             and not file.startswith(own)
@@ -164,9 +163,8 @@ def _is_foreign(rel: str) -> bool:
 def _inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
     """Return those of the places that lie in the project and hold no code of it."""
     assert found.root is not None
-    real = dict.fromkeys(
-        Path(os.path.realpath(place)) for place in places
-    )  # A loop of links is the store's to tell.
+    # A loop of links is the store's to tell.
+    real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
     code = _holding_code(found)
     return [each for each in real if each.is_relative_to(found.root) and each not in code]
 

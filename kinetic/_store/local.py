@@ -164,9 +164,8 @@ class LocalStore:
             _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
 
     def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
-        for _ in range(
-            100
-        ):  # Someone may delete the folder between our making it and our using it.
+        # Someone may delete the folder between our making it and our using it.
+        for _ in range(100):
             try:
                 return _give_name(temporary, target, if_absent)
             except FileNotFoundError:

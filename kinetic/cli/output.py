@@ -340,9 +340,8 @@ def replace_closed_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # The lowest that is free: this one. Programs that are started inherit it.
+            # The lowest that is free: this one. Programs that are started inherit it.
+            os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))

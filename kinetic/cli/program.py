@@ -128,9 +128,8 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
 
         import_module("kinetic._host.worker.command").run(kind, target, args)
 
-    run_program.__code__ = run_program.__code__.replace(
-        co_filename="<kinetic>"
-    )  # left out of tracebacks
+    # left out of tracebacks
+    run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")
     run_program.__module__ = _stand_in(program, script)
     run_program.__name__ = run_program.__qualname__ = program.name
     return run_program

@@ -88,9 +88,8 @@ def remove(desk: Desk, ref: JobRef) -> None:
     folder stays."""
     desk.backend_of(ref).cleanup(ref)
     desk.store.delete(layout.job(ref.job_id))
-    desk.store.delete(
-        layout.ref(ref.job_id)
-    )  # last: an interrupted removal can be found and done again
+    # last: an interrupted removal can be found and done again
+    desk.store.delete(layout.ref(ref.job_id))
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
@@ -112,9 +111,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
             if c.is_list()
         }
     )
-    contents = tuple(
-        sorted(unused, key=lambda c: rank.get(c.digest, len(rank)))
-    )  # should we be killed on the way
+    # should we be killed on the way
+    contents = tuple(sorted(unused, key=lambda c: rank.get(c.digest, len(rank))))
     data = tuple(
         r
         for r in cached_copy.replicas(cached_copy.root_of(store))

@@ -526,9 +526,8 @@ def test_what_was_tampered_with_is_not_run(home, project, monkeypatch, change, a
     ):
         handle.result(timeout=PATIENCE_S)
     assert not marker.exists()
-    mended = kinetic.run(accelerator="cpu")(touch).run_async(
-        str(marker)
-    )  # Submitting again sends what is missing or wrong.
+    # Submitting again sends what is missing or wrong.
+    mended = kinetic.run(accelerator="cpu")(touch).run_async(str(marker))
     mended.result(timeout=PATIENCE_S)
     assert marker.exists()
 

@@ -126,9 +126,8 @@ def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
         terminal.until("ready")
         for begun, meant in WRITTEN.items():
             terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: to the beginning of the line
-            told = terminal.until(r"\{([^}]*?)/?\}")[
-                1
-            ]  # zsh takes the slash of a folder away again
+            # zsh takes the slash of a folder away again
+            told = terminal.until(r"\{([^}]*?)/?\}")[1]
             assert told.split() == ["kinetic", *meant.split()], begun
     finally:
         terminal.close()

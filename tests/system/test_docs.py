@@ -207,9 +207,8 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.settles_within(
-    12
-)  # a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
+# a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
+@pytest.mark.settles_within(12)
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text())], ids=_name)
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)

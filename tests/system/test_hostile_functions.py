@@ -302,9 +302,8 @@ def then_raise(havoc):
 def test_a_value_comes_back_all_the_same(havoc):
     handle = started(then_return, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
-        failure_of(
-            handle, (RuntimeError, errors.UserCodeFailed)
-        )  # It struck before the function was over.
+        # It struck before the function was over.
+        failure_of(handle, (RuntimeError, errors.UserCodeFailed))
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
     assert not any(word in told(handle) for word in OURS)
@@ -369,9 +368,8 @@ def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
     handle = started(leave)
     assert handle.result(stream_logs=False) == 1
     report = handle.outcome().reports[0]
-    assert (
-        handle.outcome().ended_at - report.ended_at < 2.5
-    )  # It waited for no time limit: the shortest is 3 s.
+    # It waited for no time limit: the shortest is 3 s.
+    assert handle.outcome().ended_at - report.ended_at < 2.5
     assert "still running after the function ended, and killed" in handle.logs()
     assert named in handle.logs()
 

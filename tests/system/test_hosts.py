@@ -283,9 +283,8 @@ def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
 def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
     @kinetic.run(accelerator=accelerator, hang_timeout=60)
     def descend():
-        os.sched_setaffinity(
-            0, sorted(os.sched_getaffinity(0))[:2]
-        )  # XLA counts them when its backend starts.
+        # XLA counts them when its backend starts.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
         import jax
         import jax.numpy as jnp
         from jax.sharding import NamedSharding, PartitionSpec

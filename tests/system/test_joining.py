@@ -468,9 +468,8 @@ def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(mo
 
 
 def test_a_fork_that_imports_jax_first_stands_alone():
-    @kinetic.run(
-        accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"}
-    )  # A variable of JAX's: it is not imported ahead.
+    # A variable of JAX's: it is not imported ahead.
+    @kinetic.run(accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"})
     def fork():
         import os
         import sys

@@ -57,9 +57,8 @@ def held_in(phase, tmp):
         return handle
     _, agents = processes(handle)
     if phase == "joining":
-        os.kill(
-            agents[0], signal.SIGSTOP
-        )  # While it is stopped it cannot join, unless it was very quick.
+        # While it is stopped it cannot join, unless it was very quick.
+        os.kill(agents[0], signal.SIGSTOP)
         worker_of(agents[1])
     else:
         wait_until(marker.exists, "the function has not started")

@@ -422,9 +422,8 @@ def test_only_what_is_declared_travels(monkeypatch):
 
 
 def test_secrets_rest_nowhere(monkeypatch, home):
-    secret = "-".join(
-        ["s3cret", "value", "of", "the", "test"]
-    )  # Not literally here: this file is shipped as source.
+    # Not literally here: this file is shipped as source.
+    secret = "-".join(["s3cret", "value", "of", "the", "test"])
     monkeypatch.setenv("MY_TOKEN", secret)
 
     @kinetic.run(accelerator="cpu", secrets=["MY_TOKEN"])

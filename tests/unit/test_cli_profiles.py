@@ -225,18 +225,16 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("--profile", "") == ["dev", "ops"]
     assert offered("profile", "use", "o") == ["ops"]
     assert offered("comp") == ["completion"]
-    assert offered("stauts", "") == offered(
-        ""
-    )  # a misspelt command must not spill its error into the line
+    # a misspelt command must not spill its error into the line
+    assert offered("stauts", "") == offered("")
     assert "--all-hosts" in offered("run", "--a")
     assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]  # a file, as far as we know
     assert offered("run", "-a", "cpu:4", "--det") == ["--detach"]
     assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
     assert offered("run", "-a", "cpu:s") == []
     assert offered("run", "--backend", "g") == ["gke"]
-    assert offered("jobs", "list", "--state=fa") == [
-        "--state=failed"
-    ]  # shells replace the whole word
+    # shells replace the whole word
+    assert offered("jobs", "list", "--state=fa") == ["--state=failed"]
     assert {"list", "top", "prune"} <= set(offered("jobs", ""))
 
 

@@ -663,9 +663,8 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
             views, told = {}, gang.version
         for host in range(HOSTS):
             view = gang.view(host)
-            assert (
-                views.setdefault(host, view) == view == gang._make_view(view.stop_exit)
-            )  # news come with a new version
+            # news come with a new version
+            assert views.setdefault(host, view) == view == gang._make_view(view.stop_exit)
             assert not view.ready or joined == set(range(HOSTS))
             assert view.all_done == (exits(gang) == [Exit.RETURNED] * HOSTS)
     for step in range(200):

@@ -481,6 +481,5 @@ def test_importing_starts_nothing_so_that_the_importer_may_fork():
 
 def test_the_generated_code_loads_with_the_oldest_protobuf_that_we_support():
     generated = Path(codec.pb.__file__).read_text()
-    assert (
-        "# Protobuf Python Version: 5.29." in generated
-    )  # made by a newer protoc it would refuse every older protobuf
+    # made by a newer protoc it would refuse every older protobuf
+    assert "# Protobuf Python Version: 5.29." in generated

@@ -267,9 +267,8 @@ def test_data_that_cannot_be_read_is_refused(folder, cache, monkeypatch):
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    monkeypatch.setattr(
-        os, "scandir", guarded
-    )  # the tests may run as root, whom no permission stops
+    # the tests may run as root, whom no permission stops
+    monkeypatch.setattr(os, "scandir", guarded)
     with pytest.raises(UsageError, match=r"cannot be read: sub\."):
         bundle.build_data(folder, cache_dir=cache)
 

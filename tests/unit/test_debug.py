@@ -173,9 +173,8 @@ def test_attaching_waits_until_the_leader_listens(store, echo):
         if len(pauses) == 2:
             import dataclasses
 
-            put_debugger(
-                store, dataclasses.replace(WAITING, state=DebuggerState.CLOSED)
-            )  # of an attempt before
+            # of an attempt before
+            put_debugger(store, dataclasses.replace(WAITING, state=DebuggerState.CLOSED))
         if len(pauses) == 3:
             put_debugger(store, WAITING)
 

@@ -278,9 +278,8 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
                 for j in traces.jobs[1:]
             ),
         )
-        assert (
-            repair(store, lost, lambda: NOW) == []
-        )  # it came to life between the look and the repair
+        # it came to life between the look and the repair
+        assert repair(store, lost, lambda: NOW) == []
         assert (lock.parent / "work").is_dir()
     finally:
         os.kill(child, 9)

@@ -240,9 +240,8 @@ def test_a_plan_is_drawn_with_what_it_says_as_text():
 def test_it_fits_into_a_narrow_output(accelerator):
     drawn = drawing.html(picture(accelerator))
     assert "overflow-wrap:anywhere" in drawn  # long names
-    assert not re.search(
-        r"repeat\(\d+,max-content\);gap:6px", drawn
-    )  # boxes wrap; a grid of so many columns would not
+    # boxes wrap; a grid of so many columns would not
+    assert not re.search(r"repeat\(\d+,max-content\);gap:6px", drawn)
     widths = [int(width) for width in re.findall(r"min-width:(\d+)px", drawn)]
     assert widths
     assert max(widths) < 200

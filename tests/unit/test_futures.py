@@ -191,9 +191,8 @@ def test_awaiting_raises_what_the_function_raised(source, error):
     async def main():
         await kinetic.JobHandle(failed, source, source.store)
 
-    expected = (
-        RuntimeError if isinstance(error, StopIteration) else type(error)
-    )  # as any coroutine that raises it
+    # as any coroutine that raises it
+    expected = RuntimeError if isinstance(error, StopIteration) else type(error)
     with pytest.raises(expected):
         asyncio.run(main())
 

@@ -103,9 +103,8 @@ def _class_name(raised: ast.expr | None) -> str:
 
 def machine_paths(text: str) -> list[str]:
     """Paths that only exist where the text was written. `/home/me` and `/home/you` are nobody's."""
-    own = (
-        re.escape(str(ROOT)) if len(ROOT.parts) > 2 else r"(?!)"
-    )  # "/src" is too short to mean this machine
+    # "/src" is too short to mean this machine
+    own = re.escape(str(ROOT)) if len(ROOT.parts) > 2 else r"(?!)"
     return re.findall(rf"{own}\b|/Users/\w+|/home/(?!me\b|you\b|user\b)\w+|\.pyenv/versions", text)
 
 

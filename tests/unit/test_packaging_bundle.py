@@ -265,9 +265,8 @@ def test_pipes_are_left_out_by_name(root):
 
 
 def test_what_cannot_be_read_is_left_out_by_name():
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # Unlike pytest's own folders, one that others can look into.
+    # Unlike pytest's own folders, one that others can look into.
+    with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         root.chmod(0o755)
         write(root, {"ok": "1", "locked": "2", "closed/x": "3"})

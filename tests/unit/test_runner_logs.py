@@ -181,9 +181,8 @@ def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
     files = folder / "log", folder / "log.idx"
     text = "\n".join(lines) + ("\n" if ends and lines else "")
     log = HostLog(*files)
-    for line in text.splitlines(
-        keepends=True
-    ):  # each with a record of its own, as lines that are printed slowly
+    # each with a record of its own, as lines that are printed slowly
+    for line in text.splitlines(keepends=True):
         log.write(STDOUT, line.encode())
     log.close()
     expected = "".join(text.splitlines(keepends=True)[-wanted:]) if wanted else ""

@@ -31,9 +31,8 @@ def check(file: Path, cache: Path) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own = (
-        ROOT / ".mypy_cache"
-    )  # One cache for `make check` and this test: the second of them is quick.
+    # One cache for `make check` and this test: the second of them is quick.
+    own = ROOT / ".mypy_cache"
     return own if own.is_dir() else tmp_path_factory.mktemp("mypy")
 
 

@@ -106,9 +106,8 @@ def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     file = str(tmp_path / "world")
     assert joining.standing(file) == ""
     with joining._claimed(file):
-        assert _in_fork(
-            lambda: joining.standing(file) == joining.JOINING
-        )  # Here its end would free the lock.
+        # Here its end would free the lock.
+        assert _in_fork(lambda: joining.standing(file) == joining.JOINING)
         assert _in_fork(lambda: _is_taken(file))
     assert _in_fork(lambda: joining.standing(file) == joining.JOINED)
     assert _in_fork(lambda: _is_taken(file))

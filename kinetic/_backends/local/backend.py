@@ -23,9 +23,8 @@ from kinetic._store import files
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, KineticError, SubmitError
 
-if (
-    TYPE_CHECKING
-):  # a list of running jobs does without these, and without what is imported in functions
+# a list of running jobs does without these, and without what is imported in functions
+if TYPE_CHECKING:
     import socket
 
     from kinetic._backends.local.log_reader import LogReader
@@ -170,9 +169,8 @@ class LocalBackend:
         stuck = _StuckWatch(self._unreachable_after_s)
         try:
             while True:
-                ended = (
-                    not watch.is_alive() and self.phase(ref).ended
-                )  # Looked at before reading: what was printed is there.
+                # Looked at before reading: what was printed is there.
+                ended = not watch.is_alive() and self.phase(ref).ended
                 got = False
                 for reader in readers:
                     for chunk in reader.read():

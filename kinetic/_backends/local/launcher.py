@@ -80,9 +80,8 @@ class Preloader:
             SubmitError: the preloader could not start or died.
         """
         line = json.dumps(request).encode() + b"\n"
-        self._process.send_signal(
-            signal.SIGCONT
-        )  # If somebody has stopped it, it would be waited for without end.
+        # If somebody has stopped it, it would be waited for without end.
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._socket.sendall(line)
             answer = self._read_line()
@@ -218,9 +217,8 @@ def _forget(preloader: Preloader) -> None:
 
 def _close_all() -> None:
     for preloader in list(_preloaders.values()):
-        if (
-            preloader.owner == os.getpid()
-        ):  # A forked copy of this process must not end what its parent uses.
+        # A forked copy of this process must not end what its parent uses.
+        if preloader.owner == os.getpid():
             preloader.close()
     _preloaders.clear()
 

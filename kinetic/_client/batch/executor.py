@@ -80,9 +80,8 @@ class Crew:
             while self._step():
                 pass
         except BaseException as error:
-            self.stop(
-                f"submitting failed: {type(error).__name__}: {text_of(error)}"
-            )  # Wake all waiters.
+            # Wake all waiters.
+            self.stop(f"submitting failed: {type(error).__name__}: {text_of(error)}")
             raise
         finally:
             self._end_submitting()
@@ -147,9 +146,8 @@ class Crew:
             self._refuse(index, error)
 
     def _refuse(self, index: int, error: Exception) -> None:
-        level = (
-            logging.INFO if self._refusals else logging.WARNING
-        )  # All have the same reason more often than not.
+        # All have the same reason more often than not.
+        level = logging.INFO if self._refusals else logging.WARNING
         self._refusals += 1
         _log.log(
             level,

@@ -316,9 +316,8 @@ class BatchHandle(Generic[R_co]):
                 while told < len(crew.ledger.finished):
                     index = crew.ledger.finished[told]
                     told += 1
-                    if (
-                        told > self._shown
-                    ):  # Each end is told once, and none that came before this process looked.
+                    # Each end is told once, and none that came before this process looked.
+                    if told > self._shown:
                         shown.ended(index)
                         self._shown = told
                     yield index

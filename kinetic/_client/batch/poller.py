@@ -65,9 +65,8 @@ class News:
 
     def read(self, ledger: Ledger) -> Found:
         """Look."""
-        held = (
-            self._manifest.is_held()
-        )  # Looked at first: what was submitted until it was let go is seen then.
+        # Looked at first: what was submitted until it was let go is seen then.
+        held = self._manifest.is_held()
         beyond = {
             i: child.tries
             for i, child in enumerate(ledger.children)

@@ -71,9 +71,8 @@ class Tally:
             return
         if not self._redraws:
             state = self._ledger.children[index].state
-            if (
-                state is not State.SKIPPED
-            ):  # Hundreds may be left out at once; the lines of the others count them.
+            # Hundreds may be left out at once; the lines of the others count them.
+            if state is not State.SKIPPED:
                 self._write(
                     f"kinetic: {line(self._group_id, self._ledger)}; input {index} {state}\n"
                 )

@@ -51,9 +51,8 @@ def tpu_slice(
         chips_per_host: which machines to take; None takes the usual ones.
     """
     if is_cube(family, shape):
-        shape = tuple(
-            sorted(shape)
-        )  # The same chips; the vendor takes the axes in ascending order only.
+        # The same chips; the vendor takes the axes in ascending order only.
+        shape = tuple(sorted(shape))
     found = [m for m in _machines_of(family, shape) if chips_per_host in (None, m.chips_per_host)]
     if not found:
         return None

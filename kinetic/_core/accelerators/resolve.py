@@ -272,9 +272,8 @@ def _tail(row: Topology) -> str:
 
 
 def _number(text: str) -> int | None:
-    return (
-        int(text) if text.isascii() and text.isdigit() else None
-    )  # isdigit() alone lets "²" through.
+    # isdigit() alone lets "²" through.
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _shape(text: str) -> Shape | None:

@@ -79,9 +79,8 @@ class Agent:
         self._log_paths = logs
         self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
-        self._alone = (
-            identity.hosts == 1 and alive_fd >= 0
-        )  # The supervisor sees its end, and finds the report in the store.
+        # The supervisor sees its end, and finds the report in the store.
+        self._alone = identity.hosts == 1 and alive_fd >= 0
         self._ready = self._alone
         self._armed = self._started = self._stopping = self._kept = self._delivered = (
             self._all_done
@@ -112,9 +111,8 @@ class Agent:
         processes.adopt_orphans()
         name = f"{self._who.job_id} host {self._who.host}"
         stacks = Path(self._who.scratch) / f"stacks-{self._who.host}"
-        self._worker = Child(
-            f"kinetic-worker {name}", stacks
-        )  # Before the first thread of this process: a fork would copy locks that threads hold.
+        # Before the first thread of this process: a fork would copy locks that threads hold.
+        self._worker = Child(f"kinetic-worker {name}", stacks)
         self._reserve = processes.reserve_disk(
             Path(self._who.scratch) / f"reserve-{self._who.host}", RESERVE_BYTES
         )
@@ -170,9 +168,8 @@ class Agent:
 
     def _prepare(self) -> None:
         try:
-            with processes.dying_with(
-                self._supervisor if self._alive_fd >= 0 else 0
-            ):  # It may take long, and nobody listens.
+            # It may take long, and nobody listens.
+            with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
                 self._workspace = workspace.prepare(self._who, self._plan, self._store)
             self._mountpoints.keep(self._plan.data)
             self._state = "starting" if self._ready else "waiting"
@@ -283,9 +280,8 @@ class Agent:
         self._worker.reap()
         self._kill_at = None
         self._end = self._end or self._last_word()
-        if (
-            self._end is not None and not self._stopping and self._gate is None
-        ):  # A debugger leaves a process of its own.
+        # A debugger leaves a process of its own.
+        if self._end is not None and not self._stopping and self._gate is None:
             self._name_leftovers()
         processes.kill_descendants()
         for tee in self._tees:
@@ -294,9 +290,8 @@ class Agent:
 
     def _last_word(self) -> Message | None:
         """How the function ended, from a worker that it had cut off."""
-        with contextlib.suppress(
-            OSError, ValueError, AttributeError
-        ):  # AttributeError: there is no workspace yet.
+        # AttributeError: there is no workspace yet.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             message: Message = json.loads(files.content(self._workspace.root / LAST_WORD))
             return message
         return None
@@ -491,18 +486,16 @@ class Agent:
         if self._gate is not None:
             self._gate.close()
         data = self._report.to_json()
-        with contextlib.suppress(
-            KineticError
-        ):  # The coordinator gets it as well; one of the two is enough.
+        # The coordinator gets it as well; one of the two is enough.
+        with contextlib.suppress(KineticError):
             self._store_put(
                 layout.report(self._who.job_id, self._who.host), json.dumps(data).encode()
             )
             self._kept = True
         self._link.report(self._report)
         if damaged := (self._end or {}).get("damaged"):
-            with contextlib.suppress(
-                KineticError
-            ):  # What is there is not sent again: the next submission must find it absent.
+            # What is there is not sent again: the next submission must find it absent.
+            with contextlib.suppress(KineticError):
                 self._store.delete(layout.blob(damaged))
 
     def _log_failure(self, report: HostReport) -> None:

@@ -37,9 +37,8 @@ def _moved(entry: str, client_root: str, tree: str) -> str:
     if real != client_root and not real.startswith(f"{client_root}/"):
         return entry
     place = tree + real[len(client_root) :]
-    return (
-        place if Path(place).is_dir() else entry
-    )  # What was not sent, such as an environment, is where it was.
+    # What was not sent, such as an environment, is where it was.
+    return place if Path(place).is_dir() else entry
 
 
 def _hides_standard_modules(place: str) -> bool:

@@ -147,9 +147,8 @@ class Supervisor:
                 reason=f"{CANCELLED} {outcome.reason}",
             )
         if self._removed and not self._store.has(layout.plan(self._request.job_id)):
-            self._store.delete(
-                layout.job(self._request.job_id)
-            )  # What was written since they were removed.
+            # What was written since they were removed.
+            self._store.delete(layout.job(self._request.job_id))
         else:
             self._write_outcome(outcome)
             if plan is not None:

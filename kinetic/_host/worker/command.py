@@ -123,9 +123,8 @@ def call(argv: Sequence[str]) -> int:
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
     if code == 0 and signal.SIGTERM in forwarding.came:
-        return (
-            128 + signal.SIGTERM
-        )  # it tidied up because it was told to end: that is not its success
+        # it tidied up because it was told to end: that is not its success
+        return 128 + signal.SIGTERM
     return code if code >= 0 else 128 - code
 
 
@@ -142,9 +141,8 @@ class _Forwarding:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # no other thread may set handlers
+        # no other thread may set handlers
+        if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._forward) for signum in _FORWARDED}
         return self
 

@@ -117,9 +117,8 @@ def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
     """End the wait when its time has passed."""
     done.wait(min(window_s, threading.TIMEOUT_MAX))
     while not done.is_set():
-        with contextlib.suppress(
-            RuntimeError
-        ):  # The wait has not begun yet; ending it twice does no harm.
+        # The wait has not begun yet; ending it twice does no harm.
+        with contextlib.suppress(RuntimeError):
             debugpy.wait_for_client.cancel()
         done.wait(_AGAIN_S)
 
@@ -154,9 +153,8 @@ class Gate:
         self._given_up_at = self._next_look_at = 0.0
         self.holds = False
         """Whether this host's worker waits for `go`."""
-        if (
-            identity.host == 0 and identity.attempt > 1
-        ):  # What an earlier attempt left must not be taken for this one's.
+        # What an earlier attempt left must not be taken for this one's.
+        if identity.host == 0 and identity.attempt > 1:
             with contextlib.suppress(KineticError):
                 store.delete(self._key)
 

@@ -329,9 +329,8 @@ def _claimed(file: str) -> Iterator[None]:
         return
     held = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.lockf(
-            held, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # A record lock: forks of this process do not hold it.
+        # A record lock: forks of this process do not hold it.
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         by = os.pread(held, 100, 0).decode(errors="replace").split()[1:]
         os.close(held)

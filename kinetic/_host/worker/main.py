@@ -391,9 +391,8 @@ def _see_data(start: Start) -> None:
         )
     except KineticError as error:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
-    processes.die_with_parent(
-        os.getppid()
-    )  # The kernel forgets that for a process that changes its rights.
+    # The kernel forgets that for a process that changes its rights.
+    processes.die_with_parent(os.getppid())
 
 
 def _source_map(start: Start) -> tuple[str, str] | None:
@@ -440,9 +439,8 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
         from kinetic._pickling import cells
 
         cells.remember(start.cells)
-    if (
-        "numpy.random" in sys.modules
-    ):  # Forked from one parent, all hosts would draw the same numbers.
+    # Forked from one parent, all hosts would draw the same numbers.
+    if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     os.umask(0o022)
 

@@ -205,9 +205,8 @@ def _show(entry: os.DirEntry[str], place: str) -> None:
         os.symlink(os.readlink(entry.path), place)
         return
     _stub(place, is_dir=entry.is_dir())
-    with contextlib.suppress(
-        FileNotFoundError, PermissionError
-    ):  # It went away, or is a mount that only its owner may enter.
+    # It went away, or is a mount that only its owner may enter.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         _mount(entry.path, place, _MS_BIND | _MS_REC)
 
 

@@ -167,9 +167,8 @@ def described(error: BaseException, start: Start) -> Message:
         "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
     }
     places = (start.tree, start.client_root) if start.client_root else None
-    with contextlib.suppress(
-        BaseException
-    ):  # Pickling runs the user's code, which may do anything, exiting included.
+    # Pickling runs the user's code, which may do anything, exiting included.
+    with contextlib.suppress(BaseException):
         told |= _sent(start, "error", call.pack_exception(error, source_map=places))
     return {"error": told}
 
@@ -192,9 +191,8 @@ def _explain(error: BaseException) -> None:
 def _traceback_with_lines(error: BaseException, start: Start) -> str:
     """The formatted traceback; where the function cannot read its source tree any more, with lines
     of the caller's."""
-    if start.client_root and not os.path.isdir(
-        start.tree
-    ):  # Path.is_dir raises where nothing may be read.
+    # Path.is_dir raises where nothing may be read.
+    if start.client_root and not os.path.isdir(start.tree):
         import linecache
 
         for module in list(sys.modules.values()):
@@ -216,13 +214,11 @@ def traceback_of(error: BaseException) -> str:
 def save(start: Start, name: str, data: bytes) -> str:
     """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
-    path.parent.mkdir(
-        exist_ok=True
-    )  # Not those above it: a job does not bring back a store that was removed.
+    # Not those above it: a job does not bring back a store that was removed.
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
-    path.chmod(
-        0o600
-    )  # The function may have set a umask under which not even the agent could read it.
+    # The function may have set a umask under which not even the agent could read it.
+    path.chmod(0o600)
     return str(path)
 
 
