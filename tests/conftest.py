@@ -66,8 +66,8 @@ def home(playground: Path) -> Iterator[Path]:
     os.environ.clear()
     os.environ |= before
     # What interrupted tests would say at the end of this process.
-    if "kinetic._client.following" in sys.modules:
-        atexit.unregister(sys.modules["kinetic._client.following"]._tell_unless_shown)
+    if "kinetic._client.board.console" in sys.modules:
+        atexit.unregister(sys.modules["kinetic._client.board.console"]._tell_unless_shown)
 
 
 @pytest.fixture

@@ -1,28 +1,22 @@
 """Step 4, follow: a job's output as it is printed, then its verdict.
 
-In: `JobRef`, a backend, a store. Out: `LogChunk`s and `Tick`s, then exactly one `Finished`; bytes
-on this process's streams. Also the one place of the library that tells the caller something on
-stderr (`notice`).
+In: `JobRef`, a backend, a store. Out: `LogChunk`s and `Tick`s, then exactly one `Finished`.
 """
 
 from __future__ import annotations
 
-import atexit
-import codecs
 import contextlib
-import functools
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from kinetic._backends.base import Backend, LogRequest, Phase
 from kinetic._core import layout, record
-from kinetic._core.log_format import STDERR, LogChunk
+from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Exit, HostReport, Outcome, judge
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
@@ -243,136 +237,3 @@ class StatusWatch:
         if phase is not self._last:
             self._last = phase
             self._on_status(phase)
-
-
-class Printer:
-    """Writes output to this process's stdout and stderr: the same bytes, on the same stream, at
-    once.
-
-    Promises: (1) real streams get the bytes unchanged, streams without bytes (notebooks) get text;
-    (2) a stream that breaks is left alone, and the job goes on being watched.
-    """
-
-    def __init__(self, *, prefixed: bool = False) -> None:
-        self._prefixed = prefixed
-        self._broken: set[int] = set()
-        self._decoders: dict[tuple[int, int], codecs.IncrementalDecoder] = {}
-        self._open_line_of: int | None = None
-
-    def write(self, chunk: LogChunk) -> None:
-        """Write one chunk."""
-        if chunk.stream in self._broken:
-            return
-        stream = sys.stderr if chunk.stream == STDERR else sys.stdout
-        try:
-            self._put(stream, self.shown(chunk), (chunk.host, chunk.stream))
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed.
-            self._broken.add(chunk.stream)
-            _log.warning(
-                "output cannot be written any more (%s); it is kept, see `kinetic jobs logs`", error
-            )
-
-    def _put(self, stream: Any, data: bytes, source: tuple[int, int]) -> None:
-        if stream is None:
-            return
-        raw = getattr(stream, "buffer", None)
-        if raw is None:
-            decoder = self._decoders.setdefault(
-                source, codecs.getincrementaldecoder("utf-8")("replace")
-            )
-            stream.write(decoder.decode(data))
-            stream.flush()
-            return
-        stream.flush()
-        _write_all(raw, data)
-
-    def shown(self, chunk: LogChunk) -> bytes:
-        """Return the bytes to show: with the host in front of each line, where that was asked
-        for."""
-        if not self._prefixed:
-            return chunk.data
-        prefix = b"[host %d] " % chunk.host
-        body, end = (chunk.data[:-1], b"\n") if chunk.data.endswith(b"\n") else (chunk.data, b"")
-        text = body.replace(b"\n", b"\n" + prefix) + end
-        start = b"" if self._open_line_of is None else b"\n"
-        start = b"" if self._open_line_of == chunk.host else start + prefix
-        self._open_line_of = None if end else chunk.host
-        return start + text
-
-
-def _write_all(raw: Any, data: bytes) -> None:
-    """Write to a stream that may be unbuffered (it may take less than it is given) or not block (it
-    may take nothing)."""
-    view = memoryview(data)
-    while view:
-        try:
-            taken = raw.write(view) or 0
-        except BlockingIOError as full:
-            taken = full.characters_written
-        view = view[taken:]
-        if view and not taken:
-            time.sleep(0.01)
-    while not _flushed(raw):
-        time.sleep(0.01)
-
-
-def _flushed(raw: Any) -> bool:
-    try:
-        raw.flush()
-    except BlockingIOError:  # What it still holds would be lost when the stream is closed.
-        return False
-    return True
-
-
-_told: set[str] = set()
-
-
-def notice(text: str, *, once: bool = True) -> None:
-    """Tell the caller something on stderr; the same words only once in a process."""
-    if once and text in _told:
-        return
-    _told.add(text)
-    try:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # AttributeError: there is no stderr (pythonw).
-        _log.info("%s", text)
-
-
-def tell_last(interrupt: KeyboardInterrupt, text: str) -> None:
-    """Let these be the last words of what Python prints of an interrupt; where it is caught, the
-    last words of this process."""
-    interrupt.add_note(text)
-    atexit.register(_tell_unless_shown, interrupt, text)
-
-
-def _tell_unless_shown(interrupt: KeyboardInterrupt, text: str) -> None:
-    # what the interpreter, or a notebook, has printed
-    if getattr(sys, "last_value", None) is not interrupt:
-        notice(text, once=False)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def leads_to_the_caller(method: F) -> F:
-    """Leave our frames out of what a handle's blocking method raises; after Ctrl-C, say last how to
-    come back to the job."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            return method(self, *args, **kwargs)
-        except KeyboardInterrupt as interrupt:
-            if not getattr(interrupt, "__notes__", ()):
-                tell_last(interrupt, self._parting_words())
-            interrupt.__traceback__ = None
-            raise
-        except Exception as error:
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code in (call.__code__, method.__code__):
-                trace = trace.tb_next
-            error.__traceback__ = trace
-            raise
-
-    return cast("F", functools.wraps(method)(call))

@@ -20,7 +20,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from kinetic._client import following, waiter
+from kinetic._client import waiter
+from kinetic._client.board import console
 from kinetic._client.waiter import Endings
 from kinetic._core.duration import Duration, patience_s
 from kinetic.errors import UsageTypeError, WaitTimeout, a_type
@@ -275,7 +276,7 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
             del left[job]
             yield job
     except KeyboardInterrupt:
-        following.notice(
+        console.notice(
             f"\nkinetic: {_ids(left)} {'goes' if len(left) == 1 else 'go'} on; see `kinetic jobs "
             "list`.",
             once=False,

@@ -20,7 +20,9 @@ from kinetic._backends import registry
 from kinetic._backends.base import Backend, Controls, LogRequest, Phase, Signals
 from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
-from kinetic._client.following import Finished, OnStatus, Printer, StatusWatch, leads_to_the_caller
+from kinetic._client.board import console
+from kinetic._client.board.console import Printer, leads_to_the_caller
+from kinetic._client.following import Finished, OnStatus, StatusWatch
 from kinetic._core import layout, record
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
@@ -277,7 +279,7 @@ class JobHandle(Generic[R_co]):
             working_dir=working_dir,
             ended=lambda: self.status().ended,
         )
-        following.notice(forward.instructions, once=False)
+        console.notice(forward.instructions, once=False)
         return forward
 
     def processes(self) -> dict[str, Any]:
@@ -566,4 +568,4 @@ class JobHandle(Generic[R_co]):
         return f"kinetic: {self.job_id} keeps running; {self._way_back()}"
 
     def _tell_it_goes_on(self) -> None:
-        following.notice(f"\n{self._parting_words()}", once=False)
+        console.notice(f"\n{self._parting_words()}", once=False)

@@ -60,10 +60,10 @@ class Place:
 
     def tell(self, warnings: Sequence[str]) -> None:
         """Tell the caller what to know before a job leaves the machine."""
-        from kinetic._client import following
+        from kinetic._client.board import console
 
         if self.selection.notice:
-            following.notice(self.selection.notice)
+            console.notice(self.selection.notice)
         for warning in warnings:
             _log_once(warning)
 

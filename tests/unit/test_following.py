@@ -4,15 +4,9 @@ should have judged."""
 from __future__ import annotations
 
 import functools
-import io
 import logging
-import os
-import sys
-import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from laptop_fakes import (
     NOW,
     FakeBackend,
@@ -27,9 +21,8 @@ from laptop_fakes import (
 
 from kinetic._backends.base import LogRequest, Phase
 from kinetic._client import following
-from kinetic._client.following import Finished, Printer, Tick
+from kinetic._client.following import Finished, Tick
 from kinetic._core import layout
-from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import Exit, HostReport
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
@@ -221,102 +214,6 @@ def test_a_store_that_takes_no_verdict_still_gives_one(store, backend, caplog):
     (finished,) = follow(backend, Full(store.path("x").parent), job)
     assert finished.outcome.supervisor_lost
     assert "no space left" in caplog.text
-
-
-# -- printing --------------------------------------------------------------------------------------
-
-NASTY = b"[rank0] arr[i] [/tmp/x] \x1b[31mred\x1b[0m \xff\xfe " + b"x" * 5000 + b"\n"
-
-
-def test_bytes_arrive_unchanged_on_their_stream(capfdbinary):
-    printer = Printer()
-    printer.write(chunk(NASTY))
-    printer.write(chunk(b"oops\n", stream=STDERR))
-    out, err = capfdbinary.readouterr()
-    assert out == NASTY
-    assert err == b"oops\n"
-
-
-def test_text_printed_before_stays_before(capsysbinary):
-    print("first")
-    Printer().write(chunk(b"second\n"))
-    assert capsysbinary.readouterr().out == b"first\nsecond\n"
-
-
-def test_a_stream_without_bytes_gets_text_and_no_broken_characters(monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", stream)
-    printer = Printer()
-    for byte in "héllo €\n".encode():
-        printer.write(chunk(bytes([byte])))
-    printer.write(chunk(b"\xff\n"))
-    assert stream.getvalue() == "héllo €\n\ufffd\n"
-
-
-class BrokenStream(io.StringIO):
-    def write(self, text):
-        raise BrokenPipeError(32, "Broken pipe")
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_broken_stream_is_left_alone(monkeypatch, capsys, caplog, closed):
-    stream = io.StringIO() if closed else BrokenStream()
-    if closed:
-        stream.close()
-    monkeypatch.setattr(sys, "stdout", stream)
-    printer = Printer()
-    printer.write(chunk(b"a\n"))
-    printer.write(chunk(b"b\n"))
-    printer.write(chunk(b"to stderr\n", stream=STDERR))
-    assert capsys.readouterr().err == "to stderr\n"
-    assert len(caplog.records) == 1
-
-
-def test_no_stream_at_all(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    Printer().write(chunk(b"a\n"))
-
-
-def test_a_stream_that_does_not_block_gets_everything(monkeypatch):
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    data = b"0123456789\n" * 60_000
-    got = []
-
-    def read_all():
-        with open(read, "rb") as file:
-            got.append(file.read())
-
-    reader = threading.Thread(target=read_all)
-    with open(write, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        reader.start()
-        Printer().write(chunk(data))
-    reader.join()
-    assert got == [data]
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.text("ab\n", min_size=1, max_size=8)), max_size=12))
-def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
-    printer = Printer(prefixed=True)
-    shown = b"".join(
-        printer.shown(chunk(text.encode(), host=host)) for host, text in pieces
-    ).decode()
-    lines = shown.splitlines()
-    assert all(line.startswith("[host ") for line in lines)
-    for host in range(4):
-        mine = "".join(
-            line.partition("] ")[2] for line in lines if line.startswith(f"[host {host}]")
-        )
-        assert mine == "".join(text for h, text in pieces if h == host).replace("\n", "")
-
-
-def test_a_notice_is_told_once(capsys):
-    following.notice("only once, please")
-    following.notice("only once, please")
-    following.notice("again", once=False)
-    following.notice("again", once=False)
-    assert capsys.readouterr().err == "only once, please\nagain\nagain\n"
 
 
 def test_following_logs_nothing_when_all_is_well(store, backend, caplog):

@@ -168,12 +168,12 @@ def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle):
 
 INTERRUPTED = """
 import sys
-from kinetic._client import following
+from kinetic._client.board import console
 try:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
-        following.tell_last(interrupt, "it goes on")
+        console.tell_last(interrupt, "it goes on")
         raise
 except %s as caught:
     print("caught", file=sys.stderr)

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._backends.base import Phase as JobStatus
-from kinetic._client import following, notebook
+from kinetic._client import notebook
 from kinetic._client.batch import interruption
 from kinetic._client.batch import progress as tally
 from kinetic._client.batch.executor import Crew
 from kinetic._client.batch.ledger import Child, Ledger, Rules, State
 from kinetic._client.batch.manifest import Manifest
 from kinetic._client.batch.poller import News
+from kinetic._client.board import console
 from kinetic._client.handle import JobHandle
 from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
@@ -412,7 +413,7 @@ class BatchHandle(Generic[R_co]):
         try:
             yield
         except KeyboardInterrupt:
-            following.notice(
+            console.notice(
                 f"\nkinetic: {self._stand()}, the others go on{self._rest()}; {self._way_back()}",
                 once=False,
             )
@@ -429,7 +430,7 @@ class BatchHandle(Generic[R_co]):
     def _submit_no_more(self) -> None:
         if self._crew.submits:
             self._crew.stop("the process that submitted the batch was interrupted")
-            following.notice(
+            console.notice(
                 f"\nkinetic: nothing more of {self.group_id} is submitted; running jobs keep "
                 "running.",
                 once=False,

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
-from kinetic._client import following
 from kinetic._client.batch.executor import Crew
 from kinetic._client.batch.handle import BatchHandle
 from kinetic._client.batch.ledger import Ledger, Rules
 from kinetic._client.batch.manifest import Manifest, new_batch
 from kinetic._client.batch.submitters import Source
+from kinetic._client.board import console
 from kinetic._core import spec
 from kinetic._store.base import Store
 from kinetic.errors import UsageError, UsageTypeError
@@ -112,7 +112,7 @@ def launch(
 
 def _tell(how: Rules, total: int) -> None:
     if how.max_concurrent is not None and how.max_concurrent < total:
-        following.notice(
+        console.notice(
             f"kinetic: {total:,} inputs, {how.max_concurrent} at a time: what there is room for "
             "here; max_concurrent= changes it"
         )
