@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import grpc
 from grpc import aio
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Beat, Gang, GangSpec
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc.server import Coordinator
 

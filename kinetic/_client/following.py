@@ -16,8 +16,9 @@ from typing import Any
 
 from kinetic._backends.base import Backend, LogRequest, Phase
 from kinetic._core import layout, record
+from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import Exit, HostReport, Outcome, judge
+from kinetic._core.outcome import HostReport, Outcome, judge
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, StoreError
@@ -187,7 +188,7 @@ def _judge_orphan(store: Store, ref: JobRef, phase: Phase, now: float) -> Outcom
         else "the job's supervisor was killed"
     )
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
-    if not gone and all(r.exit in (Exit.STOPPED, Exit.AGENT_LOST) for r in outcome.reports):
+    if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     try:
         first = store.put(

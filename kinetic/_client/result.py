@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kinetic._core import layout
+from kinetic._core.exits import Exit
 from kinetic._core.failure import Evidence, exception_of
-from kinetic._core.outcome import Exit, Outcome
+from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from kinetic import errors
-from kinetic._core.outcome import FATAL, Exit, HostReport, Outcome, Verdict, name_hosts, name_of
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts, name_of
 from kinetic.errors import JobFailed
 
 _TAIL_LINES = 12
@@ -18,16 +19,11 @@ _TRACEBACK_LINES = 60
 _STACK_LINES = 40
 _DETAIL_CHARS = 2000
 _OTHERS, _OTHER_CHARS = 5, 200
-_OF_THE_JOB = (Exit.CANCELLED, Exit.TIMEOUT, Exit.NEVER_JOINED)
-"""Ends that a host did not bring about: what it printed last explains nothing, and naming the
-others neither."""
 _NOT_PREPARED, _NOT_LOADED = (
     "The host could not be prepared: ",
     "The function could not be rebuilt on this host: ",
 )
 """How hosts begin to say so in their logs; with the headline's own words it would be said twice."""
-_TRACEBACK_TOLD = (Exit.RAISED, Exit.UNPICKLE_FAILED)
-"""Ends whose traceback is part of the message."""
 _NOISE = re.compile(
     r'^\s*File "[^"]*/kinetic/(?:_host|runner)/|^\s*File "<frozen runpy>"|^Extension modules: '
 )
@@ -37,18 +33,6 @@ _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised here, these would end the caller instead of telling it something."""
-
-_CLASSES: dict[Exit, type[JobFailed]] = {
-    Exit.RAISED: errors.UserCodeFailed,
-    Exit.SYS_EXIT: errors.UserCodeFailed,
-    Exit.HANG: errors.HostHung,
-    Exit.NEVER_JOINED: errors.GangTimeout,
-    Exit.TIMEOUT: errors.JobTimeout,
-    Exit.CANCELLED: errors.JobCancelled,
-    Exit.UNPICKLE_FAILED: errors.SetupFailed,
-    Exit.SETUP_FAILED: errors.SetupFailed,
-    Exit.RESULT_UNPICKLABLE: errors.ResultUnavailable,
-} | dict.fromkeys(FATAL, errors.HostLost)
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ def exception_of(evidence: Evidence) -> BaseException:
         else "",
     )
     failure.__cause__ = original
-    if original is not None and first is not None and first.exit in _TRACEBACK_TOLD:
+    if original is not None and first is not None and first.exit.kind.has_traceback:
         original.__traceback__ = None
     return failure
 
@@ -102,11 +86,11 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
     first = outcome.first
     if outcome.verdict is Verdict.CANCELLED:
         return errors.JobCancelled
-    if outcome.supervisor_lost and (first is None or first.exit in (Exit.AGENT_LOST, Exit.STOPPED)):
+    if outcome.supervisor_lost and (first is None or first.exit.kind.hearsay):
         return errors.SupervisorLost
     if first is None:
         return errors.ResultUnavailable
-    return _CLASSES.get(first.exit, JobFailed)
+    return first.exit.kind.error
 
 
 def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
@@ -167,7 +151,7 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
     lines = [f"{evidence.name} ({evidence.job_id}): {_headline(evidence, first)}"]
     if first is None:
         return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
-    if first.exit in _TRACEBACK_TOLD and first.error is not None and first.error.traceback:
+    if first.exit.kind.has_traceback and first.error is not None and first.error.traceback:
         title = f"Remote traceback ({_who(evidence, first)}):"
         lines += [title, _indented(_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES))]
     if first.exit is Exit.HANG and evidence.stacks:
@@ -258,7 +242,7 @@ def _others(evidence: Evidence, first: HostReport) -> list[str]:
         for r in evidence.outcome.reports
         if r.host in evidence.outcome.blamed and r.host not in alike
     ]
-    if not others or first.exit in _OF_THE_JOB:
+    if not others or first.exit.kind.of_the_job:
         return []
     told = [
         f"host {r.host}: {(r.detail or r.exit).splitlines()[0][:_OTHER_CHARS].rstrip('.')}"
@@ -270,7 +254,7 @@ def _others(evidence: Evidence, first: HostReport) -> list[str]:
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:
-    if first.exit in _OF_THE_JOB:
+    if first.exit.kind.of_the_job:
         return []
     lines = [line[:400] for line in evidence.tail.rstrip().splitlines() if not _NOISE.search(line)][
         -_TAIL_LINES:

@@ -10,41 +10,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic.errors import CorruptRecord
 
-
-class Exit(StrEnum):
-    """How the function ended on one host."""
-
-    RETURNED = "returned"
-    RAISED = "raised"
-    SYS_EXIT = "sys_exit"
-    """Called sys.exit with a code other than 0 (0 and None are RETURNED)."""
-    OS_EXIT = "os_exit"
-    """The process ended by itself without a report: os._exit, or native code calling exit."""
-    SIGNAL = "signal"
-    OUT_OF_MEMORY = "out_of_memory"
-    TIMEOUT = "timeout"
-    HANG = "hang"
-    CANCELLED = "cancelled"
-    UNPICKLE_FAILED = "unpickle_failed"
-    RESULT_UNPICKLABLE = "result_unpicklable"
-    SETUP_FAILED = "setup_failed"
-    """Fetching, verifying or preparing failed before the function was reached."""
-    STOPPED = "stopped"
-    """Ended by the agent because another host had failed."""
-    NEVER_JOINED = "never_joined"
-    AGENT_LOST = "agent_lost"
-    """The agent died or fell silent."""
-
-
 _MAX_RUNS = 12
-FATAL = frozenset({Exit.OS_EXIT, Exit.SIGNAL, Exit.OUT_OF_MEMORY, Exit.AGENT_LOST})
-"""Ends of a host that died, as opposed to code that failed."""
-NO_RETRY = frozenset(
-    {Exit.CANCELLED, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED, Exit.RESULT_UNPICKLABLE}
-)
-"""Ends that another attempt would not change."""
 
 
 @dataclass(frozen=True)
@@ -231,33 +200,11 @@ class Outcome:
             raise CorruptRecord(f"The outcome of the job is damaged: {problem!r}.") from problem
 
 
-_RANK = {
-    # Lower is more to blame: a cause before a silent host, a silent host before what followed from
-    # either.
-    Exit.CANCELLED: 0,
-    Exit.TIMEOUT: 0,
-    Exit.HANG: 0,
-    Exit.NEVER_JOINED: 0,
-    Exit.SETUP_FAILED: 1,
-    Exit.UNPICKLE_FAILED: 1,
-    Exit.RAISED: 1,
-    Exit.SYS_EXIT: 1,
-    Exit.OUT_OF_MEMORY: 1,
-    Exit.SIGNAL: 1,
-    Exit.OS_EXIT: 1,
-    Exit.RESULT_UNPICKLABLE: 2,
-    Exit.AGENT_LOST: 3,
-    Exit.STOPPED: 9,
-    Exit.RETURNED: 10,
-}
-
-
 def blame_rank(report: HostReport) -> int:
-    """How much a host is to blame, lower is more: cause (0-2), silent host (3), consequence (5),
-    bystander (9-10)."""
+    """How much a host is to blame, lower is more: see `ExitKind.rank`."""
     if report.error is not None and report.error.consequence:
-        return 5
-    return _RANK[report.exit]
+        return CONSEQUENCE_RANK
+    return report.exit.kind.rank
 
 
 def judge(

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import Beat, HostView
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.outcome import HostReport
 from kinetic._rpc import coordinator_pb2 as pb
 from kinetic.errors import CorruptRecord
 

@@ -20,9 +20,10 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import GangEvent
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc import coordinator_pb2 as pb
 from kinetic.errors import CorruptRecord, SubmitError, UsageError

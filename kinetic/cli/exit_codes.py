@@ -72,10 +72,11 @@ def of_program(outcome: Outcome) -> int:
 
 
 def _own_code(report: HostReport) -> int:
-    from kinetic._core.outcome import Exit
+    from kinetic._core.exits import ExitCode
 
-    if report.exit in (Exit.SYS_EXIT, Exit.OS_EXIT) and report.exit_code:
+    code = report.exit.kind.code
+    if code is ExitCode.OWN and report.exit_code:
         return report.exit_code & 0xFF or FAILED
-    if report.exit in (Exit.SIGNAL, Exit.OUT_OF_MEMORY) and report.signal:
+    if code is ExitCode.SIGNAL and report.signal:
         return 128 + report.signal
     return FAILED

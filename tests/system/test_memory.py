@@ -22,7 +22,7 @@ from gangs import PATIENCE_S, processes, wait_until, worker_of
 
 import kinetic
 from kinetic import errors
-from kinetic._core.outcome import Exit
+from kinetic._core.exits import Exit
 from kinetic._rpc.client import ControlClient
 
 LIMIT_BYTES = 400 << 20

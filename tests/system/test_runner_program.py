@@ -14,8 +14,9 @@ import pytest
 
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangSpec
-from kinetic._core.outcome import Exit, judge
+from kinetic._core.outcome import judge
 from kinetic._core.plan import Blob, Plan
 from kinetic._pickling import call
 from kinetic._pickling.modules import Shipped

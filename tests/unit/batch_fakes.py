@@ -17,7 +17,8 @@ from laptop_fakes import FakeBackend, put_outcome, put_ref, put_success, raised
 from kinetic._backends.base import Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
 from kinetic.errors import InsufficientMemory
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from kinetic._backends.base import Document, LogRequest, Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
+from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
-from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._pickling import call as payload
 from kinetic._store.local import LocalStore

@@ -19,8 +19,9 @@ from typing import Any
 from kinetic._backends.base import LogRequest, Phase
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
-from kinetic._core.outcome import Exit, HostReport, Outcome, RemoteError, judge
+from kinetic._core.outcome import HostReport, Outcome, RemoteError, judge
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._core.ref import JobRef
 from kinetic._pickling import call

@@ -18,8 +18,9 @@ from cli_fakes import DAY, NOW, World, chunk
 import kinetic
 from kinetic._backends.base import LogRequest
 from kinetic._core import layout
+from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
-from kinetic._core.outcome import Exit, HostReport, Outcome, RemoteError, Verdict
+from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._pickling import call as payload
 from kinetic._store.gc_lock import submitting

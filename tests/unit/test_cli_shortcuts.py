@@ -12,7 +12,8 @@ import pytest
 from cli_fakes import NOW, World, chunk
 
 from kinetic._core import layout
-from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, Outcome, Verdict
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,8 +11,9 @@ from kinetic import errors
 from kinetic._client.board import text
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic._core.duration import parse_duration_s
+from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
-from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic.cli import exit_codes, program
 from kinetic.cli.program import Kind, Program
 

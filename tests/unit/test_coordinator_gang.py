@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.blame import notice_of
 from kinetic._core.gang.machine import Beat, Gang, GangPhase, GangSpec
-from kinetic._core.outcome import Exit, HostReport, RemoteError, Verdict, blame_rank, judge
+from kinetic._core.outcome import HostReport, RemoteError, Verdict, blame_rank, judge
 from kinetic.errors import UsageError
 
 WAITING = (

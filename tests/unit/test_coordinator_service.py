@@ -14,8 +14,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Beat, Gang, GangSpec
-from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._rpc import codec
 from kinetic._rpc.client import AgentClient, ControlClient
 from kinetic._rpc.server import Coordinator
@@ -467,7 +468,8 @@ agent = client.AgentClient(address, "t", 0)
 assert agent.join("a", "x").ready
 control = client.ControlClient(address, "t")
 control.cancel("done")
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
 agent.report(HostReport(0, Exit.CANCELLED))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 os.rmdir(folder)

@@ -19,7 +19,8 @@ from kinetic._client.doctor.leftovers import Job, Process, Scrap, Traces
 from kinetic._client.doctor.repair import repair
 from kinetic._config import settings
 from kinetic._core import layout
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic.cli.main import call

@@ -15,7 +15,8 @@ from laptop_fakes import NOW, plan, ref
 from kinetic._client.board import drawing
 from kinetic._client.planning import PlanView
 from kinetic._core.accelerators.resolve import resolve
-from kinetic._core.outcome import Exit, HostReport, judge
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, judge
 
 VOID = {"br", "img", "hr", "input", "meta", "link"}
 

@@ -23,7 +23,8 @@ from kinetic._backends.base import LogRequest, Phase
 from kinetic._client import following
 from kinetic._client.following import Finished, Tick
 from kinetic._core import layout
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
 

@@ -11,7 +11,8 @@ import pytest
 from kinetic._backends.local import simulation
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
-from kinetic._core.outcome import Exit, HostReport, Outcome, Verdict
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._store import footprints
 from kinetic._store.local import LocalStore

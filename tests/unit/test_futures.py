@@ -19,7 +19,8 @@ import kinetic
 from kinetic import errors
 from kinetic._client import futures
 from kinetic._client.futures import as_completed
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
 from kinetic._store.local import LocalStore
 
 PATIENCE_S = 200.0

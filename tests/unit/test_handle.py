@@ -32,7 +32,8 @@ from kinetic._backends import registry
 from kinetic._backends.base import ControlAddress, Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
-from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 from kinetic.jobs import attach, list_jobs

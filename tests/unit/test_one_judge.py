@@ -12,7 +12,8 @@ from laptop_fakes import NOW, FakeBackend, put_ref, put_report, ref
 from kinetic._backends.base import Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
-from kinetic._core.outcome import Exit, HostReport, Verdict, judge
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, Verdict, judge
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import Desk
 

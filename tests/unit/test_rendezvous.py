@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Beat, Gang, GangSpec
-from kinetic._core.outcome import Exit, HostReport
+from kinetic._core.outcome import HostReport
 
 STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", line 3 in f\n'
 

@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import HostView
-from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._host.agent.exit_report import Moment, ending_of, last_words
 from kinetic._host.agent.memory import Verdict
 from kinetic._host.agent.stall import Sample, moved

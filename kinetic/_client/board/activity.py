@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kinetic._client.board import text
-from kinetic._core.outcome import Exit
+from kinetic._core.exits import Exit
 from kinetic._core.ref import JobRef
 
 STILL_S = 5.0

@@ -17,7 +17,8 @@ from typing import Any
 
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
-from kinetic._core.outcome import Exit, Outcome
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
@@ -242,9 +243,7 @@ def _happen(states: list[str], event: Mapping[str, Any]) -> None:
 
 
 def _ended(exit_name: str) -> str:
-    if exit_name == Exit.RETURNED:
-        return RETURNED
-    return STOPPED if exit_name in (Exit.STOPPED, Exit.CANCELLED, Exit.TIMEOUT) else FAILED
+    return str(Exit(exit_name).kind.shown) if exit_name in set(Exit) else FAILED
 
 
 def _slices(picture: Picture) -> str:

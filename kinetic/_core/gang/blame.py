@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from kinetic._core.outcome import Exit, HostReport, blame_rank, name_hosts
+from kinetic._core.exits import SILENT_RANK
+from kinetic._core.outcome import HostReport, blame_rank, name_hosts
 
 Frame = tuple[str, str]
 """Where ("train.py:12") and in what function."""
@@ -28,8 +29,6 @@ _WAITING = re.compile(r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src
 _PACKAGES = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen ")
 
-CONSEQUENCE_RANK = 5
-_SILENT_RANK = 3
 _MAX_TEXT = 4000
 _WHY_CHARS = 400
 _MOST_GROUPS = 3
@@ -283,12 +282,12 @@ def rank_of(report: HostReport) -> int:
     """Cause (0), silent host (3), consequence (5), or no failure (more): among causes only time
     decides."""
     rank = blame_rank(report)
-    return 0 if rank < _SILENT_RANK else rank
+    return 0 if rank < SILENT_RANK else rank
 
 
 def improves(new: HostReport, old: HostReport) -> bool:
     """Whether a host that was given up or stopped turns out to have failed by itself."""
-    return old.exit in (Exit.STOPPED, Exit.AGENT_LOST) and blame_rank(new) < _SILENT_RANK
+    return old.exit.kind.hearsay and blame_rank(new) < SILENT_RANK
 
 
 def why(report: HostReport) -> str:

@@ -23,11 +23,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic._core.gang import blame
 from kinetic._core.gang.members import Member, Roster
 from kinetic._core.gang.messages import Beat, GangEvent, GangPhase, GangSpec, HostView
 from kinetic._core.gang.rendezvous import JOINING, STARTING, Delay, Peers, Rendezvous
-from kinetic._core.outcome import Exit, HostReport, name_of
+from kinetic._core.outcome import HostReport, name_of
 from kinetic.errors import UsageError
 
 _GIVE_UP_S = 10.0
@@ -318,7 +319,7 @@ class Gang:
     def _weigh(self, report: HostReport) -> None:
         """See whether this report is the first failure, or shows it in another light."""
         rank = blame.rank_of(report)
-        if rank > blame.CONSEQUENCE_RANK:
+        if rank > CONSEQUENCE_RANK:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._failures.append((rank, report.host))
@@ -329,7 +330,7 @@ class Gang:
     def _blame_again(self, report: HostReport, rank: int) -> None:
         # A cause that comes after the stop explains a consequence, whoever reports it, or the
         # silence of its own host. It does not excuse another host's silence: that came first.
-        if self._blamed_rank == blame.CONSEQUENCE_RANK or report.host in self.first_failure:
+        if self._blamed_rank == CONSEQUENCE_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
             self.stop_reason = self._reason((report.host,))
             self._changed()
@@ -340,7 +341,7 @@ class Gang:
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and self._failures:
             if self._hosts.reported == self.spec.hosts:
                 self._stop_failed()
-            elif min(self._failures)[0] < blame.CONSEQUENCE_RANK:
+            elif min(self._failures)[0] < CONSEQUENCE_RANK:
                 last = self._hosts[self._failures[-1][1]].report
                 if (
                     self.phase is GangPhase.JOINING

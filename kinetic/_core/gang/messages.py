@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kinetic._core.outcome import Exit
+from kinetic._core.exits import Exit
 
 
 class GangPhase(StrEnum):

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import GangSpec
-from kinetic._core.outcome import Exit, HostReport, name_hosts
+from kinetic._core.outcome import HostReport, name_hosts
 
 _WINDOWS = 5
-_OF_THE_CODE = (Exit.RAISED, Exit.SYS_EXIT, Exit.SETUP_FAILED, Exit.UNPICKLE_FAILED)
-"""Ends that the same code has on every host."""
 STARTING, JOINING = "starting", "joining"
 """What a host's beat says while its worker gets ready, and while it waits in JAX for the others."""
 
@@ -101,7 +99,7 @@ class Peers:
     def may_follow(self, failed: HostReport, now: float) -> bool:
         """A host has failed: say whether it is worth while to wait for others. A host that died is
         not waited with."""
-        if failed.exit not in _OF_THE_CODE or self._window_s <= 0:
+        if not failed.exit.kind.code_failed or self._window_s <= 0:
             return False
         self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
         self._until = min(now + self._window_s, self._latest)

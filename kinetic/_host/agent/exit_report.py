@@ -11,8 +11,9 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import HostView
-from kinetic._core.outcome import Exit, HostReport, RemoteError
+from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._host.agent.memory import Verdict
 from kinetic._system import processes
 
@@ -87,11 +88,7 @@ def last_words(report: HostReport) -> str:
     An exception is told as Python tells it, `sys.exit` not at all (its text, if any, is there
     already); the rest is one line.
     """
-    if (
-        report.exit in (Exit.RAISED, Exit.UNPICKLE_FAILED)
-        and report.error is not None
-        and report.error.traceback
-    ):
+    if report.exit.kind.has_traceback and report.error is not None and report.error.traceback:
         return report.error.traceback.rstrip()
     if report.ok or report.exit is Exit.SYS_EXIT:
         return ""

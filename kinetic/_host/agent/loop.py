@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core import layout
+from kinetic._core.exits import Exit
 from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.machine import Beat, HostView
 from kinetic._core.log_format import FAILURE, STDERR
-from kinetic._core.outcome import NO_RETRY, Exit, HostReport
+from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, workspace
 from kinetic._host.agent.briefing import WORLD_FILE, start_message
@@ -502,7 +503,7 @@ class Agent:
         """Let the host's log end as the log of any program that fails."""
         # Nobody raises the failure of an attempt that is repeated, so everybody sees it, and the
         # next attempt says why it begins.
-        is_last = self._who.attempt > self._plan.retries or report.exit in NO_RETRY
+        is_last = self._who.attempt > self._plan.retries or not report.exit.kind.retryable
         words = last_words(report)
         if not words or (report.exit is Exit.STOPPED and not is_last):
             return

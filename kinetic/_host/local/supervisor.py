@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core import layout, record
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangEvent, GangSpec
-from kinetic._core.outcome import NO_RETRY, Exit, HostReport, Outcome, Verdict, judge
+from kinetic._core.outcome import HostReport, Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._datasets import cached_copy
 from kinetic._host.agent.identity import Identity
@@ -498,7 +499,7 @@ def _may_retry(outcome: Outcome, retries: int) -> bool:
         not outcome.ok
         and outcome.attempt <= retries
         and first is not None
-        and first.exit not in NO_RETRY
+        and first.exit.kind.retryable
     )
 
 

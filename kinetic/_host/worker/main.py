@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kinetic import _shadows
-from kinetic._core.outcome import Exit
+from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message
 from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, report, streams

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
 
-from kinetic._core.outcome import Exit
+from kinetic._core.exits import Exit
 from kinetic._host.channel import Message
 from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, streams

@@ -283,7 +283,7 @@ def _print_output(desk: Desk, handle: JobHandle[Any], all_hosts: bool) -> None:
 
 
 def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
-    from kinetic._core.outcome import Exit
+    from kinetic._core.exits import Exit
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:

@@ -1,0 +1,136 @@
+"""How a function can end on a host: one table, one row for each kind.
+
+In: an `Exit`. Out: its `ExitKind`: rank in blame, error, exit code, how it is shown. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from types import MappingProxyType
+
+from kinetic import errors
+from kinetic.errors import JobFailed
+
+
+class Exit(StrEnum):
+    """How the function ended on one host."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    SYS_EXIT = "sys_exit"
+    """Called sys.exit with a code other than 0 (0 and None are RETURNED)."""
+    OS_EXIT = "os_exit"
+    """The process ended by itself without a report: os._exit, or native code calling exit."""
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    HANG = "hang"
+    CANCELLED = "cancelled"
+    UNPICKLE_FAILED = "unpickle_failed"
+    RESULT_UNPICKLABLE = "result_unpicklable"
+    SETUP_FAILED = "setup_failed"
+    """Fetching, verifying or preparing failed before the function was reached."""
+    STOPPED = "stopped"
+    """Ended by the agent because another host had failed."""
+    NEVER_JOINED = "never_joined"
+    AGENT_LOST = "agent_lost"
+    """The agent died or fell silent."""
+
+    @property
+    def kind(self) -> ExitKind:
+        """Its row of the table."""
+        return KINDS[self]
+
+
+class HostState(StrEnum):
+    """Where a host of a gang stands, as it is shown."""
+
+    PENDING = "pending"
+    JOINED = "joined"
+    RUNNING = "running"
+    STALLED = "stalled"
+    """Running, but neither computing nor printing."""
+    RETURNED = "returned"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """Ended without a failure of its own: cancelled, timed out, or another host had failed."""
+
+
+class ExitCode(Enum):
+    """What `kinetic run` exits with."""
+
+    OK = "0"
+    FAILED = "1"
+    OWN = "the code of the process"
+    SIGNAL = "128 + the signal"
+
+
+CAUSE_RANK = 1
+SILENT_RANK = 3
+CONSEQUENCE_RANK = 5
+"""Of a host whose error is the echo of a peer's death, whatever its exit."""
+
+
+@dataclass(frozen=True)
+class ExitKind:
+    """One row of the table.
+
+    Attributes:
+        rank: how much the host is to blame, lower is more: the job was ended (0), a cause
+            (`CAUSE_RANK`; 2 for a value that cannot be kept), a silent host (`SILENT_RANK`), a
+            consequence (`CONSEQUENCE_RANK`), a bystander (9-10).
+        shown: the state of the host in tables and drawings.
+        error: what the caller gets where the function's own exception is not raised.
+        code: what `kinetic run` exits with.
+        fatal: the host died, as opposed to code that failed.
+        retryable: another attempt could end otherwise.
+        of_the_job: not brought about by a host: what it printed last explains nothing.
+        has_traceback: the traceback of the error says where in the user's code.
+        hearsay: what others say of a host; its own report counts more.
+    """
+
+    rank: int
+    shown: HostState = HostState.FAILED
+    error: type[JobFailed] = JobFailed
+    code: ExitCode = ExitCode.FAILED
+    fatal: bool = False
+    retryable: bool = True
+    of_the_job: bool = False
+    has_traceback: bool = False
+    hearsay: bool = False
+
+    @property
+    def code_failed(self) -> bool:
+        """Whether code failed, which the other hosts run as well: they may fail in the same way."""
+        return self.rank == CAUSE_RANK and not self.fatal
+
+
+_STOPPED = HostState.STOPPED
+
+KINDS: Mapping[Exit, ExitKind] = MappingProxyType(
+    {
+        Exit.CANCELLED: ExitKind(
+            0, _STOPPED, errors.JobCancelled, retryable=False, of_the_job=True
+        ),
+        Exit.TIMEOUT: ExitKind(0, _STOPPED, errors.JobTimeout, of_the_job=True),
+        Exit.HANG: ExitKind(0, error=errors.HostHung),
+        Exit.NEVER_JOINED: ExitKind(0, error=errors.GangTimeout, of_the_job=True),
+        Exit.SETUP_FAILED: ExitKind(CAUSE_RANK, error=errors.SetupFailed, retryable=False),
+        Exit.UNPICKLE_FAILED: ExitKind(
+            CAUSE_RANK, error=errors.SetupFailed, retryable=False, has_traceback=True
+        ),
+        Exit.RAISED: ExitKind(CAUSE_RANK, error=errors.UserCodeFailed, has_traceback=True),
+        Exit.SYS_EXIT: ExitKind(CAUSE_RANK, error=errors.UserCodeFailed, code=ExitCode.OWN),
+        Exit.OUT_OF_MEMORY: ExitKind(
+            CAUSE_RANK, error=errors.HostLost, code=ExitCode.SIGNAL, fatal=True
+        ),
+        Exit.SIGNAL: ExitKind(CAUSE_RANK, error=errors.HostLost, code=ExitCode.SIGNAL, fatal=True),
+        Exit.OS_EXIT: ExitKind(CAUSE_RANK, error=errors.HostLost, code=ExitCode.OWN, fatal=True),
+        Exit.RESULT_UNPICKLABLE: ExitKind(2, error=errors.ResultUnavailable, retryable=False),
+        Exit.AGENT_LOST: ExitKind(SILENT_RANK, error=errors.HostLost, fatal=True, hearsay=True),
+        Exit.STOPPED: ExitKind(9, _STOPPED, hearsay=True),
+        Exit.RETURNED: ExitKind(10, HostState.RETURNED, code=ExitCode.OK),
+    }
+)

@@ -1,0 +1,33 @@
+"""The table of exit kinds: every kind has a row, and the rows agree with one another."""
+
+from __future__ import annotations
+
+from kinetic._core.exits import KINDS, SILENT_RANK, Exit, ExitCode, HostState
+from kinetic.errors import HostLost, JobFailed
+
+
+def test_every_exit_has_a_row():
+    assert set(KINDS) == set(Exit)
+    assert [exit for exit in Exit if exit.kind.code is ExitCode.OK] == [Exit.RETURNED]
+    assert [exit for exit in Exit if exit.kind.shown is HostState.RETURNED] == [Exit.RETURNED]
+
+
+def test_a_host_that_died_is_lost_and_tried_again():
+    died = [exit for exit in Exit if exit.kind.fatal]
+    assert died == [exit for exit in Exit if exit.kind.error is HostLost]
+    assert all(exit.kind.retryable for exit in died)
+
+
+def test_who_failed_by_itself_comes_before_who_fell_silent_and_who_was_stopped():
+    own = [exit for exit in Exit if not exit.kind.hearsay and exit is not Exit.RETURNED]
+    assert all(exit.kind.rank < SILENT_RANK for exit in own)
+    assert all(exit.kind.error is not JobFailed for exit in own)
+
+
+def test_code_that_fails_the_same_way_everywhere():
+    assert {exit for exit in Exit if exit.kind.code_failed} == {
+        Exit.RAISED,
+        Exit.SYS_EXIT,
+        Exit.UNPICKLE_FAILED,
+        Exit.SETUP_FAILED,
+    }
