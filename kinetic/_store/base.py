@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from kinetic.errors import UsageError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,21 +21,49 @@ class Store(Protocol):
         1. `put` is atomic: a reader sees the old content, the new content or none, never a part.
         2. `put(..., if_absent=True)` returns True for exactly one of any number of concurrent
            writers of a key.
-        3. `get` of a missing key raises `NotFound`; nothing else does.
+        3. `get` and `fetch` of a missing key raise `NotFound`; nothing else does.
         4. Keys are relative, without "..", empty or absolute parts; others raise `UsageError`.
         5. A full disk raises `StoreFull` and leaves no partial object; other I/O errors raise
            `StoreError`, chained.
         6. Parts that end with an exception leave nothing, and the exception comes out as it is.
         7. `list` is sorted and never shows temporary files.
+        8. `fetch` is atomic: the file has the whole content, or is as it was before.
+        9. All calls may be made from any thread, and from several at once.
+
+    Who has many calls to make leaves them to `_store.many`, which makes `calls_at_once` of them at
+    a time. Who needs more than keys and bytes (locks, appending, links, sockets) asks for
+    `as_folder`, and has another way for a store that is none.
     """
 
     @property
     def uri(self) -> str:
-        """Root of the store, from which `storage.open_store` opens it again."""
+        """Root of the store, from which `open_store` opens it again."""
+        ...
+
+    @property
+    def calls_at_once(self) -> int:
+        """How many calls are worth making at the same time: 1 where a call is no journey."""
+        ...
+
+    def as_folder(self) -> Path | None:
+        """Return the folder in which each key is the path of a file; None where there is none."""
         ...
 
     def get(self, key: str) -> bytes:
         """Return the content of the key."""
+        ...
+
+    def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
+        """Write the content of the key to a local file, in one step and never all of it in memory.
+
+        Args:
+            key: the key.
+            path: the file, in a folder that is there; replaced where it exists.
+            sha256: the digest that the content must have, as hex digits; "" for any.
+
+        Raises:
+            CorruptRecord: the content has another digest; the file is as it was before.
+        """
         ...
 
     def put(
@@ -55,3 +85,18 @@ class Store(Protocol):
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects went."""
         ...
+
+
+def check_key(key: str) -> list[str]:
+    """Return the parts of a key.
+
+    Raises:
+        UsageError: no store can have it.
+    """
+    parts = key.split("/")
+    if "\0" in key or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(
+            f"{key!r} is not a key of a store: write names with one '/' between them, without "
+            "'.', '..' or a leading '/'."
+        )
+    return parts

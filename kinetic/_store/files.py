@@ -1,4 +1,5 @@
-"""Opening what should be a regular file, in a folder in which anything may lie.
+"""Local files: opening what should be a regular one where anything may lie, and writing one in one
+step.
 
 In: paths. Out: content; an error at once for a FIFO, a socket, a device or a folder, which could
 keep a reader waiting forever.
@@ -9,11 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from kinetic.errors import CorruptRecord, StoreError, StoreFull
+
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)
 """What opening a socket, or a device that is not there, comes to."""
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+CHUNK_BYTES = 1 << 20
 
 
 def opened(path: str | Path) -> FileIO:
@@ -42,6 +49,73 @@ def content(path: str | Path) -> bytes:
     """
     with opened(path) as file:
         return file.readall()
+
+
+def chunks(file: FileIO) -> Iterator[bytes]:
+    """Yield the content of an open file in pieces."""
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
+    """Write a file in one step, for its owner alone; what fails leaves the file as it was.
+
+    Raises:
+        CorruptRecord: the content has another digest than this one.
+        StoreError: the disk does not take it; StoreFull when it is full.
+    """
+    temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}")
+    try:
+        with _writing(path, temporary) as file:
+            found = _fill(file.fileno(), path, parts, hashed=bool(sha256))
+        if found != sha256:
+            raise CorruptRecord(
+                f"What was stored for {path.name} is not what was sent: its digest is {found}, not "
+                f"{sha256}. Submit the job again."
+            )
+        try:
+            temporary.replace(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _writing(path: Path, temporary: Path) -> FileIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return FileIO(os.open(temporary, flags, 0o600), "wb")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _fill(descriptor: int, path: Path, parts: Iterable[bytes], *, hashed: bool) -> str:
+    """Write the parts; return their digest where it is wanted, else ""."""
+    import hashlib  # what never fetches does without
+
+    digest = hashlib.sha256()
+    for part in parts:
+        if hashed:
+            digest.update(part)
+        try:
+            write_all(descriptor, part)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+    return digest.hexdigest() if hashed else ""
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    if error.errno in FULL:
+        return StoreFull(f"Could not write {path}: no space is left on this disk. Free some.")
+    return StoreError(f"Could not write {path}: {error.strerror or error}.")
 
 
 def _misplaced(path: str | Path) -> IsADirectoryError:

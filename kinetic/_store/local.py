@@ -22,15 +22,14 @@ from io import FileIO
 from pathlib import Path
 
 from kinetic._store import files, privacy
+from kinetic._store.base import check_key
 from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
 
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
-_CHUNK_BYTES = 1 << 20
 _REMEDY = (
     "Make the folder yours and free of other files, or set KINETIC_HOME to a folder that you own."
 )
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -43,6 +42,9 @@ class LocalStore:
         existing: it must be there already. A running job does not bring back what its owner has
             removed.
     """
+
+    calls_at_once = 1
+    """A call takes microseconds: threads would only make them wait for each other."""
 
     def __init__(self, root: Path, *, existing: bool = False) -> None:
         self._existing = existing
@@ -67,6 +69,10 @@ class LocalStore:
         """Root of the store, from which `open_store` opens it again."""
         return self._text
 
+    def as_folder(self) -> Path:
+        """Return the folder itself, whether it exists or not."""
+        return self._root
+
     def path(self, key: str) -> Path:
         """Return where the key's content rests, whether it exists or not."""
         return Path(self._locate(key))
@@ -78,7 +84,27 @@ class LocalStore:
             with _explained(f"read {key!r}", self._text):
                 return files.content(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise NotFound(f"The store {self._text} has nothing under {key!r}.") from error
+            raise self._nothing(key) from error
+
+    def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
+        """Write the content of the key to a local file, in one step."""
+        with self._opened(key) as file:
+            files.save(path, self._read(key, file), sha256=sha256)
+
+    def _read(self, key: str, file: FileIO) -> Iterator[bytes]:
+        with _explained(f"read {key!r}", self._text):
+            yield from files.chunks(file)
+
+    def _opened(self, key: str) -> FileIO:
+        path = self._locate(key)
+        try:
+            with _explained(f"read {key!r}", self._text):
+                return files.opened(path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise self._nothing(key) from error
+
+    def _nothing(self, key: str) -> NotFound:
+        return NotFound(f"The store {self._text} has nothing under {key!r}.")
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
@@ -138,12 +164,7 @@ class LocalStore:
         return away
 
     def _locate(self, key: str) -> str:
-        parts = key.split("/")
-        if "\0" in key or any(part in ("", ".", "..") for part in parts):
-            raise UsageError(
-                f"{key!r} is not a key of a store: write names with one '/' between them, without "
-                "'.', '..' or a leading '/'."
-            )
+        parts = check_key(key)
         if parts[0] == _TEMPORARY:
             raise UsageError(
                 f"{key!r} is not a key of a store: {_TEMPORARY!r} is for unfinished writes. Choose "
@@ -205,7 +226,7 @@ def _explained(doing: str, root: str) -> Iterator[None]:
             ) from error
         raise
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in files.FULL:
             raise StoreFull(
                 f"Could not {doing} in the store {root}: no space is left. Free some, or set "
                 "KINETIC_HOME elsewhere."
@@ -222,13 +243,13 @@ def _fill(temporary: str, data: bytes | Path | Iterator[bytes]) -> None:
     with open(descriptor, "wb", buffering=0) as file:
         if isinstance(data, Path):
             with _open_source(data) as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    _write_all(file.fileno(), chunk)
+                for chunk in files.chunks(source):
+                    files.write_all(file.fileno(), chunk)
         elif isinstance(data, Iterator):
             for chunk in data:
-                _write_all(file.fileno(), chunk)
+                files.write_all(file.fileno(), chunk)
         else:
-            _write_all(file.fileno(), data)
+            files.write_all(file.fileno(), data)
 
 
 def _open_source(path: Path) -> FileIO:
@@ -236,12 +257,6 @@ def _open_source(path: Path) -> FileIO:
         return FileIO(path)
     except OSError as error:
         raise StoreError(f"Could not read {path}, which was to be stored: {error}.") from error
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _give_name(temporary: str, target: str, if_absent: bool) -> bool:

@@ -1,10 +1,11 @@
-"""From the text that names a store to the store.
+"""From the text that names a store to the store: the only place that knows which kinds there are.
 
-In: a path, a file:// URI or a gs:// URI. Out: a `Store`.
+In: a path, or a URI whose scheme is in the table. Out: a `Store`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from kinetic._store.base import Store
@@ -27,17 +28,12 @@ def open_store(uri: str | Path) -> Store:
         )
     if not separator:
         return _checked(Path(text))
-    if scheme == "file":
-        return _checked(_local_path(text, rest))
-    if scheme == "gs":
+    if scheme not in _SCHEMES:
         raise UsageError(
-            f"The store {text!r} is in Google Cloud Storage, which comes with the [gcp] extra: use "
-            "the path of a folder for now."
+            f"No store is known for {scheme}:// in {text!r}. Give the path of a folder, "
+            "file:///path, or a gs:// URI."
         )
-    raise UsageError(
-        f"No store is known for {scheme}:// in {text!r}. Give the path of a folder, file:///path, "
-        "or a gs:// URI."
-    )
+    return _SCHEMES[scheme](text, rest)
 
 
 def _checked(folder: Path) -> LocalStore:
@@ -55,3 +51,39 @@ def _local_path(uri: str, rest: str) -> Path:
             f"{uri!r} names no folder of this machine. Write file:///path, with three slashes."
         )
     return Path("/" + unquote(path))
+
+
+def _folder(uri: str, rest: str) -> Store:
+    return _checked(_local_path(uri, rest))
+
+
+def _bucket(uri: str, _rest: str) -> Store:
+    raise UsageError(
+        f"The store {uri!r} is in Google Cloud Storage, which comes with the [gcp] extra: use "
+        "the path of a folder for now."
+    )
+
+
+def _memory(uri: str, rest: str) -> Store:
+    from kinetic._store.memory import MemoryStore
+
+    name, _, option = rest.partition("?")
+    delay_ms = option.removeprefix("delay_ms=") or "0"
+    if not name or not delay_ms.replace(".", "", 1).isdigit():
+        raise UsageError(f"{uri!r} names no store in memory. Write memory://name?delay_ms=30.")
+    return MemoryStore(name, delay_s=float(delay_ms) / 1000)
+
+
+def _served(uri: str, rest: str) -> Store:
+    from kinetic._store.served import ServedStore
+
+    return ServedStore(_local_path(uri, rest))
+
+
+_SCHEMES: dict[str, Callable[[str, str], Store]] = {
+    "file": _folder,
+    "gs": _bucket,
+    "memory": _memory,
+    "unix": _served,
+}
+"""How a store is opened, by the scheme of its URI: from the whole URI and what follows "://"."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,15 +17,55 @@ from hypothesis import strategies as st
 
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
+from kinetic._store.many import delete_many, fetch_many, get_many, has_many, put_many
+from kinetic._store.memory import MemoryStore
 from kinetic._store.open import open_store
-from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
+from kinetic._store.served import ServedStore, serving
+from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull, UsageError
 
-OPENERS = {"local": lambda folder: LocalStore(folder / "store")}
+
+@contextmanager
+def local(folder: Path) -> Iterator[Store]:
+    yield LocalStore(folder / "store")
+
+
+@contextmanager
+def memory(_folder: Path) -> Iterator[Store]:
+    yield MemoryStore()
+
+
+@contextmanager
+def distant(_folder: Path) -> Iterator[Store]:
+    yield MemoryStore(delay_s=0.0001)
+
+
+@contextmanager
+def served(_folder: Path) -> Iterator[Store]:
+    # A path of pytest's may be longer than that of a socket.
+    with tempfile.TemporaryDirectory() as short, serving(MemoryStore(), Path(short) / "s") as store:
+        yield store
+
+
+OPENERS: dict[str, Callable] = {
+    "local": local,
+    "memory": memory,
+    "distant": distant,
+    "served": served,
+}
+SHARED = ("local", "served")
+"""Other processes can open them."""
 
 
 @pytest.fixture(params=sorted(OPENERS))
-def store(request, tmp_path) -> Store:
-    return OPENERS[request.param](tmp_path)
+def store(request, tmp_path) -> Iterator[Store]:
+    with OPENERS[request.param](tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture(params=SHARED)
+def shared(request, tmp_path) -> Iterator[Store]:
+    with OPENERS[request.param](tmp_path) as opened:
+        yield opened
 
 
 def test_what_is_put_is_got(store):
@@ -126,11 +171,100 @@ PARTS = st.text(
 def test_list_is_the_sorted_set_of_keys(tmp_path_factory, keys):
     keys = {k for k in keys if not any(other != k and other.startswith(f"{k}/") for other in keys)}
     for opener in OPENERS.values():
-        store = opener(tmp_path_factory.mktemp("s"))
-        for key in keys:
-            store.put(key, key.encode())
-        assert list(store.list("")) == sorted(keys)
-        assert all(store.get(key) == key.encode() for key in keys)
+        with opener(tmp_path_factory.mktemp("s")) as store:
+            for key in keys:
+                store.put(key, key.encode())
+            assert list(store.list("")) == sorted(keys)
+            assert all(store.get(key) == key.encode() for key in keys)
+
+
+def test_a_list_of_many_keys_is_whole_and_sorted(store):
+    keys = {f"many/{number}": b"" for number in range(2500)}
+    put_many(store, keys)
+    assert list(store.list("many")) == sorted(keys)
+
+
+def test_a_key_is_fetched_into_a_file(store, tmp_path):
+    content = os.urandom(3_000_001)
+    store.put("big", content)
+    target = tmp_path / "there"
+    target.write_bytes(b"old")
+    store.fetch("big", target)
+    assert target.read_bytes() == content
+    target.unlink()
+    store.fetch("big", target, sha256=hashlib.sha256(content).hexdigest())
+    assert target.read_bytes() == content
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_fetch_that_fails_leaves_the_file_as_it_was(store, tmp_path):
+    folder = tmp_path / "fetched"
+    folder.mkdir()
+    target = folder / "there"
+    with pytest.raises(NotFound):
+        store.fetch("nothing", target)
+    assert os.listdir(folder) == []
+    store.put("a", b"one")
+    target.write_bytes(b"old")
+    with pytest.raises(CorruptRecord, match="digest"):
+        store.fetch("a", target, sha256="0" * 64)
+    assert target.read_bytes() == b"old"
+    assert os.listdir(folder) == ["there"]
+    with pytest.raises(StoreError, match="nowhere"):
+        store.fetch("a", folder / "nowhere" / "there")
+    with pytest.raises(UsageError):
+        store.fetch("../a", target)
+
+
+def test_many_calls_at_once(store, tmp_path):
+    contents = {f"k/{number}": f"{number}".encode() * number for number in range(200)}
+    store.put("k/7", b"before")
+    assert put_many(store, contents, if_absent=True) == contents.keys() - {"k/7"}
+    contents["k/7"] = b"before"
+    assert has_many(store, [*contents, "k/none", "none"]) == contents.keys()
+    assert has_many(store, []) == set()
+    found = get_many(store, ["none", *contents])
+    assert found == contents
+    assert list(found) == list(contents)
+    fetch_many(store, {key: tmp_path / key.replace("/", "-") for key in contents})
+    assert all((tmp_path / f"k-{n}").read_bytes() == contents[f"k/{n}"] for n in range(200))
+    with pytest.raises(NotFound):
+        fetch_many(store, dict.fromkeys(("k/1", "none", "k/2"), tmp_path / "x"))
+    assert delete_many(store, [*contents, "none"]) == 200
+    assert list(store.list("")) == []
+
+
+def test_the_first_of_many_that_fails_is_told(store):
+    with pytest.raises(UsageError, match=r"'\.\./up'"):
+        put_many(store, {"a": b"", "../up": b"", "b": b""})
+
+
+def test_a_folder_holds_each_key_as_a_file(store):
+    store.put("a/b", b"one")
+    folder = store.as_folder()
+    assert (folder is None) == (not isinstance(store, LocalStore))
+    assert folder is None or (folder / "a/b").read_bytes() == b"one"
+
+
+def test_exactly_one_of_several_threads_writes_an_absent_key(store):
+    writers, rounds = 4, 40
+    won: dict[int, list[int]] = {}
+    barrier = threading.Barrier(writers)
+
+    def race(number: int) -> None:
+        barrier.wait(200)
+        won[number] = [
+            i for i in range(rounds) if store.put(f"r/{i}", b"%d" % number, if_absent=True)
+        ]
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    assert sorted(i for wins in won.values() for i in wins) == list(range(rounds))
+    for number, wins in won.items():
+        assert all(store.get(f"r/{i}") == b"%d" % number for i in wins)
 
 
 def _race(uri: str, barrier, number: int, rounds: int, answers) -> None:
@@ -144,12 +278,12 @@ def _race(uri: str, barrier, number: int, rounds: int, answers) -> None:
     answers.put((number, won))
 
 
-def test_exactly_one_of_several_processes_writes_an_absent_key(store):
+def test_exactly_one_of_several_processes_writes_an_absent_key(shared):
     writers, rounds = 3, 60
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(writers), context.Queue()
     processes = [
-        context.Process(target=_race, args=(store.uri, barrier, n, rounds, answers))
+        context.Process(target=_race, args=(shared.uri, barrier, n, rounds, answers))
         for n in range(writers)
     ]
     for process in processes:
@@ -159,7 +293,7 @@ def test_exactly_one_of_several_processes_writes_an_absent_key(store):
         process.join(200)
     assert sorted(i for wins in won.values() for i in wins) == list(range(rounds))
     for number, wins in won.items():
-        assert all(store.get(f"race/{i}") == f"{number}".encode() * 5000 for i in wins)
+        assert all(shared.get(f"race/{i}") == f"{number}".encode() * 5000 for i in wins)
 
 
 def _overwrite(uri: str, barrier, letter: bytes) -> None:
@@ -169,22 +303,22 @@ def _overwrite(uri: str, barrier, letter: bytes) -> None:
         store.put("same", letter * 200_000)
 
 
-def test_a_reader_never_sees_a_part(store):
-    store.put("same", b"a" * 200_000)
+def test_a_reader_never_sees_a_part(shared):
+    shared.put("same", b"a" * 200_000)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)
     processes = [
-        context.Process(target=_overwrite, args=(store.uri, barrier, letter))
+        context.Process(target=_overwrite, args=(shared.uri, barrier, letter))
         for letter in (b"a", b"b")
     ]
     for process in processes:
         process.start()
     barrier.wait(200)
     while any(process.is_alive() for process in processes):
-        content = store.get("same")
+        content = shared.get("same")
         assert len(content) == 200_000
         assert len(set(content)) == 1
-        assert list(store.list("")) == ["same"]
+        assert list(shared.list("")) == ["same"]
     assert [process.exitcode for process in processes] == [0, 0]
 
 
@@ -328,3 +462,55 @@ def test_a_store_that_is_a_file_is_not_an_empty_store(tmp_path):
     for prefix in ("", "refs"):
         with pytest.raises(StoreError, match="is not a folder"):
             list(LocalStore(tmp_path / "home").list(prefix))
+
+
+# What only a store in memory has.
+
+
+def test_memory_counts_calls_by_kind_and_makes_them_at_once():
+    store = MemoryStore(delay_s=0.001)
+    put_many(store, {f"a/{n}": b"" for n in range(10)})
+    assert has_many(store, ["a/1", "b"]) == {"a/1"}
+    assert list(store.list("a"))[:1] == ["a/0"]
+    assert store.get("a/1") == b""
+    assert store.delete("a") == 10
+    counted = {"put": 10, "has": 2, "list": 1, "get": 1, "delete": 1}
+    assert store.calls == open_store(store.uri).calls == counted
+    store.forget_calls()
+    assert not store.calls
+
+
+def test_memory_has_many_calls_on_their_way():
+    gate = threading.Barrier(8)  # Broken after its time, if they came one after the other.
+
+    class Gated(MemoryStore):
+        def get(self, key: str) -> bytes:
+            gate.wait(200)
+            return super().get(key)
+
+    store = Gated(delay_s=0.0001)
+    put_many(store, {f"a/{n}": b"%d" % n for n in range(8)})
+    assert len(get_many(store, [f"a/{n}" for n in range(8)])) == 8
+
+
+def test_stores_in_memory_share_by_name():
+    one = MemoryStore("test-shared")
+    one.put("a", b"1")
+    assert open_store("memory://test-shared").get("a") == b"1"
+    assert not MemoryStore().has("a")
+    with pytest.raises(UsageError, match="delay_ms"):
+        open_store("memory://x?slow=1")
+
+
+def test_a_served_store_that_is_gone_says_so(tmp_path):
+    store = ServedStore(tmp_path / "nobody")
+    with pytest.raises(StoreError, match="nobody"):
+        store.get("a")
+
+
+def test_a_served_store_is_its_owners_alone():
+    with tempfile.TemporaryDirectory() as short:
+        path = Path(short) / "s"
+        with serving(MemoryStore(), path):
+            assert path.stat().st_mode & 0o777 == 0o600
+        assert not path.exists()

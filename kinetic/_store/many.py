@@ -1,0 +1,87 @@
+"""Many calls of a store at once.
+
+In: a store, keys. Out: what each call returned.
+
+Where a call is a journey (`Store.calls_at_once` > 1), several threads are on their way; a folder is
+asked one by one, for threads would only make it slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from kinetic._store.base import Store
+from kinetic.errors import NotFound
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def has_many(store: Store, keys: Collection[str]) -> set[str]:
+    """Return which of the keys exist."""
+    wanted = list(keys)
+    there = at_once(store.has, wanted, store.calls_at_once)
+    return {key for key, is_there in zip(wanted, there, strict=True) if is_there}
+
+
+def get_many(store: Store, keys: Collection[str]) -> dict[str, bytes]:
+    """Return the contents of the keys that exist, by key, in the order of the keys."""
+
+    def content(key: str) -> bytes | None:
+        try:
+            return store.get(key)
+        except NotFound:
+            return None
+
+    wanted = list(keys)
+    found = at_once(content, wanted, store.calls_at_once)
+    return {key: data for key, data in zip(wanted, found, strict=True) if data is not None}
+
+
+def put_many(
+    store: Store,
+    contents: Mapping[str, bytes | Path | Iterator[bytes]],
+    *,
+    if_absent: bool = False,
+) -> set[str]:
+    """Write contents by key, in no order; return the keys that this call wrote.
+
+    When one fails the others may be there or not, as after calls of one's own.
+    """
+    items = list(contents.items())
+    wrote = at_once(lambda item: store.put(*item, if_absent=if_absent), items, store.calls_at_once)
+    return {key for (key, _), did in zip(items, wrote, strict=True) if did}
+
+
+def fetch_many(store: Store, paths: Mapping[str, Path]) -> None:
+    """Write the contents of keys to local files.
+
+    Raises:
+        NotFound: a key is missing; other files may be there.
+    """
+    at_once(lambda item: store.fetch(*item), list(paths.items()), store.calls_at_once)
+
+
+def delete_many(store: Store, prefixes: Collection[str]) -> int:
+    """Delete the keys and what is below them, in no order; return how many objects went."""
+    return sum(at_once(store.delete, list(prefixes), store.calls_at_once))
+
+
+def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
+    """Return `act` of each item, so many at a time; the first exception ends it, after the acts
+    that have begun."""
+    if threads < 2 or len(items) < 2:
+        return [act(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
+    size = -(-len(items) // (threads * 8))
+    portions = [items[at : at + size] for at in range(0, len(items), size)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="kinetic-store") as pool:
+        futures = [pool.submit(lambda few: [act(item) for item in few], few) for few in portions]
+        try:
+            return [answer for future in futures for answer in future.result()]
+        finally:
+            for future in futures:
+                future.cancel()

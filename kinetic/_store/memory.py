@@ -1,0 +1,163 @@
+"""A store in the memory of one process: a store that is no folder, for tests and benchmarks.
+
+In: keys and bytes, a delay for each call. Out: bytes, and how many calls of which kind were made.
+
+With a delay it behaves as a store at the end of a line: every call takes that long, many may be on
+their way at once. `_store.served` lets other processes share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from kinetic._store import files
+from kinetic._store.base import check_key
+from kinetic.errors import NotFound, StoreError
+
+PAGE_KEYS = 1000
+"""As many keys does one call list, as in a bucket."""
+_AT_ONCE = 32
+
+
+class _Space:
+    """The content of one name, shared by all stores of that name."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.objects: dict[str, bytes] = {}
+        self.calls: Counter[str] = Counter()
+
+
+_spaces: dict[str, _Space] = {}
+_numbers = itertools.count(1)
+
+
+class MemoryStore:
+    """A `Store` in memory.
+
+    Args:
+        name: stores of one name, in one process, have the same content; "" for one of its own.
+        delay_s: how long each call takes.
+    """
+
+    def __init__(self, name: str = "", *, delay_s: float = 0.0) -> None:
+        self._name = name or f"unnamed-{next(_numbers)}"
+        self._delay_s = delay_s
+        self._space = _spaces.setdefault(self._name, _Space())
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """The name, and the delay if there is one."""
+        delay = f"?delay_ms={self._delay_s * 1000:g}" if self._delay_s else ""
+        return f"memory://{self._name}{delay}"
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How many calls of each kind were made to the content, by any store of this name."""
+        with self._space.lock:
+            return Counter(self._space.calls)
+
+    def forget_calls(self) -> None:
+        """Count from 0 again."""
+        with self._space.lock:
+            self._space.calls.clear()
+
+    @property
+    def calls_at_once(self) -> int:
+        """Many where a call takes time."""
+        return _AT_ONCE if self._delay_s else 1
+
+    def as_folder(self) -> None:
+        """There is no folder."""
+        return
+
+    def get(self, key: str) -> bytes:
+        """Return the content of the key."""
+        check_key(key)
+        self._travel("get")
+        with self._space.lock:
+            found = self._space.objects.get(key)
+        if found is None:
+            raise NotFound(f"The store {self.uri} has nothing under {key!r}.")
+        return found
+
+    def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
+        """Write the content of the key to a local file, in one step."""
+        files.save(path, [self.get(key)], sha256=sha256)
+
+    def put(
+        self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
+    ) -> bool:
+        """Write bytes, the content of a local file, or parts as they come; return whether this call
+        wrote."""
+        check_key(key)
+        content = whole(data)
+        self._travel("put")
+        with self._space.lock:
+            if if_absent and key in self._space.objects:
+                return False
+            self._space.objects[key] = content
+            return True
+
+    def has(self, key: str) -> bool:
+        """Return whether the key exists."""
+        check_key(key)
+        self._travel("has")
+        with self._space.lock:
+            return key in self._space.objects
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below the prefix, sorted; a call for each page of them."""
+        if prefix:
+            check_key(prefix)
+        return self._pages(f"{prefix}/" if prefix else "")
+
+    def _pages(self, beginning: str) -> Iterator[str]:
+        last = ""
+        while True:
+            self._travel("list")
+            with self._space.lock:
+                found = sorted(k for k in self._space.objects if k.startswith(beginning))
+            page = [key for key in found if key > last]
+            yield from page[:PAGE_KEYS]
+            if len(page) <= PAGE_KEYS:
+                return
+            last = page[PAGE_KEYS - 1]
+
+    def delete(self, prefix: str) -> int:
+        """Delete the key and everything below it; return how many objects went."""
+        check_key(prefix)
+        self._travel("delete")
+        with self._space.lock:
+            gone = [k for k in self._space.objects if k == prefix or k.startswith(f"{prefix}/")]
+            for key in gone:
+                del self._space.objects[key]
+        return len(gone)
+
+    def _travel(self, kind: str) -> None:
+        with self._space.lock:
+            self._space.calls[kind] += 1
+        if self._delay_s:
+            time.sleep(self._delay_s)
+
+
+def whole(data: bytes | Path | Iterator[bytes]) -> bytes:
+    """Return what is to be put as bytes.
+
+    Raises:
+        StoreError: it is a file that cannot be read.
+    """
+    if isinstance(data, Path):
+        try:
+            return data.read_bytes()
+        except OSError as error:
+            raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
+    return b"".join(data) if isinstance(data, Iterator) else data

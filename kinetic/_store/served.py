@@ -1,0 +1,201 @@
+"""A store of another process, through a socket of this machine.
+
+In: keys and bytes; on the other side the store that is served. Out: bytes, or the error that the
+store raised there.
+
+One request and one answer at a time on each connection, each a line of JSON and then as many bytes
+as the line says. The socket is its owner's alone, as a store's folder is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any
+
+from kinetic import errors
+from kinetic._store import files
+from kinetic._store.base import Store, check_key
+from kinetic._store.memory import whole
+from kinetic.errors import KineticError, StoreError
+
+_ERRORS = ("NotFound", "UsageError", "StoreFull", "CorruptRecord", "StoreError")
+_AT_ONCE = 32
+
+
+class ServedStore:
+    """A `Store` that another process serves at a socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(path).absolute()
+        self._lock = threading.Lock()
+        self._idle: list[_Line] = []
+
+    def __repr__(self) -> str:
+        return f"ServedStore({str(self._path)!r})"
+
+    @property
+    def uri(self) -> str:
+        """The socket."""
+        from urllib.parse import quote
+
+        return f"unix://{quote(str(self._path))}"
+
+    @property
+    def calls_at_once(self) -> int:
+        """Many: the other side serves each connection by a thread of its own."""
+        return _AT_ONCE
+
+    def as_folder(self) -> None:
+        """There is no folder."""
+        return
+
+    def get(self, key: str) -> bytes:
+        """Return the content of the key."""
+        check_key(key)
+        return self._call("get", key)[1]
+
+    def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
+        """Write the content of the key to a local file, in one step."""
+        files.save(path, [self.get(key)], sha256=sha256)
+
+    def put(
+        self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
+    ) -> bool:
+        """Write bytes, the content of a local file, or parts as they come; return whether this call
+        wrote."""
+        check_key(key)
+        return bool(self._call("put", key, whole(data), if_absent=if_absent)[0])
+
+    def has(self, key: str) -> bool:
+        """Return whether the key exists."""
+        check_key(key)
+        return bool(self._call("has", key)[0])
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below the prefix, sorted."""
+        if prefix:
+            check_key(prefix)
+        return iter(self._call("list", prefix)[0])
+
+    def delete(self, prefix: str) -> int:
+        """Delete the key and everything below it; return how many objects went."""
+        check_key(prefix)
+        return int(self._call("delete", prefix)[0])
+
+    def _call(self, name: str, key: str, body: bytes = b"", **more: bool) -> tuple[Any, bytes]:
+        try:
+            with self._line() as line:
+                _send(line.stream, {"call": name, "key": key, **more}, body)
+                answer, data = _receive(line.stream)
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"Could not {name} {key!r} in the store at {self._path}: {error}. Is the process "
+                "that serves it still there?"
+            ) from error
+        if "error" in answer:
+            raise getattr(errors, answer["error"])(answer["message"])
+        return answer["value"], data
+
+    @contextmanager
+    def _line(self) -> Iterator[_Line]:
+        """A connection for one call; it is kept for others where the call went well."""
+        with self._lock:
+            # A forked process must not talk on the lines of its parent.
+            self._idle = [line for line in self._idle if line.pid == os.getpid()]
+            line = self._idle.pop() if self._idle else None
+        line = line or _connected(self._path)
+        try:
+            yield line
+        except BaseException:
+            line.stream.close()
+            raise
+        with self._lock:
+            self._idle.append(line)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A connection, and the process that made it."""
+
+    pid: int
+    stream: BufferedIOBase
+
+
+def _connected(path: Path) -> _Line:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        return _Line(os.getpid(), connection.makefile("rwb"))
+
+
+@contextmanager
+def serving(store: Store, path: Path) -> Iterator[ServedStore]:
+    """Serve a store at a socket, to processes of this user, while the `with` block runs."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError, ValueError):
+                while True:
+                    request, body = _receive(self.rfile)
+                    _send(self.wfile, *_answer(store, request, body))
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+        block_on_close = False
+        request_queue_size = 128
+
+    with Server(str(path), Handler) as server:
+        path.chmod(0o600)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield ServedStore(path)
+        finally:
+            server.shutdown()
+            thread.join()
+            path.unlink(missing_ok=True)
+
+
+def _answer(store: Store, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    name, key = request["call"], request["key"]
+    try:
+        match name:
+            case "get":
+                return {"value": None}, store.get(key)
+            case "put":
+                return {"value": store.put(key, body, if_absent=request["if_absent"])}, b""
+            case "has":
+                return {"value": store.has(key)}, b""
+            case "list":
+                return {"value": list(store.list(key))}, b""
+            case "delete":
+                return {"value": store.delete(key)}, b""
+    except KineticError as error:
+        kind = next((n for n in _ERRORS if isinstance(error, getattr(errors, n))), "StoreError")
+        return {"error": kind, "message": str(error)}, b""
+    return {"error": "StoreError", "message": f"There is no call {name!r}."}, b""
+
+
+def _send(stream: BufferedIOBase, head: dict[str, Any], body: bytes) -> None:
+    stream.write(json.dumps(head | {"size_bytes": len(body)}).encode() + b"\n")
+    stream.write(body)
+    stream.flush()
+
+
+def _receive(stream: BufferedIOBase) -> tuple[dict[str, Any], bytes]:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError("the connection was closed")
+    head = json.loads(line)
+    body = stream.read(head["size_bytes"])
+    if len(body) < head["size_bytes"]:
+        raise ConnectionResetError("the connection was closed")
+    return head, body
