@@ -1,41 +1,40 @@
-"""From the name of a backend to the backend: the only place that knows which there are.
+"""From a place to the backend that runs jobs there: the only module that knows which there are.
 
-In: what the caller asked for, the accelerator, the settings. Out: a `Selection`, and the `Backend`
-itself.
+In: the options of a call, the settings; later the place of a job, and its store. Out: a
+`Selection`, and the `Backend` itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend
-from kinetic._config.settings import Setting, Settings, worker_environ
+from kinetic._core.place import BACKENDS, Place
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
 from kinetic.errors import PreflightError, UsageError
 
 if TYPE_CHECKING:
+    from kinetic._config.settings import Setting, Settings
     from kinetic._core.accelerators.topology import Topology
+    from kinetic._core.spec import Options
 
-NAMES = ("gke", "pathways", "local", "ray")
-Maker = Callable[[Store], Backend]
+Maker = Callable[[Place, Store], Backend]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which backend takes a job.
+    """Where a job goes.
 
     Attributes:
-        requested: what the caller, the settings or the accelerator ask for; kept in the plan.
-        name: what takes the job.
-        notice: a line for the caller when one stands in for the other, or "".
+        place: what takes the job, and where.
+        notice: a line for the caller when one backend stands in for the other, or "".
     """
 
-    requested: str
-    name: str
+    place: Place
     notice: str = ""
 
 
@@ -45,28 +44,40 @@ def check(name: str | None) -> str | None:
     Raises:
         UsageError: there is no such backend.
     """
-    if name is not None and name not in NAMES:
-        raise UsageError(f"There is no backend {name!r}. Backends are: {', '.join(NAMES)}.")
+    if name is not None and name not in BACKENDS:
+        raise UsageError(f"There is no backend {name!r}. Backends are: {', '.join(BACKENDS)}.")
     return name
 
 
-def select(
-    requested: str | None, topology: Topology, settings: Settings, *, slices: int = 1
-) -> Selection:
-    """Decide which backend takes a job. Without a cluster, the local one stands in for it.
+def select(options: Options, settings: Settings) -> Selection:
+    """Decide where a job goes. Without a cluster, the local backend stands in for it.
+
+    Args:
+        options: of the call.
+        settings: of the caller, among which are the place's options.
 
     Raises:
         UsageError: the settings name a backend that does not exist.
         PreflightError: the backend is not built into this version.
     """
+    topology, slices = options.topology, options.slices
     several = topology.multi_host or slices > 1
     name = (
-        check(requested)
+        check(options.backend)
         or check(settings.backend)
         or ("pathways" if topology.kind == "tpu" and several else "gke")
     )
-    if name == "local":
-        return Selection(name, name)
+    place = Place(
+        name,
+        cluster=settings.cluster or "",
+        project=settings.project or "",
+        zone=settings.zone or "",
+        namespace=settings.namespace or "",
+        image=options.container_image or "",
+        image_repo=settings.base_image_repo or "",
+    )
+    if name == "local" or (settings.cluster_settings and name in _makers):
+        return Selection(place)
     if name == "ray":
         raise PreflightError(
             'This version has no Ray backend yet. Use backend="local", which simulates the slice '
@@ -74,29 +85,31 @@ def select(
         )
     if settings.cluster_settings:
         raise PreflightError(
-            _no_cluster_yet(name, settings.cluster_settings, fixed=requested is not None)
+            _no_cluster_yet(name, settings.cluster_settings, fixed=options.backend is not None)
         )
-    return Selection(name, "local", _standing_in(topology, slices))
+    stand_in = replace(place, backend="local", stands_in_for=name)
+    return Selection(stand_in, _standing_in(topology, slices))
 
 
-def make(name: str, store: Store) -> Backend:
-    """Return the backend with this name, over this store.
+def make(place: Place, store: Store) -> Backend:
+    """Return the backend that runs the jobs of this place, whose records are in this store.
 
     Raises:
         PreflightError: the backend is not built into this version.
     """
-    if name in _makers:
-        return _makers[name](store)
+    if place.backend in _makers:
+        return _makers[place.backend](place, store)
     raise PreflightError(
-        f"This version has no {name!r} backend: it can run and read jobs of {', '.join(_makers)}."
+        f"This version has no {place.backend!r} backend: it can run and read jobs of "
+        f"{', '.join(_makers)}."
     )
 
 
-def backend_of(ref: JobRef, settings: Settings | None = None) -> Backend:
-    """Return the backend that took a job; `settings` are for backends that need them."""
+def backend_of(ref: JobRef) -> Backend:
+    """Return the backend that took a job."""
     from kinetic._store.open import open_store
 
-    return make(ref.backend, open_store(ref.store_uri))
+    return make(ref.place, open_store(ref.store_uri))
 
 
 @contextmanager
@@ -113,7 +126,7 @@ def substituted(name: str, maker: Maker) -> Iterator[None]:
             _makers[name] = before
 
 
-def _local(store: Store) -> Backend:
+def _local(_: Place, store: Store) -> Backend:
     from kinetic._backends.local.backend import LocalBackend
     from kinetic._store.local import LocalStore
 
@@ -121,7 +134,7 @@ def _local(store: Store) -> Backend:
         raise PreflightError(
             f"The local backend needs a store in a folder of this machine, not {store.uri}."
         )
-    return LocalBackend(store, worker_environ())
+    return LocalBackend(store)
 
 
 _makers: dict[str, Maker] = {"local": _local}

@@ -28,8 +28,8 @@ from typing import (
     overload,
 )
 
+from kinetic._client.client import Client, client_of
 from kinetic._client.options import Changes, checked
-from kinetic._client.place import Place, place_of
 from kinetic._core import spec
 from kinetic._core.duration import Duration
 from kinetic._core.spec import JobSpec, Joins, Options
@@ -332,18 +332,18 @@ class RemoteCallable(Generic[P, R_co]):
             )
 
     def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
-        place = self._place(args, kwargs)
-        place.warm_up(self._options)
-        planned = place.planned(self._spec(args, kwargs))
+        client = self._client(args, kwargs)
+        client.warm_up(self._options)
+        planned = client.planned(self._spec(args, kwargs))
 
         # Imported while the backend warms up.
         from kinetic._client import submission
         from kinetic._client.handle import JobHandle
 
-        place.tell(planned.warnings)
-        place.note_output(planned.plan.output_dir)
+        client.tell(planned.warnings)
+        client.note_output(planned.plan.output_dir)
         return JobHandle(
-            submission.submit(planned, place.backend, place.store), place.backend, place.store
+            submission.submit(planned, client.backend, client.store), client.backend, client.store
         )
 
     @overload
@@ -417,26 +417,24 @@ class RemoteCallable(Generic[P, R_co]):
             project=spec.text("project", project) or self._options.project,
             cluster=spec.text("cluster", cluster) or self._options.cluster,
         )
-        place = place_of(options)
-        place.warm_up(options)
+        client = client_of(options)
+        client.warm_up(options)
         func = functools.partial(self._func, *self._bound) if self._bound else self._func
-        source = place.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
-        place.tell(source.warnings)
-        return launch.launch(source, place.store, len(made), how, name=title, notes=notes)
+        source = client.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
+        client.tell(source.warnings)
+        return launch.launch(source, client.store, len(made), how, name=title, notes=notes)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return what a call would submit. Creates nothing."""
         from kinetic._client.planning import PlanView
 
-        place = self._place(args, kwargs)
-        planned = place.planned(self._spec(args, kwargs))
+        client = self._client(args, kwargs)
+        planned = client.planned(self._spec(args, kwargs))
         documents, files = (
-            tuple(place.backend.render(planned.plan)),
+            tuple(client.backend.render(planned.plan)),
             () if planned.bundle is None else planned.bundle.files(),
         )
-        return PlanView(
-            planned.plan, documents, place.selection.name, planned.warnings, tuple(files)
-        )
+        return PlanView(planned.plan, documents, planned.warnings, tuple(files))
 
     @overload
     def local(
@@ -511,10 +509,10 @@ class RemoteCallable(Generic[P, R_co]):
     def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
         return JobSpec(self._func, (*self._bound, *args), kwargs, self.__qualname__, self._options)
 
-    def _place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Place:
+    def _client(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Client:
         self._check_place()
         self._check_call(args, kwargs)
-        return place_of(self._options)
+        return client_of(self._options)
 
     def _check_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = ""

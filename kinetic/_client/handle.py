@@ -27,7 +27,7 @@ from kinetic._core import layout, record
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
-from kinetic._core.ref import JobRef
+from kinetic._core.ref import ATTRIBUTES, JobRef
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, WaitTimeout
@@ -35,6 +35,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, Wa
 if TYPE_CHECKING:
     from kinetic._client.board.drawing import Picture
     from kinetic._client.debugging import PortForward
+    from kinetic._core.place import Place
 
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
@@ -45,13 +46,14 @@ _TAIL_LINES = 60
 class JobHandle(Generic[R_co]):
     """One job. All methods work from any process, and again after the job has ended.
 
-    The fields of the reference are attributes: `job_id`, `backend`, `accelerator`, `func_name`,
-    `display_name`, `project`, `cluster_name`, `zone`, `namespace`, `bucket_name`, `k8s_name`,
-    `image_uri`, `group_id`, `debug`, ...
+    The fields of the reference are attributes: `job_id`, `place`, `backend`, `accelerator`,
+    `func_name`, `display_name`, `project`, `cluster_name`, `zone`, `namespace`,
+    `bucket_name`, `k8s_name`, `image_uri`, `group_id`, `debug`, ...
     """
 
     if TYPE_CHECKING:
         job_id: str
+        place: Place
         backend: str
         requested_backend: str
         accelerator: str
@@ -90,13 +92,15 @@ class JobHandle(Generic[R_co]):
     if not TYPE_CHECKING:  # A type checker should report misspelt names.
 
         def __getattr__(self, name):
-            if not name.startswith("_") and name in JobRef.__dataclass_fields__:
+            if name in JobRef.__dataclass_fields__:
                 return getattr(self.ref, name)
+            if name in ATTRIBUTES:
+                return self.ref.attributes()[name]
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
         """What there is to complete: the fields of the reference, too, and nothing internal."""
-        names = {*super().__dir__(), *JobRef.__dataclass_fields__}
+        names = {*super().__dir__(), *ATTRIBUTES}
         return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
     def __repr__(self) -> str:
@@ -134,7 +138,7 @@ class JobHandle(Generic[R_co]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reference as a JSON object."""
-        return self.ref.to_json()
+        return self.ref.attributes()
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> JobHandle[Any]:
@@ -474,7 +478,7 @@ class JobHandle(Generic[R_co]):
     @property
     def _place(self) -> Backend:
         if self._backend is None:
-            self._backend = registry.make(self.ref.backend, self._store)
+            self._backend = registry.make(self.ref.place, self._store)
         return self._backend
 
     def _stored(self) -> Outcome | None:

@@ -1,6 +1,6 @@
 """Step 2, plan: from what was asked for to everything that a host must know.
 
-In: `JobSpec`, `Settings`, the name of the backend. Out: `Planned`: the plan, the payload, the
+In: `JobSpec`, `Settings`, the `Place`. Out: `Planned`: the plan, the payload, the
 source tree, warnings. It reads the local disk and the environment and writes nothing but the cache
 of hashes.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic._core.ref import new_job_id
 from kinetic._core.spec import JobSpec, Options
@@ -64,8 +65,8 @@ class Planned:
 def make(
     spec: JobSpec,
     settings: Settings,
+    place: Place,
     *,
-    backend: str,
     job_id: str | None = None,
     now: float | None = None,
 ) -> Planned:
@@ -74,7 +75,7 @@ def make(
     Args:
         spec: the call.
         settings: the caller's settings.
-        backend: the backend that was selected.
+        place: where the job goes.
         job_id: for tests; a fresh one by default.
         now: seconds since the epoch, for tests.
 
@@ -82,7 +83,7 @@ def make(
         UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree
             cannot be shipped.
     """
-    about = frame(spec, settings, backend=backend, job_id=job_id, now=now)
+    about = template(spec, settings, place, job_id=job_id, now=now)
     cargo = about.loaded(spec.args, spec.kwargs)
     call = (
         spec if cargo is None else dataclasses.replace(spec, args=cargo.args, kwargs=cargo.kwargs)
@@ -91,7 +92,7 @@ def make(
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlanTemplate:
     """A plan without its call: what all calls of one function share.
 
     Attributes:
@@ -184,15 +185,15 @@ class Frame:
         )
 
 
-def frame(
+def template(
     spec: JobSpec,
     settings: Settings,
+    place: Place,
     *,
-    backend: str,
     job_id: str | None = None,
     now: float | None = None,
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
-) -> Frame:
+) -> PlanTemplate:
     """Plan all but the call itself; see `make`. `calls` are the arguments of all calls, where there
     is more than the spec's."""
     taken = _carried(spec.options)
@@ -200,12 +201,12 @@ def frame(
         spec,
         settings,
         taken,
-        backend=backend,
+        place=place,
         job_id=job_id or new_job_id(),
         now=time.time() if now is None else now,
     )
     left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
-    return Frame(
+    return PlanTemplate(
         draft,
         settings,
         *_source(spec, settings, left_out, draft),
@@ -222,16 +223,19 @@ class PlanView:
     Attributes:
         plan: everything that a host must know.
         documents: what the backend would create.
-        backend: the backend that would take the job.
         warnings: what to know before it leaves the machine.
         files: all files of the source tree, (path, bytes), largest first.
     """
 
     plan: Plan
     documents: tuple[Document, ...]
-    backend: str
     warnings: tuple[str, ...] = ()
     files: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+
+    @property
+    def backend(self) -> str:
+        """The backend that would take the job."""
+        return self.plan.place.backend
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -256,9 +260,10 @@ class PlanView:
 
     def _rows(self) -> list[tuple[str, str]]:
         plan, topology = self.plan, self.plan.topology
-        stands_in = "" if self.backend == plan.backend else f" (stands in for {plan.backend})"
+        place = plan.place
+        stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
         rows = {
-            "backend": self.backend + stands_in,
+            "backend": place.backend + stands_in,
             "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {self._shape()})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
@@ -318,13 +323,13 @@ def _carried(options: Options) -> _Carried:
 
 
 def _draft(
-    spec: JobSpec, settings: Settings, taken: _Carried, *, backend: str, job_id: str, now: float
+    spec: JobSpec, settings: Settings, taken: _Carried, *, place: Place, job_id: str, now: float
 ) -> Plan:
     options = spec.options
     return Plan(
         job_id=job_id,
         name=options.name or spec.name,
-        backend=backend,
+        place=place,
         topology=options.topology,
         slices=options.slices,
         payload=Blob("", 0),
@@ -401,7 +406,7 @@ def _cells(*pickles: bytes) -> tuple[Cell, ...]:
     return cells.referenced(pickles, notebook.cell_title)
 
 
-def _pack(spec: JobSpec, about: Frame) -> Packed:
+def _pack(spec: JobSpec, about: PlanTemplate) -> Packed:
     from kinetic._pickling import call as payload
 
     return payload.pack(

@@ -48,7 +48,7 @@ def submit(
     plan = planned.plan
     documents = backend.render(plan)
     backend.preflight(plan)
-    ref = ref_of(plan, backend.name, store.uri)
+    ref = ref_of(plan, store.uri)
     # Content that is there already must not be swept away before the plan names it.
     with submitting(store):
         planned = _sent(planned, store)
@@ -69,12 +69,11 @@ def submit(
     return ref
 
 
-def ref_of(plan: Plan, backend: str, store_uri: str) -> JobRef:
+def ref_of(plan: Plan, store_uri: str) -> JobRef:
     """Return the reference of a planned job."""
     return JobRef(
         job_id=plan.job_id,
-        backend=backend,
-        requested_backend=plan.backend,
+        place=plan.place,
         accelerator=plan.topology.name,
         func_name=plan.name.rpartition(".")[2],
         display_name=plan.name,

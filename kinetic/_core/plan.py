@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.place import Place
 from kinetic.errors import CorruptRecord
 
 SCHEMA_VERSION = 1
@@ -114,7 +115,7 @@ class Plan:
     Attributes:
         job_id: "job-" and 8 hex digits.
         name: what people see: the function's qualified name or the command.
-        backend: "gke", "pathways", "local" or "ray", as selected.
+        place: what runs it, and where.
         topology: shape of each slice.
         slices: number of slices; hosts of the gang = slices x topology.hosts.
         payload: the pickled function and arguments.
@@ -150,7 +151,7 @@ class Plan:
 
     job_id: str
     name: str
-    backend: str
+    place: Place
     topology: Topology
     payload: Blob
     versions: Versions
@@ -185,6 +186,7 @@ class Plan:
         """Return a JSON object from which `from_json` makes an equal value."""
         data = asdict(self) | {
             "schema_version": SCHEMA_VERSION,
+            "place": self.place.to_json(),
             "topology": self.topology.to_json(),
         }
         return data | {name: list(data[name]) for name in (*_TUPLES, "data", "cells")}
@@ -211,6 +213,7 @@ class Plan:
 def _nested(data: dict[str, Any]) -> dict[str, Any]:
     function = data.get("function")
     return {
+        "place": _place(data),
         "topology": Topology.from_json(data["topology"]),
         "payload": Blob(**data["payload"]),
         "function": None if function is None else Blob(**function),
@@ -222,6 +225,15 @@ def _nested(data: dict[str, Any]) -> dict[str, Any]:
         "limits": Limits(**data["limits"]),
         "cells": tuple(Cell(**cell) for cell in data.get("cells", ())),
     } | {name: tuple(data.get(name, ())) for name in _TUPLES}
+
+
+def _place(data: dict[str, Any]) -> Place:
+    """The place; plans of older versions name only the backend that was asked for, and the local
+    one took them all."""
+    if "place" in data:
+        return Place.from_json(data["place"])
+    requested = data["backend"]
+    return Place("local", stands_in_for="" if requested == "local" else requested)
 
 
 def _tree(tree: dict[str, Any] | None) -> Tree | None:

@@ -6,10 +6,23 @@ read by handles and backends.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.place import Place
 from kinetic.errors import CorruptRecord
+
+_OF_THE_PLACE = {
+    "backend": "backend",
+    "requested_backend": "requested",
+    "project": "project",
+    "cluster_name": "cluster",
+    "zone": "zone",
+    "namespace": "namespace",
+    "image_uri": "image",
+}
+"""The names under which a job has what its place says."""
+_BUCKET = "gs://"
 
 
 @dataclass(frozen=True)
@@ -18,59 +31,85 @@ class JobRef:
 
     Attributes:
         job_id: "job-" and 8 hex digits.
-        backend: the backend that took the job: "local", "gke", "pathways" or "ray".
-        requested_backend: the backend that the plan selected; differs when the local backend stands
-            in.
+        place: what runs it, and where; see `ATTRIBUTES` for the names that its fields have here.
         accelerator: canonical accelerator name.
         func_name: the function's name.
         display_name: what people see.
         created_at: seconds since the epoch.
         store_uri: root of the store, for example "/home/me/.local/share/kinetic" or "gs://bucket".
         hosts: hosts of the gang.
-        project, cluster_name, zone, namespace, bucket_name, k8s_name, image_uri: of a cluster; ""
-        locally.
+        k8s_name: what a cluster calls the job; "" locally.
         group_id, group_kind, group_index: of the batch that the job belongs to; None outside one.
         debug: whether the job waits for a debugger.
         output_dir: where the function leaves files; "" in references of older versions.
     """
 
     job_id: str
-    backend: str
-    requested_backend: str
+    place: Place
     accelerator: str
     func_name: str
     display_name: str
     created_at: float
     store_uri: str
     hosts: int = 1
-    project: str = ""
-    cluster_name: str = ""
-    zone: str = ""
-    namespace: str = ""
-    bucket_name: str = ""
     k8s_name: str = ""
-    image_uri: str = ""
     group_id: str | None = None
     group_kind: str | None = None
     group_index: int | None = None
     debug: bool = False
     output_dir: str = ""
 
+    @property
+    def backend(self) -> str:
+        """The backend that runs the job."""
+        return self.place.backend
+
+    def attributes(self) -> dict[str, Any]:
+        """Return all that is known of the job under the names that scripts use, flat; what is None
+        is left out. `from_json` takes it back."""
+        flat = {name: value for name, value in vars(self).items() if name != "place"}
+        flat |= {name: getattr(self.place, field) for name, field in _OF_THE_PLACE.items()}
+        flat["bucket_name"] = _bucket(self.store_uri)
+        return {name: value for name, value in flat.items() if value is not None}
+
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; fields that are None are left out."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
+        """Return the JSON object that is stored; defaults are left out."""
+        defaults = type(self).__dataclass_fields__
+        kept = {k: v for k, v in vars(self).items() if v != defaults[k].default}
+        return kept | {"place": self.place.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobRef:
-        """Rebuild from `to_json`; unknown keys are ignored.
+        """Rebuild from `to_json`, or from `attributes`, as older versions stored them; unknown keys
+        are ignored.
 
         Raises:
             CorruptRecord: a required field is missing or the document is not an object.
         """
         try:
-            return cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
+            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(**known | {"place": _place(data)})
         except (TypeError, AttributeError) as error:
             raise CorruptRecord(f"The reference of the job is damaged: {error}.") from error
+
+
+ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_OF_THE_PLACE, "bucket_name"})
+"""The names of all that a reference knows: of its fields, and those of `JobRef.attributes`."""
+
+
+def _place(data: dict[str, Any]) -> Place:
+    if "place" in data:
+        return Place.from_json(data["place"])
+    said = {field: data[name] for name, field in _OF_THE_PLACE.items() if name in data}
+    requested = said.pop("requested", "")
+    if requested != said.get("backend"):
+        said["stands_in_for"] = requested
+    return Place.from_json(said)
+
+
+def _bucket(store_uri: str) -> str:
+    is_bucket = store_uri.startswith(_BUCKET)
+    return store_uri.removeprefix(_BUCKET).partition("/")[0] if is_bucket else ""
 
 
 def new_job_id() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from kinetic._core import layout, record
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
@@ -64,7 +65,7 @@ def find_to_end(store: Store, text: str) -> JobRef:
             wanted = _only(wanted, ids(store))
         elif not store.path(layout.job(wanted)).is_dir():
             raise
-        return JobRef(wanted, "local", "local", "", "", wanted, 0.0, store.uri)
+        return JobRef(wanted, Place("local"), "", "", wanted, 0.0, store.uri)
 
 
 def _checked(text: str) -> str:

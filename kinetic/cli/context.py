@@ -210,7 +210,7 @@ def configured(flags: Mapping[str, str | None]) -> Desk:
     def backend_of(ref: JobRef) -> Backend:
         from kinetic._backends import registry
 
-        return registry.backend_of(ref, settings)
+        return registry.backend_of(ref)
 
     def handle_of(ref: JobRef) -> JobHandle[Any]:
         from kinetic._client.handle import JobHandle

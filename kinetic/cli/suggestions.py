@@ -84,9 +84,9 @@ def accelerators(incomplete: str) -> Iterable[CompletionItem]:
 @_quiet
 def backends(incomplete: str) -> Iterable[CompletionItem]:
     """Names of backends."""
-    from kinetic._backends.registry import NAMES
+    from kinetic._core.place import BACKENDS
 
-    return [CompletionItem(name) for name in NAMES if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in BACKENDS if name.startswith(incomplete)]
 
 
 def _size(hosts: int, chips: int) -> str:

@@ -22,6 +22,7 @@ from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.log_format import STDERR, STDOUT
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef, new_job_id
 from kinetic._pickling import call
@@ -53,7 +54,7 @@ def planned(store, func, accelerator="cpu", **more):
     return Plan(
         job_id=new_job_id(),
         name=func.__name__,
-        backend="gke",
+        place=Place("local", "gke"),
         topology=resolve(accelerator),
         payload=Blob(packed.digest, packed.size_bytes),
         versions=packed.versions,
@@ -65,7 +66,9 @@ def planned(store, func, accelerator="cpu", **more):
 def test_a_job_that_is_being_submitted_has_not_failed(store):
     """Another process may look at it between any two of the steps."""
     backend = local(store)
-    ref = JobRef("job-00000001", "local", "gke", "cpu", "train", "train", 0.0, store.uri, hosts=1)
+    ref = JobRef(
+        "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
+    )
     folder = store.path("jobs/job-00000001/local")
     assert backend.phase(ref) is Phase.NOT_FOUND
     folder.mkdir(parents=True)
@@ -80,8 +83,7 @@ def submitted(backend, store, func, **more):
     plan = planned(store, func, **more)
     ref = JobRef(
         plan.job_id,
-        backend.name,
-        "gke",
+        Place(backend.name, "gke"),
         plan.topology.name,
         plan.name,
         plan.name,
@@ -161,7 +163,7 @@ def test_cancel_stops_the_job_and_is_harmless_afterwards(backend, store):
 
 
 def test_an_unknown_job_is_not_found(backend, store):
-    ref = JobRef("job-00000000", backend.name, "gke", "cpu", "f", "f", 0.0, store.uri)
+    ref = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
     assert backend.phase(ref) is Phase.NOT_FOUND
     assert read(backend, ref) == []
     backend.cancel(ref)

@@ -20,6 +20,7 @@ import pytest
 import kinetic
 from kinetic._config import profiles, settings
 from kinetic._core import layout
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 
@@ -87,7 +88,13 @@ def place(tmp_path: Path, home: Path) -> Path:
     store = LocalStore(home)
     for number, letter in ((3, "a"), (2, "b"), (1, "c")):
         ref = JobRef(
-            f"job-{letter}000000{number}", "local", "gke", "cpu", "f", "train", number, store.uri
+            f"job-{letter}000000{number}",
+            Place("local", "gke"),
+            "cpu",
+            "f",
+            "train",
+            number,
+            store.uri,
         )
         store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
     profiles.change(

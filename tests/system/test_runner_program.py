@@ -17,6 +17,7 @@ from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.outcome import judge
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._pickling import call
 from kinetic._pickling.modules import Shipped
@@ -41,7 +42,7 @@ def plan(home):
     made = Plan(
         job_id="job-00c0ffee",
         name="devices",
-        backend="gke",
+        place=Place("gke"),
         topology=resolve("tpu-v6e-8"),
         payload=Blob(packed.digest, packed.size_bytes),
         versions=packed.versions,

@@ -20,6 +20,7 @@ from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
 from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._pickling import call as payload
 from kinetic._store.local import LocalStore
@@ -97,8 +98,7 @@ class World:
     def job(self, job_id: str, *, name: str = "train", age: float = 60.0, hosts: int = 1) -> JobRef:
         ref = JobRef(
             job_id=job_id,
-            backend="fake",
-            requested_backend="fake",
+            place=Place("fake"),
             accelerator="tpu-v6e-8",
             func_name=name,
             display_name=name,

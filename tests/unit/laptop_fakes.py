@@ -22,6 +22,7 @@ from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, judge
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._core.ref import JobRef
 from kinetic._pickling import call
@@ -129,8 +130,7 @@ def ref(
 ) -> JobRef:
     return JobRef(
         job_id,
-        "local",
-        "pathways",
+        Place("local", "pathways"),
         "tpu-v6e-16",
         "train",
         "train",
@@ -144,7 +144,7 @@ def plan(job_id: str = "job-00000001", accelerator: str = "tpu-v6e-16", **change
     fixed = Plan(
         job_id,
         "train",
-        "pathways",
+        Place("local", "pathways"),
         resolve(accelerator),
         Blob("0" * 64, 1),
         Versions("3.11", "3.0", "0"),

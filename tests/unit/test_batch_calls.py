@@ -23,7 +23,7 @@ PATIENCE_S = 200.0
 def backend():
     made = []
 
-    def make(store):
+    def make(place, store):
         made.append(InlineBackend(store)) if not made else None
         return made[0]
 

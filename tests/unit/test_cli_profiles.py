@@ -14,6 +14,7 @@ import pytest
 import kinetic
 from kinetic._config import profiles, settings
 from kinetic._core import layout
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic.cli import shells
@@ -215,7 +216,9 @@ def offered(*words: str) -> list[str]:
 def test_names_are_completed(home: Path) -> None:
     store = LocalStore(home)
     for number in (1, 2):
-        ref = JobRef(f"job-0000000{number}", "local", "gke", "cpu", "f", "f", number, store.uri)
+        ref = JobRef(
+            f"job-0000000{number}", Place("local", "gke"), "cpu", "f", "f", number, store.uri
+        )
         store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
     assert offered("jobs", "logs", "job-") == ["job-00000002", "job-00000001"]
     assert offered("jobs", "logs", "00000001") == ["00000001"]

@@ -14,6 +14,7 @@ from kinetic._client.board import activity
 from kinetic._client.board.activity import Rates
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic.cli.commands import top
@@ -49,8 +50,7 @@ def snapshot(*members: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def ref(job_id: str = "job-00000001", **changes: Any) -> JobRef:
     told = {
-        "backend": "fake",
-        "requested_backend": "fake",
+        "place": Place("fake"),
         "accelerator": "tpu-v6e-8",
         "func_name": "f",
         "display_name": "train",

@@ -12,6 +12,7 @@ import kinetic
 from kinetic._client import planning
 from kinetic._client.planning import Planned
 from kinetic._config import environment, settings, verbosity
+from kinetic._core.place import Place
 from kinetic._source import manifest
 from kinetic.errors import UsageError
 
@@ -31,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(func=len, **options) -> Planned:
     call = kinetic.run(accelerator="cpu", **options)(func)
-    return planning.make(call._spec(("x",), {}), settings.load(), backend="local")  # type: ignore[attr-defined]
+    return planning.make(call._spec(("x",), {}), settings.load(), Place("local"))  # type: ignore[attr-defined]
 
 
 def shipped(found: Planned) -> list[str]:

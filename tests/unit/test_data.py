@@ -18,6 +18,7 @@ import kinetic
 from kinetic._client import planning
 from kinetic._client.decorator import RemoteCallable
 from kinetic._config import settings as configuration
+from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._datasets import attach, content_hash, delivery
 from kinetic._datasets.data import Data
@@ -326,7 +327,7 @@ def test_a_plan_with_data_survives_json(folder, cache):
 def planned(func, *args, **options) -> planning.Planned:
     call = kinetic.run(accelerator="cpu", **options)(func)
     assert isinstance(call, RemoteCallable)
-    return planning.make(call._spec(args, {}), configuration.load(), backend="local")
+    return planning.make(call._spec(args, {}), configuration.load(), Place("local"))
 
 
 def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch):

@@ -21,6 +21,7 @@ from kinetic._config import settings
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic.cli.main import call
@@ -215,7 +216,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
 
 
 def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 3600.0) -> JobRef:
-    ref = JobRef(job_id, "local", "gke", "cpu", "f", "f", NOW - age_s, store.uri)
+    ref = JobRef(job_id, Place("local", "gke"), "cpu", "f", "f", NOW - age_s, store.uri)
     store.put(layout.ref(job_id), json.dumps(ref.to_json()).encode())
     local = store.path(f"{layout.job(job_id)}/local")
     (local / "work" / "host-0").mkdir(parents=True)

@@ -228,7 +228,7 @@ def test_a_large_batch_stays_small_and_hides_no_failure():
 
 
 def test_a_plan_is_drawn_with_what_it_says_as_text():
-    view = PlanView(plan(), ({"kind": "JobSet"},), "pathways", ("big <tree>",))
+    view = PlanView(plan(), ({"kind": "JobSet"},), ("big <tree>",))
     page = Page(view._repr_html_())
     assert "Plan of train" in page.text
     assert "3 planned" in page.text

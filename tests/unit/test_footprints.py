@@ -13,6 +13,7 @@ from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._store import footprints
 from kinetic._store.local import LocalStore
@@ -25,7 +26,7 @@ def plan(name: str = "train", accelerator: str = "tpu-v6e-16", **more: Any) -> P
     return Plan(
         "job-00000001",
         name,
-        "local",
+        Place("local"),
         topology,
         payload=Blob("", 0),
         versions=versions,

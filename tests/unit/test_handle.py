@@ -34,6 +34,7 @@ from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, RemoteError
+from kinetic._core.place import Place
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 from kinetic.jobs import attach, list_jobs
@@ -47,7 +48,7 @@ def store(home):
 @pytest.fixture
 def backend(store):
     fake = FakeBackend(store)
-    with registry.substituted("local", lambda _: fake):
+    with registry.substituted("local", lambda *_: fake):
         yield fake
 
 
@@ -659,7 +660,7 @@ def test_attach_in_an_empty_store(backend):
 def test_all_jobs_newest_first_and_damage_does_not_hide_them(store, backend, caplog):
     for n in range(3):
         put_ref(store, ref(f"job-0000000{n}", created_at=NOW + n))
-    put_ref(store, dataclasses.replace(ref("job-0000cafe"), backend="gke", created_at=NOW - 1))
+    put_ref(store, dataclasses.replace(ref("job-0000cafe"), place=Place("gke"), created_at=NOW - 1))
     for name, garbage in (
         ("bad1", b"{"),
         ("bad2", b"[]"),

@@ -19,6 +19,7 @@ from kinetic._client.planning import Planned
 from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.spec import JobSpec, Options
 from kinetic._datasets import attach
@@ -301,8 +302,8 @@ def test_all_inputs_of_a_batch_get_one_tree(root, store, monkeypatch):
     (root / "a").write_text("packed")
     monkeypatch.chdir(root)
     settings = configuration.load()
-    about = planning.frame(
-        JobSpec(len, (), {}, "len", Options(topology=resolve("cpu"))), settings, backend="local"
+    about = planning.template(
+        JobSpec(len, (), {}, "len", Options(topology=resolve("cpu"))), settings, Place("local")
     )
     backend = FakeBackend(store)
     source = Packaged(calls(["x", "y"], "auto"), len, about, backend, store)

@@ -13,6 +13,7 @@ import pytest
 from kinetic._client import planning
 from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.place import Place
 from kinetic._core.spec import JobSpec, Options
 from kinetic._source import bundle, hashing, manifest, outputs
 from kinetic._store.local import LocalStore
@@ -42,11 +43,11 @@ def root(tmp_path, monkeypatch) -> Path:
     return root
 
 
-def frame(**options) -> planning.Frame:
+def frame(**options) -> planning.PlanTemplate:
     spec = JobSpec(
         sys.modules["work"].train, (), {}, "train", Options(topology=resolve("cpu"), **options)
     )
-    return planning.frame(spec, configuration.load(), backend="local")
+    return planning.template(spec, configuration.load(), Place("local"))
 
 
 SOURCE = ["pyproject.toml", "src", "src/work.py"]

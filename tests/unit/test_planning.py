@@ -13,6 +13,7 @@ import kinetic
 from kinetic._client import planning
 from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.place import Place
 from kinetic._core.spec import JobSpec, Options
 from kinetic._pickling import call
 from kinetic._source import shipment
@@ -45,7 +46,7 @@ def make(func, *args, environ=None, **options):
     return planning.make(
         spec_of(func, *args, **options),
         settings,
-        backend="pathways",
+        Place("local", "pathways"),
         job_id="job-00000001",
         now=5.0,
     )
@@ -54,7 +55,7 @@ def make(func, *args, environ=None, **options):
 def test_a_plan_has_everything(project, home):
     planned = make(sys.modules["work"].train, 3, timeout_s=7.0, retries=2, env={"A": "1"})
     plan = planned.plan
-    assert (plan.job_id, plan.created_at, plan.backend, plan.name, plan.hosts) == (
+    assert (plan.job_id, plan.created_at, plan.place.requested, plan.name, plan.hosts) == (
         "job-00000001",
         5.0,
         "pathways",

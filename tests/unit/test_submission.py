@@ -56,7 +56,7 @@ def test_the_order_of_writes(tmp_path, planned):
     assert JobRef.from_json(json.loads(store.get(layout.ref(ref.job_id)))) == ref
     assert Plan.from_json(json.loads(store.get(layout.plan(ref.job_id)))) == planned.plan
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
-    assert (ref.backend, ref.requested_backend, ref.hosts, ref.store_uri) == (
+    assert (ref.backend, ref.place.requested, ref.hosts, ref.store_uri) == (
         "local",
         "pathways",
         4,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import sys
 import time
@@ -50,7 +51,7 @@ class LocalBackend:
     def __init__(
         self,
         store: LocalStore,
-        worker_environ: Mapping[str, str],
+        worker_environ: Mapping[str, str] | None = None,
         *,
         available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
         usable_cpus: Callable[[], int] = simulation.usable_cpus,
@@ -59,7 +60,7 @@ class LocalBackend:
         system: str = sys.platform,
     ) -> None:
         self._store = store
-        self._environ = dict(worker_environ)
+        self._given_environ = worker_environ
         self._available_memory_bytes = available_memory_bytes
         self._usable_cpus = usable_cpus
         self._has_debugger = has_debugger
@@ -67,6 +68,15 @@ class LocalBackend:
         self._unreachable_after_s = unreachable_after_s
         self._orphaned_at: dict[str, float] = {}
         self._warned_of: set[str] = set()
+
+    @functools.cached_property
+    def _environ(self) -> dict[str, str]:
+        """What hosts inherit of this process: looked at when the first of them is started."""
+        if self._given_environ is not None:
+            return dict(self._given_environ)
+        from kinetic._config import settings  # a list of running jobs does without
+
+        return settings.worker_environ()
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""

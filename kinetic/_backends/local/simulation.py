@@ -35,7 +35,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "job_id": plan.job_id,
         "name": plan.name,
         "accelerator": topology.name,
-        "stands_in_for": plan.backend,
+        "stands_in_for": plan.place.requested,
         "slices": plan.slices,
         "hosts": plan.hosts,
         "devices_per_host": topology.chips_per_host,

@@ -16,7 +16,8 @@ from kinetic._backends.base import Backend, Capacity
 from kinetic._client import submission
 from kinetic._client.batch.inputs import Call
 from kinetic._client.handle import JobHandle
-from kinetic._client.planning import Frame, Planned
+from kinetic._client.planning import Planned, PlanTemplate
+from kinetic._core.place import Place
 from kinetic._pickling.call import CallSeries
 from kinetic._store.base import Store
 from kinetic.errors import UsageTypeError, a_type
@@ -56,7 +57,7 @@ class Packaged:
         self,
         calls: Sequence[Call],
         func: Callable[..., Any],
-        about: Frame,
+        about: PlanTemplate,
         backend: Backend,
         store: Store,
     ) -> None:
@@ -132,5 +133,5 @@ class Called:
 
     def room(self) -> int:
         """Nobody knows what the function submits: as many as jobs of one host on this machine."""
-        backend = registry.make("local", self._store)
+        backend = registry.make(Place("local"), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM

@@ -188,7 +188,7 @@ def document(found: Iterable[HostLine]) -> list[dict[str, Any]]:
         state = line.state if line.host is None else "RUNNING"
         job = jobs.setdefault(
             line.ref.job_id,
-            line.ref.to_json() | {"state": state, "age_s": line.age_s, "members": []},
+            line.ref.attributes() | {"state": state, "age_s": line.age_s, "members": []},
         )
         if line.host is not None:
             job["members"].append(line.to_json())

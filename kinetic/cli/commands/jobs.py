@@ -137,7 +137,7 @@ def list_jobs(
     shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
         return output.json_document(
-            [ref.to_json() | {"state": state} | _times(desk, ref) for ref, state in shown]
+            [ref.attributes() | {"state": state} | _times(desk, ref) for ref, state in shown]
         )
     if not shown:
         return output.notice(
@@ -234,7 +234,7 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     if as_json:
         known = {"state": state, **times, "members": [line.to_json() for line in members]}
         return output.json_document(
-            ref.to_json() | known | {"outcome": outcome.to_json() if outcome else None}
+            ref.attributes() | known | {"outcome": outcome.to_json() if outcome else None}
         )
     output.line(text.pairs(_facts(desk, ref, state, outcome, times["started_at"])))
     if members:

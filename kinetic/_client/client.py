@@ -1,4 +1,4 @@
-"""Where a call goes: the backend that was selected, with its settings and its store.
+"""What calls go through: the place that was selected, its backend, its store, and the settings.
 
 In: options, calls. Out: plans, sources of batches.
 """
@@ -12,29 +12,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
-    from kinetic._backends.registry import Selection
     from kinetic._client.batch.inputs import Call
     from kinetic._client.batch.submitters import Packaged
     from kinetic._client.planning import Planned
     from kinetic._config.settings import Settings
+    from kinetic._core.place import Place
     from kinetic._core.spec import JobSpec, Options
     from kinetic._store.base import Store
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a call goes."""
+class Client:
+    """What calls go through.
 
-    selection: Selection
+    Attributes:
+        place: where they go.
+        settings: of the caller.
+        backend: made from the place and the store.
+        store: where the records of jobs are kept.
+        notice: a line for the caller, or "".
+    """
+
+    place: Place
     settings: Settings
     backend: Backend
     store: Store
+    notice: str = ""
 
     def planned(self, job: JobSpec) -> Planned:
         """Plan one call."""
         from kinetic._client import planning
 
-        return planning.make(job, self.settings, backend=self.selection.requested)
+        return planning.make(job, self.settings, self.place)
 
     def packaged(self, job: JobSpec, calls: Sequence[Call]) -> Packaged:
         """Plan what the calls of a batch share.
@@ -46,7 +55,7 @@ class Place:
         from kinetic._client.batch.submitters import Packaged
 
         given = [(call.args, call.kwargs) for call in calls]
-        about = planning.frame(job, self.settings, backend=self.selection.requested, calls=given)
+        about = planning.template(job, self.settings, self.place, calls=given)
         self.backend.preflight(about.draft)
         self.note_output(about.draft.output_dir)
         return Packaged(calls, job.func, about, self.backend, self.store)
@@ -62,8 +71,8 @@ class Place:
         """Tell the caller what to know before a job leaves the machine."""
         from kinetic._client.board import console
 
-        if self.selection.notice:
-            console.notice(self.selection.notice)
+        if self.notice:
+            console.notice(self.notice)
         for warning in warnings:
             _log_once(warning)
 
@@ -85,8 +94,8 @@ class Place:
         )
 
 
-def place_of(options: Options) -> Place:
-    """Read the settings, and select the backend."""
+def client_of(options: Options) -> Client:
+    """Read the settings, and select the place."""
     from kinetic._backends import registry
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store
@@ -100,9 +109,10 @@ def place_of(options: Options) -> Place:
         from kinetic._config import verbosity
 
         verbosity.show(settings.log_level)
-    selection = registry.select(options.backend, options.topology, settings, slices=options.slices)
+    selection = registry.select(options, settings)
     store = open_store(settings.home)
-    return Place(selection, settings, registry.make(selection.name, store), store)
+    backend = registry.make(selection.place, store)
+    return Client(selection.place, settings, backend, store, selection.notice)
 
 
 @functools.cache

@@ -1,0 +1,165 @@
+"""Where a job goes: the place in its plan and its reference, and the backend that is made of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from laptop_fakes import FakeBackend, plan, ref
+
+import kinetic
+from kinetic import errors
+from kinetic._backends import registry
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.place import Place
+from kinetic._core.plan import Plan
+from kinetic._core.ref import ATTRIBUTES, JobRef
+from kinetic._store.local import LocalStore
+
+CLUSTER = Place(
+    "gke",
+    cluster="tpus",
+    project="lab",
+    zone="us-central2-b",
+    namespace="team-a",
+    image="gcr.io/lab/image:1",
+    image_repo="gcr.io/lab",
+)
+OPTIONS = {
+    "backend": "gke",
+    "cluster": "tpus",
+    "project": "lab",
+    "zone": "us-central2-b",
+    "namespace": "team-a",
+    "container_image": "gcr.io/lab/image:1",
+    "base_image_repo": "gcr.io/lab",
+}
+
+
+class Fixed(FakeBackend):
+    name = "gke"
+
+
+@pytest.fixture
+def project(home, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+
+
+def test_a_place_survives_json_and_is_small():
+    assert Place("local").to_json() == {"backend": "local"}
+    for place in (Place("local", "pathways"), CLUSTER):
+        assert Place.from_json(json.loads(json.dumps(place.to_json() | {"unknown": 1}))) == place
+    assert (CLUSTER.requested, Place("local", "gke").requested) == ("gke", "gke")
+
+
+@pytest.mark.parametrize("damaged", [{}, [], None, {"backend": 7}, {"backend": "gke", "zone": []}])
+def test_a_damaged_place(damaged):
+    with pytest.raises(errors.CorruptRecord, match="place of the job is damaged"):
+        Place.from_json(damaged)
+
+
+def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(home, project):
+    made = []
+
+    def maker(place, store):
+        made.append((place, Fixed(store)))
+        return made[-1][1]
+
+    with registry.substituted("gke", maker):
+        handle = kinetic.run("cpu", **OPTIONS)(print).run_async()
+        again = kinetic.attach(handle.job_id)
+        assert not again.status().ended  # asks a backend that is made from the reference
+    store = LocalStore(home)
+    kept = Plan.from_json(json.loads(store.get(layout.plan(handle.job_id))))
+    assert [place for place, _ in made] == [CLUSTER, CLUSTER]
+    assert kept.place == handle.ref.place == again.ref.place == CLUSTER
+    assert (again.cluster_name, again.zone, again.project) == ("tpus", "us-central2-b", "lab")
+    assert (again.namespace, again.image_uri) == ("team-a", "gcr.io/lab/image:1")
+    assert (again.backend, again.requested_backend) == ("gke", "gke")
+    assert (again.k8s_name, again.bucket_name) == ("", "")
+
+
+def test_settings_name_the_place_too_and_options_come_first(home, project, monkeypatch):
+    monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
+    monkeypatch.setenv("KINETIC_NAMESPACE", "team-a")
+    with registry.substituted("gke", lambda _, store: Fixed(store)):
+        place = kinetic.run("cpu", namespace="team-b")(print).plan().plan.place
+    assert place == Place("gke", cluster="tpus", namespace="team-b")
+
+
+def test_what_stands_in_for_a_cluster_keeps_what_was_asked_for(home, project):
+    view = kinetic.run("cpu", namespace="team-a")(print).plan()
+    assert view.plan.place == Place("local", stands_in_for="gke", namespace="team-a")
+    assert "local (stands in for gke)" in repr(view)
+
+
+def test_references_of_older_versions_stay_readable():
+    old = {
+        "job_id": "job-00000001",
+        "backend": "local",
+        "requested_backend": "pathways",
+        "accelerator": "tpu-v6e-16",
+        "func_name": "train",
+        "display_name": "train",
+        "created_at": 1_000_000.0,
+        "store_uri": "/s",
+        "hosts": 4,
+        "project": "",
+        "cluster_name": "",
+        "zone": "",
+        "namespace": "team-a",
+        "bucket_name": "",
+        "k8s_name": "",
+        "image_uri": "",
+        "debug": False,
+        "output_dir": "",
+    }
+    read = JobRef.from_json(old)
+    assert read.place == Place("local", stands_in_for="pathways", namespace="team-a")
+    assert (read.job_id, read.hosts, read.store_uri) == ("job-00000001", 4, "/s")
+    assert read.attributes() == old
+    assert JobRef.from_json(old | {"requested_backend": "local"}).place.stands_in_for == ""
+
+
+def test_plans_of_older_versions_stay_readable():
+    new = plan().to_json()
+    del new["place"]
+    assert Plan.from_json(new | {"backend": "pathways"}) == plan()
+    assert Plan.from_json(new | {"backend": "local"}).place == Place("local")
+
+
+def test_a_reference_is_small_and_a_handle_has_all_attributes():
+    kept = ref(store_uri="gs://bucket/kinetic")
+    assert set(kept.to_json()) == {
+        "job_id",
+        "place",
+        "accelerator",
+        "func_name",
+        "display_name",
+        "created_at",
+        "store_uri",
+        "hosts",
+    }
+    assert JobRef.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+    assert JobRef.from_json(json.loads(json.dumps(kept.attributes()))) == kept
+    handle = JobHandle(kept, store=LocalStore("/s"))
+    assert handle.bucket_name == "bucket"
+    assert {name for name in ATTRIBUTES if not hasattr(handle, name)} == set()
+    assert set(dir(handle)) >= ATTRIBUTES
+    with pytest.raises(AttributeError, match="no attribute 'cluster_nam'"):
+        _ = handle.cluster_nam
+
+
+def test_a_backend_that_this_version_lacks():
+    with pytest.raises(errors.PreflightError, match="This version has no 'gke' backend"):
+        registry.make(CLUSTER, LocalStore("/s"))
+
+
+def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):
+    """A list of jobs must not pay for it."""
+    backend = registry.make(Place("local"), LocalStore(home))
+    assert "_environ" not in vars(backend)
+    assert backend._environ["PATH"]
