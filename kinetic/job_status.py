@@ -3,6 +3,6 @@
 In: nothing. Out: `JobStatus`.
 """
 
-from kinetic._backends.base import Phase as JobStatus
+from kinetic._core.state import JobStatus
 
 __all__ = ["JobStatus"]

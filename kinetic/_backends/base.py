@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 
 if TYPE_CHECKING:
     from kinetic._core.log_format import LogChunk
@@ -22,19 +22,8 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-class Phase(StrEnum):
-    """Where a job stands, as far as the place that runs it knows."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    NOT_FOUND = "NOT_FOUND"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen."""
-        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.NOT_FOUND)
+Phase = JobStatus
+"""What a job is, as far as the place that runs it knows; see `state.status_of`."""
 
 
 @dataclass(frozen=True)

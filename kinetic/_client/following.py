@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic._backends.base import Backend, LogRequest, Phase
+from kinetic._backends.base import Backend, LogRequest
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import HostReport, Outcome, judge
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus, status_of, status_of_verdict
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
-STARTING_S = 60.0
-"""A job that nobody runs yet counts as being submitted for this long after its reference was
-made."""
 PAUSE_S = 0.1
 LOOK_EVERY_S = 0.25
 
@@ -44,7 +42,7 @@ class Finished:
 
 
 Event = LogChunk | Tick | Finished
-OnStatus = Callable[[Phase], Any]
+OnStatus = Callable[[JobStatus], Any]
 
 
 def follow(
@@ -93,45 +91,42 @@ def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome |
     if found is not None:
         return found
     phase = backend.phase(ref)
-    if not phase.ended or is_starting(store, ref, phase, now):
+    status = _status_without_verdict(store, ref, phase, now)
+    if status is JobStatus.NOT_FOUND:
+        raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
+    if not status.ended:
         return None
     return stored(store, ref, now) or _judge_orphan(store, ref, phase, now)
 
 
-def standing(store: Store, ref: JobRef, phase: Phase, now: float) -> tuple[Phase, Outcome | None]:
-    """Return where a job stands of which its backend says `phase`, and the verdict where there is
-    one.
+def standing(
+    store: Store, ref: JobRef, phase: JobStatus, now: float
+) -> tuple[JobStatus, Outcome | None]:
+    """Return what a job is of which its backend says `phase`, and the verdict where there is one.
 
-    The one answer for Python, the CLI and the notebook: a job whose supervisor was killed is judged
-    by what its hosts reported.
+    A job whose supervisor was killed is judged by what its hosts reported.
     """
     found = stored(store, ref, now)
-    if found is None and phase is Phase.NOT_FOUND:
-        with contextlib.suppress(NotFound):
-            phase = Phase.PENDING if is_starting(store, ref, phase, now) else phase
-    elif found is None and phase.ended:
+    if found is None and phase.ended and phase is not JobStatus.NOT_FOUND:
         found = _judge_orphan(store, ref, phase, now)
     if found is not None:
-        phase = Phase.SUCCEEDED if found.ok else Phase.FAILED
-    return phase, found
+        return status_of_verdict(found.verdict), found
+    return _status_without_verdict(store, ref, phase, now), None
 
 
-def is_starting(store: Store, ref: JobRef, phase: Phase, now: float) -> bool:
-    """Whether a job that its backend does not know (yet) may be in the hands of the process that
-    submits it.
+def _status_without_verdict(store: Store, ref: JobRef, phase: JobStatus, now: float) -> JobStatus:
+    return status_of(
+        None,
+        phase,
+        recorded=phase is not JobStatus.NOT_FOUND or _is_recorded(store, ref),
+        created_at=ref.created_at,
+        now=now,
+    )
 
-    A clock that was set back since does not make a job start for ever.
 
-    Raises:
-        NotFound: the job's records were removed.
-    """
-    if phase is not Phase.NOT_FOUND:
-        return False
-    if not (
-        store.has(layout.ref(ref.job_id)) and store.has(layout.plan(ref.job_id))
-    ):  # The plan is written first.
-        raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
-    return abs(now - ref.created_at) < STARTING_S
+def _is_recorded(store: Store, ref: JobRef) -> bool:
+    # The plan is written first, the reference is deleted last.
+    return store.has(layout.ref(ref.job_id)) and store.has(layout.plan(ref.job_id))
 
 
 def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
@@ -178,10 +173,11 @@ def _attempt_begun(store: Store, ref: JobRef) -> int:
     return begun
 
 
-def _judge_orphan(store: Store, ref: JobRef, phase: Phase, now: float) -> Outcome:
+def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome:
     """Judge a job whose supervisor was killed first, and leave the verdict for others; the first
-    one to do so is right."""
-    gone = phase is Phase.NOT_FOUND
+    one to do so is right.
+    """
+    gone = phase is JobStatus.NOT_FOUND
     reason = (
         "the job was never started: its submission was interrupted"
         if gone
@@ -219,12 +215,15 @@ class StatusWatch:
     """Calls back with each new status, looking not too often."""
 
     def __init__(
-        self, status: Callable[[], Phase], on_status: OnStatus | None, clock: Callable[[], float]
+        self,
+        status: Callable[[], JobStatus],
+        on_status: OnStatus | None,
+        clock: Callable[[], float],
     ) -> None:
         self._status = status
         self._on_status = on_status
         self._clock = clock
-        self._last: Phase | None = None
+        self._last: JobStatus | None = None
         self._next_look = -math.inf
 
     def __call__(self, outcome: Outcome | None = None) -> None:
@@ -232,9 +231,7 @@ class StatusWatch:
         if self._on_status is None or (outcome is None and self._clock() < self._next_look):
             return
         self._next_look = self._clock() + LOOK_EVERY_S
-        phase = (
-            self._status() if outcome is None else Phase.SUCCEEDED if outcome.ok else Phase.FAILED
-        )
-        if phase is not self._last:
-            self._last = phase
-            self._on_status(phase)
+        status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
+        if status is not self._last:
+            self._last = status
+            self._on_status(status)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._backends import registry
-from kinetic._backends.base import Backend, Controls, LogRequest, Phase, Signals
+from kinetic._backends.base import Backend, Controls, LogRequest, Signals
 from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
@@ -28,6 +28,7 @@ from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import ATTRIBUTES, JobRef
+from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, WaitTimeout
@@ -147,11 +148,11 @@ class JobHandle(Generic[R_co]):
 
     # -- looking -----------------------------------------------------------------------------------
 
-    def status(self) -> Phase:
-        """Return where the job stands: PENDING, RUNNING, SUCCEEDED, FAILED or NOT_FOUND."""
+    def status(self) -> JobStatus:
+        """Return what the job is: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
         found = self._stored()
         if found is not None:
-            return Phase.SUCCEEDED if found.ok else Phase.FAILED
+            return status_of_verdict(found.verdict)
         return following.standing(self._store, self.ref, self._place.phase(self.ref), time.time())[
             0
         ]
@@ -550,7 +551,8 @@ class JobHandle(Generic[R_co]):
         state, events = "unknown", list[dict[str, Any]]()
         with contextlib.suppress(KineticError, OSError):
             outcome = outcome or self._stored()
-            state = str(self.status() if outcome is None else outcome.verdict).lower()
+            status = self.status() if outcome is None else status_of_verdict(outcome.verdict)
+            state = status.lower()
             events = self.events() if outcome is None else []
         return drawing.of_job(self.ref, state, events, outcome, time.time())
 

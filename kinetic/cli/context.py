@@ -16,6 +16,7 @@ import click
 
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import index as stored
 from kinetic.cli.options import NEWEST
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError
@@ -39,12 +40,12 @@ class Ending(NamedTuple):
     """How a job ended.
 
     Attributes:
-        state: in capitals.
+        state: what the job is.
         at: when, in seconds since the epoch.
         started_at: when its function started; None when it never did.
     """
 
-    state: str
+    state: JobStatus
     at: float
     started_at: float | None = None
 
@@ -136,10 +137,13 @@ class Desk:
         """Return how the job ended as the store says, or None while it does not say."""
         try:
             told = record.parse(self.store.get(layout.outcome(ref.job_id)))
+            status = status_of_verdict(told["verdict"])
             started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
             ended_at = float(told.get("ended_at") or ref.created_at)
             return Ending(
-                str(told["verdict"]).upper(), ended_at, min(filter(None, started), default=None)
+                status,
+                ended_at,
+                min(filter(None, started), default=None),
             )
         except (NotFound, CorruptRecord, ValueError, KeyError, TypeError, AttributeError):
             return None  # absent, or damaged: the backend knows whether it ended
@@ -160,23 +164,21 @@ class Desk:
         return started
 
     def state(self, ref: JobRef) -> str:
-        """Return PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND; UNKNOWN when nobody
-        here can tell."""
+        """Return what the job is, a `JobStatus`; UNKNOWN when nobody here can tell."""
         ending = self.ending(ref)
         if ending is not None:
             return ending.state
         try:
             phase = self.backend_of(ref).phase(ref)
             if not phase.ended:
-                return str(phase)
+                return phase
             from kinetic._client import following  # a list of running jobs does without
 
-            phase, outcome = following.standing(self.store, ref, phase, self.now())
+            return following.standing(self.store, ref, phase, self.now())[0]
         except KineticError:
             # of a backend that this version or this machine cannot ask: the other jobs are shown
             # all the same
             return UNKNOWN
-        return str(phase) if outcome is None else str(outcome.verdict).upper()
 
 
 def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:

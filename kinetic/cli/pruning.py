@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinetic._backends.base import Phase
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import Replica
 from kinetic._source import manifest
@@ -32,7 +32,7 @@ from kinetic.errors import CorruptRecord, NotFound
 
 CONTENT_AGE_S = 86400.0
 _HEAD_BYTES = 64
-_ENDED = frozenset(phase for phase in Phase if phase.ended)
+_ENDED = frozenset(status for status in JobStatus if status.ended)
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 

@@ -362,7 +362,7 @@ PRINTED = {
     "an_exception_comes_back_as_itself": ["caught: train has no rows", "remote traceback: True"],
     "a_method_and_a_captured_variable": ["('baseline', 7, 2.0)"],
     "detach_and_attach": ["result: {'epochs': 3}", "epoch 2 done", "lines: 3"],
-    "a_timeout_leaves_the_job_running": ["not yet", "cancelled: FAILED", "no value"],
+    "a_timeout_leaves_the_job_running": ["not yet", "cancelled: CANCELLED", "no value"],
     "many_jobs": [
         "singles: [0.1, 0.2, 0.3]",
         "keywords: [1.0, 3.0]",

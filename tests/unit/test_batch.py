@@ -232,7 +232,8 @@ def test_cancelling_stops_submission_and_jobs(store):
     next(batch.as_completed(timeout=PATIENCE_S))
     until(batch, lambda: 2 in source.hanging)
     batch.cancel()
-    assert set(batch.status_counts()) == {"SUCCEEDED", "FAILED"}, "it has waited"
+    assert set(batch.status_counts()) == {"SUCCEEDED", "CANCELLED"}, "it has waited"
+    assert {job.status() for job in batch.failures()} == {JobStatus.CANCELLED}
     found = batch.results(timeout=0, return_exceptions=True)
     assert [type(e) for e in found] == [
         tuple,

@@ -498,7 +498,7 @@ def test_status_comes_from_the_verdict_first(store, backend, job, handle):
     assert handle.outcome() is None
     put_outcome(store, job, HostReport(1, Exit.CANCELLED))
     backend.phases[job.job_id] = Phase.NOT_FOUND
-    assert handle.status() is JobStatus.FAILED
+    assert handle.status() is JobStatus.CANCELLED
     assert handle.outcome().blamed == (), "nobody is to blame for a cancel"
 
 
@@ -508,7 +508,7 @@ def test_a_job_in_the_hands_of_its_submitter_is_pending(store, backend):
     job = put_ref(store, ref("job-0000abcd", created_at=time.time()))
     assert JobHandle(job).status() is JobStatus.PENDING
     old = put_ref(store, ref("job-0000abce", created_at=time.time() - 3600))
-    assert JobHandle(old).status() is JobStatus.NOT_FOUND
+    assert JobHandle(old).status() is JobStatus.FAILED
     store.delete(layout.ref(job.job_id))
     assert JobHandle(job).status() is JobStatus.NOT_FOUND
 

@@ -6,16 +6,21 @@ since. Out: states.
 
 from __future__ import annotations
 
-import pytest
-from laptop_fakes import NOW, FakeBackend, put_ref, put_report, ref
+import contextlib
+import json
 
-from kinetic._backends.base import Phase
+import pytest
+from laptop_fakes import NOW, FakeBackend, put_outcome, put_ref, put_report, ref
+
+from kinetic._client.following import settle
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Verdict, judge
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import Desk
+from kinetic.cli.main import call
 
 
 @pytest.fixture
@@ -46,18 +51,25 @@ def ask_cli(store, backend, job):
     return desk(store, backend).state(job)
 
 
+def ask_wait(store, backend, job):
+    seen = []
+    with contextlib.suppress(Exception):
+        JobHandle(job, backend, store).result(on_status_change=seen.append, cleanup=False)
+    return str(seen[-1])
+
+
 def ask_notebook(store, backend, job):
     return JobHandle(job, backend, store).picture().state.upper()
 
 
-EVERYBODY = [ask_python, ask_cli, ask_notebook]
+EVERYBODY = [ask_python, ask_cli, ask_notebook, ask_wait]
 
 
 def killed_after(store, backend, *reports):
     job = put_ref(store, ref(hosts=2))
     for report in reports:
         put_report(store, job, report)
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     return job
 
 
@@ -91,6 +103,32 @@ def test_a_damaged_verdict_is_judged_again(store, backend, ask):
     assert ask(store, backend, job) == "SUCCEEDED"
 
 
+@pytest.mark.parametrize("phase", [JobStatus.FAILED, JobStatus.RUNNING])
+@pytest.mark.parametrize("ask", EVERYBODY)
+def test_a_job_that_was_cancelled_is_no_failure(store, backend, ask, phase):
+    job = put_ref(store, ref(hosts=2))
+    backend.phases[job.job_id] = phase
+    put_outcome(store, job, HostReport(0, Exit.CANCELLED), HostReport(1, Exit.CANCELLED))
+    assert ask(store, backend, job) == "CANCELLED"
+
+
+@pytest.mark.parametrize("ask", EVERYBODY)
+def test_a_job_that_was_cancelled_and_never_judged(store, backend, ask):
+    reports = [HostReport(0, Exit.CANCELLED), HostReport(1, Exit.STOPPED)]
+    assert ask(store, backend, killed_after(store, backend, *reports)) == "CANCELLED"
+
+
+def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backend, capsys):
+    job = put_ref(store, ref())
+    later = job.created_at + 3600.0
+    assert desk(store, backend, later).state(job) == "FAILED"
+    assert not store.has(layout.outcome(job.job_id)), "its submission may yet go on"
+    assert "never started" in settle(backend, store, job, later).reason
+    assert desk(store, backend, later).state(job) == "FAILED"
+    assert call(["jobs", "status", "--json", job.job_id], desk(store, backend, later)) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
+
+
 def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
     job = killed_after(
         store,
@@ -103,13 +141,13 @@ def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
 
 
 @pytest.mark.parametrize("later_s", [3600.0, -3600.0])
-def test_a_job_that_nobody_ever_started_is_not_found_also_when_the_clock_was_set_back(
+def test_a_job_that_nobody_ever_started_has_failed_also_when_the_clock_was_set_back(
     store, backend, later_s, monkeypatch
 ):
     job = put_ref(store, ref())
     monkeypatch.setattr("kinetic._client.handle.time.time", lambda: job.created_at + later_s)
-    assert ask_python(store, backend, job) == "NOT_FOUND"
-    assert desk(store, backend, job.created_at + later_s).state(job) == "NOT_FOUND"
+    assert ask_python(store, backend, job) == "FAILED"
+    assert desk(store, backend, job.created_at + later_s).state(job) == "FAILED"
 
 
 def test_nobody_is_to_blame_for_a_cancel():

@@ -20,6 +20,7 @@ from kinetic._backends.base import ControlAddress, Document, LogRequest, Phase
 from kinetic._backends.local import simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
+from kinetic._core.state import status_of_verdict
 from kinetic._store import files
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, KineticError, SubmitError
@@ -302,7 +303,7 @@ class LocalBackend:
             return None
         except KineticError:
             return Phase.FAILED
-        return Phase.SUCCEEDED if outcome.ok else Phase.FAILED
+        return status_of_verdict(outcome.verdict)
 
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, CorruptRecord):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._backends.base import Phase as JobStatus
 from kinetic._client import notebook
 from kinetic._client.batch import interruption
 from kinetic._client.batch import progress as tally
@@ -26,6 +25,7 @@ from kinetic._client.handle import JobHandle
 from kinetic._config import settings as configuration
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import (
@@ -48,6 +48,7 @@ _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
 _SHOWN = 5
+_UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
 
 
 class BatchHandle(Generic[R_co]):
@@ -121,8 +122,8 @@ class BatchHandle(Generic[R_co]):
         return counts
 
     def failures(self) -> list[JobHandle[R_co]]:
-        """Return the jobs that have failed by now and are not tried again, in the order of the
-        inputs."""
+        """Return the jobs that have failed or were cancelled by now and are not tried again, in the
+        order of the inputs."""
         children, last = self._children(), self._crew.ledger.rules.retries + 1
         pairs = [
             (child, job)
@@ -134,7 +135,11 @@ class BatchHandle(Generic[R_co]):
             for c, j in pairs
             if c.state is State.FAILED or (c.state is State.LIVE and c.tries >= last)
         ]
-        return [job for child, job in final if _status(child, job) is JobStatus.FAILED]
+        return [
+            job
+            for child, job in final
+            if child.state is State.FAILED or _status(child, job) in _UNSUCCESSFUL
+        ]
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
@@ -519,7 +524,6 @@ def _picture(child: Child, job: JobHandle[Any] | None, detailed: bool) -> Pictur
 def _status(child: Child, job: JobHandle[Any]) -> JobStatus:
     known = {
         State.SUCCEEDED: JobStatus.SUCCEEDED,
-        State.FAILED: JobStatus.FAILED,
         State.GONE: JobStatus.NOT_FOUND,
     }
     if child.state in known:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board import text
+from kinetic._core.state import JobStatus
 from kinetic.cli import output
 from kinetic.cli.context import UNKNOWN, Desk, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport, Outcome
     from kinetic._core.ref import JobRef
 
-STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND", UNKNOWN)
+STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
 _RUNNING_COLUMNS = ("HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
@@ -228,7 +229,7 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = desk.find(job_id)
     outcome = desk.handle_of(ref).outcome()
-    state = desk.state(ref) if outcome is None else outcome.verdict.upper()
+    state = desk.state(ref)
     times = _times(desk, ref)
     members = _members(desk, ref) if outcome is None else []
     if as_json:

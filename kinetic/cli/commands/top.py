@@ -16,6 +16,7 @@ import click
 from kinetic._client.board import activity, text
 from kinetic._client.board.activity import HostLine, Rates
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic.cli import output
 from kinetic.cli.context import Desk, with_desk
 from kinetic.cli.options import DURATION, jobs_argument, json_option
@@ -24,7 +25,7 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._rpc.client import ControlClient
 
-_GOES_ON = ("PENDING", "RUNNING")
+_GOES_ON = (JobStatus.PENDING, JobStatus.RUNNING)
 _PATIENCE_S = 1.0
 _FRAME_LINES = 5
 _HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how

@@ -1,0 +1,49 @@
+"""What a job is: one enumeration, one pure function."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kinetic._core.outcome import Verdict
+from kinetic._core.state import STARTING_S, JobStatus, status_of
+from kinetic.job_status import JobStatus as Public
+
+CREATED = 1000.0
+
+
+def at(verdict=None, phase=JobStatus.NOT_FOUND, *, recorded=True, now=CREATED + 1):
+    return status_of(verdict, phase, recorded=recorded, created_at=CREATED, now=now)
+
+
+def test_it_is_what_scripts_import():
+    assert Public is JobStatus
+    assert {"PENDING", "RUNNING", "SUCCEEDED", "FAILED", "NOT_FOUND"} < set(map(str, Public))
+    assert [status for status in JobStatus if not status.ended] == ["PENDING", "RUNNING"]
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_verdict_counts_whatever_else_is_said(verdict):
+    for phase, recorded in itertools.product(JobStatus, (True, False)):
+        assert at(verdict, phase, recorded=recorded, now=0.0) == verdict.upper()
+
+
+@pytest.mark.parametrize("phase", set(JobStatus) - {JobStatus.NOT_FOUND})
+def test_without_one_the_backend_knows(phase):
+    assert at(None, phase, recorded=False, now=1e12) is phase
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "status"),
+    [
+        (True, CREATED, JobStatus.PENDING),
+        (True, CREATED + STARTING_S - 1, JobStatus.PENDING),
+        (True, CREATED + STARTING_S, JobStatus.FAILED),
+        (True, CREATED - STARTING_S, JobStatus.FAILED),
+        (False, CREATED, JobStatus.NOT_FOUND),
+    ],
+    ids=["new", "slow", "interrupted", "clock set back", "removed"],
+)
+def test_a_job_that_no_backend_knows(recorded, now, status):
+    assert at(None, JobStatus.NOT_FOUND, recorded=recorded, now=now) is status
