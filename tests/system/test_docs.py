@@ -259,7 +259,8 @@ def test_every_setting_has_its_row() -> None:
     )
     set_for_functions = set(
         re.findall(
-            r'"((?:KINETIC_|JAX_|KERAS_)\w+)":', _source("runner/agent.py", "runner/jaxworld.py")
+            r'"((?:KINETIC_|JAX_|KERAS_)\w+)":',
+            _source("_host/agent/loop.py", "_host/worker/jaxworld.py"),
         )
     )
     assert variables, "settings must be read from somewhere"
@@ -290,7 +291,7 @@ def test_every_place_in_the_store_is_listed() -> None:
     page = (DOCS / "reference/store-layout.md").read_text()
     listed = re.findall(
         r"^    (\S+)  +\S",
-        ast.get_docstring(ast.parse(_source("job/paths.py")), clean=False) or "",
+        ast.get_docstring(ast.parse(_source("_core/layout.py")), clean=False) or "",
         re.MULTILINE,
     )
     assert len(listed) > 5
