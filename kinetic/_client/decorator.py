@@ -454,7 +454,7 @@ class RemoteCallable(Generic[P, R_co]):
         if _DATA in sys.modules:
             from kinetic._datasets import attach
 
-            args, kwargs = attach.here(args, kwargs)
+            args, kwargs = attach.here(args), attach.here(kwargs)
         return self._func(*self._bound, *args, **kwargs)
 
     # -- being a method, being pickled -------------------------------------------------------------

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
@@ -26,7 +26,7 @@ from kinetic.version import __version__
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Document
-    from kinetic._datasets.attach import Cargo
+    from kinetic._datasets.attach import CallData
     from kinetic._datasets.data import Data
     from kinetic._pickling.call import Packed
     from kinetic._pickling.modules import Shipped
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MB = 1_000_000
 _LARGEST_SHOWN = 5
 _DATA = "kinetic._datasets.data"
-"""While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
+"""The module of `kinetic.Data`."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,7 @@ def make(
             cannot be shipped.
     """
     about = template(spec, settings, place, job_id=job_id, now=now)
-    cargo = about.loaded(spec.args, spec.kwargs)
-    call = (
-        spec if cargo is None else dataclasses.replace(spec, args=cargo.args, kwargs=cargo.kwargs)
-    )
-    return about.planned(_pack(call, about), cargo=cargo)
+    return about.planned(_pack(spec, about))
 
 
 @dataclass(frozen=True)
@@ -113,20 +109,18 @@ class PlanTemplate:
     secrets: Mapping[str, str] = field(repr=False)
     volumes: Mapping[str, Data] = field(default_factory=dict, repr=False)
 
-    def loaded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cargo | None:
-        """Pack the data that a call needs, and replace it in the arguments; None when no data was
-        ever declared.
-
-        Raises:
-            UsageError: it is where no path could take its place, or cannot be read.
-        """
-        if _DATA not in sys.modules:
+    def _data(self, packed: Packed) -> CallData | None:
+        """Pack the data of a call; None when it has none."""
+        if not self.volumes and not packed.apart:
             return None
-        from kinetic._datasets import attach as cargo
+        from kinetic._datasets import attach
 
         cache_dir = self.settings.cache_dir
-        return cargo.load(
-            args, kwargs, self.volumes, cache_dir=cache_dir, exclude=(self.settings.home, cache_dir)
+        return attach.load(
+            cast("tuple[Data, ...]", packed.apart),
+            self.volumes,
+            cache_dir=cache_dir,
+            exclude=(self.settings.home, cache_dir),
         )
 
     @property
@@ -148,12 +142,15 @@ class PlanTemplate:
         packed: Packed,
         *,
         function: Packed | None = None,
-        cargo: Cargo | None = None,
         **changes: Any,
     ) -> Planned:
         """Complete the plan with a pickled call, its function where that is apart, its data, and
-        what else this call has."""
-        project, bundle = self.project, self.bundle
+        what else this call has.
+
+        Raises:
+            UsageError: the data cannot be read.
+        """
+        project, bundle, data = self.project, self.bundle, self._data(packed)
         shared = b"" if function is None else function.data
         plan = dataclasses.replace(
             self.draft,
@@ -166,12 +163,12 @@ class PlanTemplate:
             sys_path_rel=tuple(project.sys_path_rel),
             client_root="" if project.root is None else str(project.root),
             cells=_cells(packed.data, shared),
-            data=() if cargo is None else cargo.data,
+            data=() if data is None else data.data,
             **changes,
         )
         warnings = (
             _warnings(plan, bundle, self.settings, packed.parts)
-            + (() if cargo is None else cargo.warnings)
+            + (() if data is None else data.warnings)
             + packed.warnings
         )
         return Planned(
@@ -181,7 +178,7 @@ class PlanTemplate:
             self.secrets,
             warnings,
             shared,
-            () if cargo is None else cargo.bundles,
+            () if data is None else data.bundles,
         )
 
 
@@ -375,17 +372,19 @@ def _declared(
     spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
 ) -> list[Path]:
     """Return where the local data of all calls lies."""
-    if _DATA not in sys.modules:
+    kind = data_class()
+    if kind is None:
         return []
-    from kinetic._datasets import attach as cargo
+    from kinetic._pickling import call
 
-    return list(
-        dict.fromkeys(
-            path
-            for args, kwargs in calls
-            for path in cargo.local_paths(args, kwargs, spec.options.volumes)
-        )
-    )
+    found = cast("tuple[Data, ...]", call.instances(kind, spec.func, calls))
+    declared = (*spec.options.volumes.values(), *found)
+    return list(dict.fromkeys(Path(data.path) for data in declared if data.is_local))
+
+
+def data_class() -> type[Data] | None:
+    """Return `kinetic.Data`; None while nothing has loaded it, as there is no `Data` anywhere."""
+    return getattr(sys.modules.get(_DATA), "Data", None)
 
 
 def _source(
@@ -410,7 +409,12 @@ def _pack(spec: JobSpec, about: PlanTemplate) -> Packed:
     from kinetic._pickling import call as payload
 
     return payload.pack(
-        spec.func, spec.args, spec.kwargs, env_vars=about.captured, shipped=about.shipped
+        spec.func,
+        spec.args,
+        spec.kwargs,
+        env_vars=about.captured,
+        shipped=about.shipped,
+        apart=data_class(),
     )
 
 

@@ -1,8 +1,7 @@
-"""Declared data that travels with a call: found among its arguments and volumes, packed, replaced
-by references.
+"""Declared data that travels with a call: what its pickle left out, and its volumes.
 
-In: arguments, volumes, the user's cache folder. Out: `Cargo`: arguments to pickle, what the plan
-says of the data, what to send.
+In: `Data`, volumes, the user's cache folder. Out: `CallData`: what the plan says of the data, what
+to send.
 """
 
 from __future__ import annotations
@@ -15,29 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.plan import Dataset, Tree
-from kinetic._datasets import nested
 from kinetic._datasets.data import Data
-from kinetic._datasets.delivery import Reference
 from kinetic._source.bundle import Bundle, upload
 from kinetic._source.upload import Changes
 from kinetic._store.base import Store
 from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 
+_DEEPEST = 100
+"""Containers in one another; circles end as well."""
 _RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
 
 
 @dataclass(frozen=True)
-class Cargo:
-    """A call, and the data that it needs.
+class CallData:
+    """The data that a call needs.
 
     Attributes:
-        args, kwargs: of the call, with references where data was.
-        data: what the plan says, volumes first.
+        data: what the plan says: volumes first, then what the call holds, by its numbers there.
         bundles: what has to be sent, with the `Data` it comes from.
     """
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
     data: tuple[Dataset, ...] = ()
     bundles: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
 
@@ -89,46 +85,29 @@ def _mount_path(place: object) -> str:
     return path
 
 
-def local_paths(
-    args: Sequence[Any], kwargs: Mapping[str, Any], mounted: Mapping[str, Data]
-) -> list[Path]:
-    """Return where the local data of a call lies: the source tree leaves it out."""
-    found = nested.find((tuple(args), dict(kwargs)), Data).things
-    return [Path(data.path) for data in (*mounted.values(), *found) if data.is_local]
-
-
 def load(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    held: Sequence[Data],
     mounted: Mapping[str, Data],
     *,
     cache_dir: Path,
     exclude: Sequence[Path] = (),
-) -> Cargo:
+) -> CallData:
     """Pack the data of a call. Reads the local disk; content that was packed before and has not
     changed is not read again.
 
     Args:
-        args, kwargs: of the call.
+        held: the data that the call's pickle left out, by its numbers.
         mounted: its volumes.
         cache_dir: the user's cache folder.
         exclude: folders that are never data: kinetic's own.
 
     Raises:
-        UsageError: data is where no path could take its place, or cannot be read.
+        UsageError: it cannot be read.
     """
-    call = (tuple(args), dict(kwargs))
-    found = nested.find(call, Data)
     declared: list[tuple[Data, str]] = [(data, path) for path, data in mounted.items()]
-    declared += [(data, "") for data in found.things]
+    declared += [(data, "") for data in held]
     packed = [_bundle(data, cache_dir, exclude) for data, _ in declared]
-    number = {id(data): index for index, (data, path) in enumerate(declared) if not path}
-    new_args, new_kwargs = nested.replaced(
-        call, found, lambda data: Reference(number[id(data)]), Data
-    )
-    return Cargo(
-        args=new_args,
-        kwargs=new_kwargs,
+    return CallData(
         data=tuple(
             _dataset(data, path, bundle)
             for (data, path), bundle in zip(declared, packed, strict=True)
@@ -153,15 +132,30 @@ def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     return Dataset(data.path, data.is_dir, None if bundle is None else bundle.tree, mount)
 
 
-def here(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call that runs in this process: with the local path in place of
-    each `Data`."""
-    call = (tuple(args), dict(kwargs))
-    found = nested.find(call, Data)
-    changed: tuple[tuple[Any, ...], dict[str, Any]] = nested.replaced(
-        call, found, lambda data: data.__fspath__(), Data
-    )
-    return changed
+def here(value: Any) -> Any:
+    """Return a value for a call in this process: with the local path in place of each `Data` in
+    lists, tuples, dicts and sets. Elsewhere a `Data` stays one, which can be opened as a path.
+
+    What holds no `Data` stays the very object.
+    """
+    return _here(value, set())
+
+
+def _here(value: Any, above: set[int]) -> Any:
+    if isinstance(value, Data):
+        return value.__fspath__()
+    kind = type(value)
+    if not isinstance(value, list | tuple | dict | set | frozenset):
+        return value
+    if id(value) in above or len(above) > _DEEPEST:
+        return value
+    parts = list(value.items() if isinstance(value, dict) else value)
+    new = [_here(part, above | {id(value)}) for part in parts]
+    if all(one is other for one, other in zip(parts, new, strict=True)):
+        return value
+    if hasattr(kind, "_make"):  # a named tuple
+        return kind._make(new)
+    return kind(new) if kind in (list, tuple, dict, set, frozenset) else value
 
 
 def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dict[Tree, Tree]]:

@@ -28,8 +28,9 @@ class Data(_Path):
     """Data for a job: a local file or folder, `gs://bucket/path`, or
     `hf://name?split=...&config_name=...&revision=...`.
 
-    Pass it as an argument, also deep inside lists, tuples and dicts: the function receives the path
-    at which the data lies on its host, as a string. Or give it a fixed path with
+    Pass it as an argument, alone or anywhere inside one, or use it in the function: there the
+    function finds the path at which the data lies on its host, as a string. Or give it a fixed path
+    with
     `volumes={"/data": Data(...)}`. Hosts see it read-only.
 
     An instance stands for the content that the path had when it was first used: make a new one to

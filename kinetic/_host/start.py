@@ -31,8 +31,8 @@ class Start:
         all_hosts: whether the value of every host is kept, not only the leader's.
         cells: source that lies in no file, so that tracebacks can show it.
         debugger: port and window of the job's debugger, or None when nobody debugs.
-        places: where each declared data lies.
-        mounts: what has to be mounted for that; see `mounts.Mount`.
+        places: where the declared data lies that the call holds, by its numbers there.
+        mounts: what has to be mounted for the data; see `mounts.Mount`.
     """
 
     payload: str

@@ -44,6 +44,7 @@ class Packed:
         versions: of what made it.
         warnings: what the caller should know of it, one sentence each.
         parts: tells how large the parts of the call are, largest first; it pickles them again.
+        apart: objects that are not in `data`, which holds their positions here.
     """
 
     data: bytes
@@ -52,6 +53,7 @@ class Packed:
     versions: Versions
     warnings: tuple[str, ...] = ()
     parts: Callable[[], Sequence[tuple[str, int]]] = field(default=tuple, repr=False, compare=False)
+    apart: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def pack(
     *,
     env_vars: Mapping[str, str],
     shipped: Shipped | None = None,
+    apart: type | None = None,
 ) -> Packed:
     """Pickle a call: by reference what the host can import, by value the script itself and other
     modules.
@@ -102,15 +105,46 @@ def pack(
         kwargs: keyword arguments.
         env_vars: variables to set before the call.
         shipped: what the host can import; None when it imports all that is imported here.
+        apart: objects of this class do not travel in the pickle; None when all do.
 
     Raises:
         PicklingError: a part of the call cannot be pickled; it is named.
     """
     call = (func, tuple(args), dict(kwargs))
-    process = _Process(func, shipped)
+    process = _Process(func, shipped, apart)
     return process.packed(
-        lambda: _framed("call", lambda file: process.dump(file, call), env_vars), call
+        lambda: _packed("call", lambda file: process.dump(file, call), env_vars), call
     )
+
+
+def instances(
+    kind: type,
+    func: Callable[..., Any],
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+) -> tuple[object, ...]:
+    """Return the objects of a class that some calls of a function take along, wherever they are:
+    in arguments, in what these hold, in what the function uses.
+
+    It pickles everything and keeps nothing. A call that cannot be pickled has none: `pack` says
+    why.
+    """
+    process = _Process(func, None, kind)
+    found: dict[int, object] = {}
+    with process.by_value(), suppress(Exception):
+        function = process.dump(_Nowhere(), func, registrations=False)
+        found |= {id(each): each for each in function.apart}
+        for args, kwargs in calls:
+            with suppress(Exception):
+                pickler = function.dump_more((tuple(args), dict(kwargs)), _Nowhere())
+                found |= {id(each): each for each in pickler.apart}
+    return tuple(found.values())
+
+
+class _Nowhere(io.BytesIO):
+    """A file that forgets what is written."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
 
 
 class _Process:
@@ -120,11 +154,12 @@ class _Process:
         script: the definitions of `__main__`.
     """
 
-    def __init__(self, func: object, shipped: Shipped | None) -> None:
+    def __init__(self, func: object, shipped: Shipped | None, apart: type | None = None) -> None:
         from kinetic._pickling import modules, origin
 
         found = modules.Found() if shipped is None else modules.look(shipped)
         self.script = origin.script_of(func)
+        self._apart = apart
         # The script, in a process that multiprocessing has spawned.
         spawned = sys.modules.get("__mp_main__")
         self._modules = found.by_value
@@ -138,7 +173,7 @@ class _Process:
 
     def packed(
         self,
-        make: Callable[[], bytes],
+        make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     ) -> Packed:
         """Make a record; an edited module that cannot be pickled by value is imported by the host
@@ -149,7 +184,7 @@ class _Process:
         """
         try:
             with self.by_value():
-                return replace(_packed(make(), self._warnings()), parts=lambda: self._parts(call))
+                return replace(make(), warnings=self._warnings(), parts=lambda: self._parts(call))
         except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything
             if self._edited:
                 by_value = self._modules
@@ -157,7 +192,7 @@ class _Process:
                     module for module in by_value if module.__name__ not in self._edited
                 )
                 with suppress(Exception), self.by_value():
-                    return _packed(make(), self._warnings())
+                    return replace(make(), warnings=self._warnings())
                 self._modules = by_value
             self._blame(call, error)
 
@@ -200,11 +235,15 @@ class _Process:
     def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
         """Pickle, and then what the script has registered; return the pickler, which knows what it
         has written."""
-        from kinetic._pickling.pickler import CallPickler, Circular
+        from kinetic._pickling.pickler import ApartPickler, CallPickler, Circular
 
         start = file.tell()
         while True:
-            pickler = CallPickler(file, self.script, self._rebuilt)
+            pickler = (
+                CallPickler(file, self.script, self._rebuilt)
+                if self._apart is None
+                else ApartPickler(file, self.script, self._rebuilt, self._apart)
+            )
             try:
                 pickler.dump(call)
                 if registrations:
@@ -251,8 +290,17 @@ def _users(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _packed(data: bytes, warnings: tuple[str, ...] = ()) -> Packed:
-    return Packed(data, hashlib.sha256(data).hexdigest(), len(data), versions_here(), warnings)
+def _packed(
+    kind: str,
+    dump: Callable[[io.BytesIO], CallPickler],
+    env_vars: Mapping[str, str],
+    *,
+    function: str = "",
+) -> Packed:
+    used: list[CallPickler] = []
+    data = _framed(kind, lambda file: used.append(dump(file)), env_vars, function=function)
+    digest = hashlib.sha256(data).hexdigest()
+    return Packed(data, digest, len(data), versions_here(), apart=used[0].apart)
 
 
 def read_header(data: bytes) -> Header:
@@ -294,16 +342,18 @@ class CallSeries:
         *,
         env_vars: Mapping[str, str],
         shipped: Shipped | None = None,
+        apart: type | None = None,
     ) -> None:
-        """Pickle the function.
+        """Pickle the function; see `pack`.
 
         Raises:
             PicklingError: it cannot be pickled; the part that cannot is named.
         """
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
-        self._process = _Process(func, shipped)
+        self._apart = apart
+        self._process = _Process(func, shipped, apart)
         self.function = self._process.packed(
-            lambda: _framed("function", self._dump_function, {}), (func, (), {})
+            lambda: _packed("function", self._dump_function, {}), (func, (), {})
         )
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
@@ -316,13 +366,20 @@ class CallSeries:
         try:
             with self._process.by_value():
                 dump = functools.partial(self._pickler.dump_more, arguments)
-                data = _framed("call", dump, self._env_vars, function=self.function.digest)
+                return _packed("call", dump, self._env_vars, function=self.function.digest)
         except Exception:  # noqa: BLE001 - pickling runs the objects' own code; the other way finds out why
-            return pack(self._func, args, kwargs, env_vars=self._env_vars, shipped=self._shipped)
-        return _packed(data)
+            return pack(
+                self._func,
+                args,
+                kwargs,
+                env_vars=self._env_vars,
+                shipped=self._shipped,
+                apart=self._apart,
+            )
 
-    def _dump_function(self, file: io.BytesIO) -> None:
+    def _dump_function(self, file: io.BytesIO) -> CallPickler:
         self._pickler = self._process.dump(file, self._func)
+        return self._pickler
 
 
 def unpack(
@@ -331,6 +388,7 @@ def unpack(
     *,
     main: dict[str, Any] | None = None,
     source_map: tuple[str, str] | None = None,
+    apart: Sequence[object] = (),
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Rebuild a call.
 
@@ -341,6 +399,7 @@ def unpack(
             their own.
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
+        apart: what stands here for each object that did not travel in the pickle.
 
     Raises:
         CorruptRecord: the bytes are not what was written.
@@ -361,11 +420,12 @@ def unpack(
         from kinetic._pickling.unpickler import CallUnpickler
 
         if function_body is None:
-            reader = CallUnpickler(io.BytesIO(body), main, source_map)
+            reader = CallUnpickler(io.BytesIO(body), main, source_map, apart)
             func, args, kwargs = reader.load()
             _load_registrations(reader)
         else:
-            reader = CallUnpickler(io.BytesIO(b"".join((function_body, body))), main, source_map)
+            whole = io.BytesIO(b"".join((function_body, body)))
+            reader = CallUnpickler(whole, main, source_map, apart)
             func = reader.load()
             _load_registrations(reader)
             args, kwargs = reader.load()

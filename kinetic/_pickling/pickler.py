@@ -56,7 +56,12 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         file: where to write.
         script: the definitions of `__main__`.
         rebuilt: ids of what is rebuilt from its parts although there is source for it.
+
+    Attributes:
+        apart: what was left out of the pickle; see `ApartPickler`.
     """
+
+    apart: tuple[object, ...] = ()
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
         {
@@ -146,16 +151,20 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self._script.namespace[name] for name in names}
 
-    def dump_more(self, arguments: object, file: BinaryIO) -> None:
+    def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
         """Write what is loaded after what this pickler has written, by the same unpickler; this one
-        remembers nothing of it.
+        remembers nothing of it. Return the pickler that has written it.
 
         What both hold (classes, globals, objects) is shared, as in a single pickle.
         """
-        pickler = CallPickler(file, self._script, self._rebuilt)
+        pickler = self._another(file)
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
         pickler.dump(arguments)
+        return pickler
+
+    def _another(self, file: BinaryIO) -> CallPickler:
+        return CallPickler(file, self._script, self._rebuilt)
 
     def dump_registrations(self, modules: Sequence[str], objects: Sequence[object]) -> None:
         """Write, after the call, what registers something on the host whether the call uses it or
@@ -184,6 +193,47 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
         return make, args, (attributes, slots | {"__globals__": {}}), *rest
+
+
+class ApartPickler(CallPickler):
+    """Leaves the objects of one class out, wherever it meets them: they travel beside the pickle,
+    which holds their numbers. A class of its own, because Python code runs for every object.
+
+    Args:
+        file, script, rebuilt: as of `CallPickler`.
+        kind: the class.
+        before: what has numbers already.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        script: Script,
+        rebuilt: frozenset[int],
+        kind: type,
+        before: Sequence[object] = (),
+    ) -> None:
+        super().__init__(file, script, rebuilt)
+        self._kind = kind
+        self._number = {id(obj): number for number, obj in enumerate(before)}
+        self._left_out = list(before)
+
+    @property
+    def apart(self) -> tuple[object, ...]:  # type: ignore[override]
+        """What was left out, each object once, in the order of the numbers."""
+        return tuple(self._left_out)
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Return the number of an object that is left out; None for all others."""
+        if not issubclass(type(obj), self._kind):
+            return None
+        if id(obj) not in self._number:
+            self._number[id(obj)] = len(self._left_out)
+            self._left_out.append(obj)  # which keeps the id its own
+        return self._number[id(obj)]
+
+    def _another(self, file: BinaryIO) -> CallPickler:
+        return ApartPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
 
 
 class _Again:

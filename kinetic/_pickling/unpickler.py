@@ -21,6 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
 from kinetic._pickling.origin import MAIN
+from kinetic.errors import SetupFailed
 
 
 def _without_hooks(
@@ -173,6 +174,7 @@ class CallUnpickler(pickle.Unpickler):
             own.
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
+        apart: what stands here for each object that did not travel in the pickle.
     """
 
     def __init__(
@@ -180,8 +182,10 @@ class CallUnpickler(pickle.Unpickler):
         file: BinaryIO,
         main: dict[str, Any] | None = None,
         source_map: tuple[str, str] | None = None,
+        apart: Sequence[object] = (),
     ) -> None:
         super().__init__(file)
+        self._apart = apart
         self._main = main
         there, here = source_map or ("", "")
         self._there, self._here = f"{there.rstrip('/')}/", f"{here.rstrip('/')}/"
@@ -204,6 +208,14 @@ class CallUnpickler(pickle.Unpickler):
         if self._moves and name == "_builtin_type" and module.startswith("cloudpickle"):
             return lambda kind: self._code if kind == "CodeType" else found(kind)
         return found
+
+    def persistent_load(self, pid: Any) -> object:
+        """Return what stands for an object that did not travel in the pickle."""
+        if not 0 <= pid < len(self._apart):
+            raise SetupFailed(
+                f"The call needs its data {pid}, which is not on this host. Submit the job again."
+            )
+        return self._apart[pid]
 
     def _namespace(self, package: str | None, file: str | None) -> dict[str, Any]:
         assert self._main is not None

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,26 @@ def test_a_function_gets_plain_paths_wherever_data_was(folder):
     data = kinetic.Data(folder)
     got = look(data, {"list": [kinetic.Data(folder / "a.txt"), data]}, one=data)
     assert got == ("str", ["a.txt", "sub"], "a", "a.txt", True, True)
+
+
+def test_data_is_delivered_wherever_pickle_finds_it(folder):
+    own, config = kinetic.Data(folder), types.SimpleNamespace(where=kinetic.Data(folder / "a.txt"))
+
+    @kinetic.run(accelerator="cpu")
+    def look(members, by_file, settings, more=own):
+        (member,), (key,) = members, by_file
+        return [type(each).__name__ for each in (own, more, member, key, settings.where)], [
+            Path(own, "a.txt").read_text(),
+            own == more,
+            member == own,
+            Path(key).read_text(),
+            Path(settings.where).read_text(),
+        ]
+
+    told = (["str"] * 5, ["a", True, True, "a", "a"])
+    assert look({own}, {config.where: 1}, config) == told
+    batch = look.run_async_map([({own}, {config.where: 1}, config)] * 2)
+    assert batch.results() == [told, told]
 
 
 def test_all_hosts_and_later_jobs_share_one_copy(folder, home):

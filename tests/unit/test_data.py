@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
 import pickle
 import random
+import threading
+import types
 import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +27,12 @@ from kinetic._client.decorator import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
-from kinetic._datasets import attach, content_hash, delivery
+from kinetic._datasets import attach, content_hash
 from kinetic._datasets.data import Data
+from kinetic._pickling import call
 from kinetic._source import bundle, download, manifest
 from kinetic._store.local import LocalStore
-from kinetic.errors import SetupFailed, UsageError, UsageTypeError
+from kinetic.errors import PicklingError, SetupFailed, UsageError, UsageTypeError
 
 
 @pytest.fixture
@@ -41,8 +49,8 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def load(*args, cache: Path, volumes=(), **kwargs) -> attach.Cargo:
-    return attach.load(args, kwargs, dict(volumes), cache_dir=cache)
+def load(*held, cache: Path, volumes=()) -> attach.CallData:
+    return attach.load(held, dict(volumes), cache_dir=cache)
 
 
 # -- declaring -------------------------------------------------------------------------------------
@@ -286,33 +294,120 @@ def test_secrets_in_data_are_named(folder, cache):
 
 def test_what_the_plan_says(folder, cache):
     data, mounted = Data(folder), Data(folder / "a.txt", fuse=True)
-    found = load(
-        [data, {"k": data}], cache=cache, volumes={"/in/a": mounted}, more=Data("gs://bucket/x/")
-    )
+    found = load(data, Data("gs://bucket/x/"), cache=cache, volumes={"/in/a": mounted})
     assert [(each.source, each.is_dir, each.mount) for each in found.data] == [
         (mounted.path, False, "/in/a"),
         (data.path, True, ""),
         ("gs://bucket/x/", True, ""),
     ]
     assert [each.tree is None for each in found.data] == [True, False, True]
-    assert found.args == ([delivery.Reference(1), {"k": delivery.Reference(1)}],)
-    assert found.kwargs == {"more": delivery.Reference(2)}
 
 
-def test_a_reference_is_unpickled_as_a_path(monkeypatch):
-    data = pickle.dumps([delivery.Reference(1), delivery.Reference(1)])
-    monkeypatch.setattr(delivery, "_places", ("/a", "/b"))
-    assert pickle.loads(data) == ["/b", "/b"]
-    delivery.expect(())
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    where: Any
+
+
+class Slotted:
+    __slots__ = ("where",)
+
+    def __init__(self, where: Any) -> None:
+        self.where = where
+
+
+def closed_over(data: Any) -> Callable[[], Any]:
+    return lambda: data
+
+
+def with_default(data: Any) -> Callable[[], Any]:
+    def function(where=data, *, more=data):
+        assert where is more
+        return where
+
+    return function
+
+
+PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "alone": (lambda d: d, lambda got: got),
+    "list": (lambda d: [1, [d]], lambda got: got[1][0]),
+    "tuple": (lambda d: (d,), lambda got: got[0]),
+    "dict": (lambda d: {"k": d}, lambda got: got["k"]),
+    "key": (lambda d: {d: 1}, lambda got: next(iter(got))),
+    "key in a tuple": (lambda d: {(1, d): 1}, lambda got: next(iter(got))[1]),
+    "set": (lambda d: {d}, lambda got: got.pop()),
+    "frozenset": (lambda d: [frozenset({d})], lambda got: next(iter(got[0]))),
+    "deque": (lambda d: deque([d], maxlen=3), lambda got: got[0]),
+    "defaultdict": (lambda d: defaultdict(list, k=d), lambda got: got["k"]),
+    "namedtuple": (lambda d: Pair(1, d), lambda got: got.right),
+    "dataclass": (Config, lambda got: got.where),
+    "slots": (Slotted, lambda got: got.where),
+    "attribute": (
+        lambda d: types.SimpleNamespace(deep=types.SimpleNamespace(where=d)),
+        lambda got: got.deep.where,
+    ),
+    "closure": (closed_over, lambda got: got()),
+    "default": (with_default, lambda got: got()),
+    "partial": (lambda d: functools.partial(Pair, d, right=d), lambda got: got().left),
+    "method": (lambda d: Config(d).__eq__, lambda got: got.__self__.where),
+    "iterator": (lambda d: iter([d]), next),
+    "numpy": (lambda d: numpy.array([[None, d]], dtype=object), lambda got: got[0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("series", [False, True])
+def test_wherever_data_is_the_host_finds_its_path(folder, name, series):
+    put, get = PLACES[name]
+    data = Data(folder)
+    value = put(data)
+    if series:
+        made = call.CallSeries(len, env_vars={}, apart=Data)
+        packed, function = made.pack((value, data), {}), made.function.data
+    else:
+        packed, function = call.pack(len, (value, data), {}, env_vars={}, apart=Data), b""
+    assert packed.apart == (data,)
+    _, args, _ = call.unpack(packed.data, function, apart=("/there",))
+    assert (get(args[0]), args[1]) == ("/there", "/there")
+    assert call.instances(Data, len, [((value,), {})]) == (data,)
+
+
+def test_data_of_the_function_comes_before_that_of_each_of_its_calls(folder):
+    own, one, two = Data(folder), Data(folder), Data(folder)
+    made = call.CallSeries(closed_over(own), env_vars={}, apart=Data)
+    assert made.function.apart == (own,)
+    for mine in (one, two, own):
+        packed = made.pack((mine, [mine]), {})
+        assert packed.apart == tuple(dict.fromkeys((own, mine)))
+        places = ("/own",) if mine is own else ("/own", "/mine")
+        func, args, _ = call.unpack(packed.data, made.function.data, apart=places)
+        assert (func(), args) == ("/own", (places[-1], [places[-1]]))
+
+
+def test_a_call_that_cannot_be_pickled_has_no_data_and_says_why_when_it_is_packed(folder):
+    lock = threading.Lock()
+    assert call.instances(Data, len, [((Data(folder), lock), {})]) == ()
+    with pytest.raises(PicklingError, match="lock"):
+        call.pack(len, (Data(folder), lock), {}, env_vars={}, apart=Data)
+
+
+def test_data_that_a_host_was_not_given_is_told(folder):
+    packed = call.pack(len, (Data(folder),), {}, env_vars={}, apart=Data)
     with pytest.raises(SetupFailed, match="not on this host"):
-        pickle.loads(data)
+        call.unpack(packed.data)
 
 
-def test_a_call_without_data_stays_as_it_is(cache):
-    value = [1, {"a": (2,)}]
-    found = load(value, cache=cache)
-    assert found.args[0] is value
-    assert (found.data, found.bundles) == ((), ())
+def test_data_of_the_function_is_in_the_plan(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "pyproject.toml").touch()
+    made = planned(closed_over(Data(folder)))
+    assert [each.source for each in made.plan.data] == [str(folder)]
+    assert made.bundle is not None
+    assert "images" not in paths_in(made.bundle)
 
 
 def test_a_plan_with_data_survives_json(folder, cache):
@@ -392,8 +487,14 @@ def test_a_call_in_this_process_gets_the_local_path(folder):
     def where(data, deep):
         return data, deep
 
-    data = Data(folder)
-    assert where.local(data, [{"k": data}]) == (str(folder), [{"k": str(folder)}])
+    data, rest = Data(folder), [1, {2}]
+    path = str(folder)
+    assert where.local(data, [{"k": data}]) == (path, [{"k": path}])
+    assert where.local({data}, {data: Pair(1, data)}) == ({path}, {path: Pair(1, path)})
+    assert where.local(data, rest)[1] is rest
+    ring: list[Any] = [data]
+    ring.append(ring)
+    assert where.local(data, ring)[1][0] == path
 
 
 def test_without_data_nothing_of_it_is_loaded(tmp_path):
@@ -404,8 +505,7 @@ def test_without_data_nothing_of_it_is_loaded(tmp_path):
         "import kinetic, sys\n"
         "f = kinetic.run(accelerator='cpu')(len)\n"
         "f.plan([1])\n"
-        "print([m for m in ('data', 'attach', 'nested', 'delivery') if 'kinetic._datasets.' + m in "
-        "sys.modules])"
+        "print([m for m in sys.modules if m.startswith('kinetic._datasets')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Capacity
-from kinetic._client import submission
+from kinetic._client import planning, submission
 from kinetic._client.batch.inputs import Call
 from kinetic._client.handle import JobHandle
 from kinetic._client.planning import Planned, PlanTemplate
@@ -65,7 +65,9 @@ class Packaged:
         self._about = about
         self._backend = backend
         self._store = store
-        self._series = CallSeries(func, env_vars=about.captured, shipped=about.shipped)
+        self._series = CallSeries(
+            func, env_vars=about.captured, shipped=about.shipped, apart=planning.data_class()
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -95,11 +97,8 @@ class Packaged:
     def planned(self, group_id: str, index: int, job_id: str) -> Planned:
         """Plan one call: with arguments, an id and a folder for files of its own."""
         call, folder = self._calls[index], self._about.draft.output_dir
-        cargo = self._about.loaded(call.args, call.kwargs)
-        args, kwargs = (call.args, call.kwargs) if cargo is None else (cargo.args, cargo.kwargs)
         return self._about.planned(
-            self._series.pack(args, kwargs),
-            cargo=cargo,
+            self._series.pack(call.args, call.kwargs),
             function=self._series.function,
             job_id=job_id,
             created_at=time.time(),

@@ -23,8 +23,8 @@ class Datasets:
     """Declared data, ready to be used.
 
     Attributes:
-        places: the path of each, in the plan's order.
-        mounts: what the worker mounts so that the paths hold what they should.
+        places: the path of each that the call holds, in the plan's order; not of volumes.
+        mounts: what the worker mounts so that all paths hold what they should.
     """
 
     places: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
         for n, each in enumerate(plan.data)
     ]
     return Datasets(
-        tuple(place for place, _ in found),
+        tuple(place for each, (place, _) in zip(plan.data, found, strict=True) if not each.mount),
         tuple(dict.fromkeys(m for _, mounts in found for m in mounts)),
     )
 

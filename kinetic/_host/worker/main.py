@@ -312,7 +312,11 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
         ) from error
     try:
         call: tuple[Any, Any, Any] = payload.unpack(
-            data, function, main=vars(sys.modules["__main__"]), source_map=_source_map(start)
+            data,
+            function,
+            main=vars(sys.modules["__main__"]),
+            source_map=_source_map(start),
+            apart=start.places,
         )
     except CorruptRecord as error:  # The payload is whole, so it is the function.
         digest = payload.read_header(data).function_digest
@@ -377,10 +381,7 @@ def _adopt_main(func: Any, start: Start) -> None:
 
 
 def _see_data(start: Start) -> None:
-    """Mount the declared data, and let the call find it. No thread has been started yet."""
-    from kinetic._datasets import delivery
-
-    delivery.expect(start.places)
+    """Mount the declared data. No thread has been started yet."""
     if not start.mounts:
         return
     from kinetic._host.worker import mounts
