@@ -59,7 +59,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
         ResultUnavailable: it was removed, or cannot be rebuilt here.
         CorruptRecord: it was changed.
     """
-    from kinetic._pickling import call
+    from kinetic._pickling import results
 
     try:
         data = store.get(layout.result(ref.job_id, host))
@@ -76,7 +76,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
             "Run the job again."
         )
     try:
-        return _rebuilt(store, ref, lambda: call.unpack_value(data))
+        return _rebuilt(store, ref, lambda: results.unpack_value(data))
     except ResultUnavailable as error:
         raise ResultUnavailable(
             f"{ref.display_name} ({ref.job_id}): {error}", job_id=ref.job_id
@@ -112,11 +112,11 @@ def error(
 
 
 def _original(store: Store, ref: JobRef, key: str) -> BaseException | None:
-    from kinetic._pickling import call
+    from kinetic._pickling import results
 
     try:
         data = store.get(key)
-        return _rebuilt(store, ref, lambda: call.unpack_exception(data))
+        return _rebuilt(store, ref, lambda: results.unpack_exception(data))
     except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the text of the error is still there
         _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
         return None

@@ -1,10 +1,7 @@
-"""Calls, values and exceptions as bytes: the only door to cloudpickle.
+"""Calls as bytes: what travels to a host.
 
-In: live Python objects. Out: bytes that another process turns back into them.
-
-Layout: one line of JSON (schema, kind, versions of the maker, variables of the environment, SHA-256
-of the body), then the pickle. The line can be read without unpickling anything. It is imported only
-when something is packed or unpacked.
+In: a function and its arguments. Out: bytes that a host turns back into them. cloudpickle is
+imported only when something is packed or unpacked.
 """
 
 from __future__ import annotations
@@ -12,25 +9,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import json
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core.plan import Versions
-from kinetic.errors import CorruptRecord, ResultUnavailable, SetupFailed
-from kinetic.version import __version__
+from kinetic._pickling import envelope
+from kinetic._pickling.envelope import Header
+from kinetic.errors import CorruptRecord, SetupFailed
 
 if TYPE_CHECKING:
     from kinetic._pickling.modules import Shipped
     from kinetic._pickling.pickler import CallPickler
-
-SCHEMA = 1
-_NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -54,37 +48,6 @@ class Packed:
     warnings: tuple[str, ...] = ()
     parts: Callable[[], Sequence[tuple[str, int]]] = field(default=tuple, repr=False, compare=False)
     apart: tuple[object, ...] = field(default=(), repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Header:
-    """What can be known without unpickling.
-
-    Attributes:
-        kind: "call", "value" or "exception".
-        versions: of what made it.
-        env_vars: variables to set before the call.
-        body_digest: SHA-256 of the pickle.
-        body_offset: where the pickle starts.
-        function_digest: SHA-256 of the record with the function that the call's arguments belong
-            to; "" when it is in this one.
-    """
-
-    kind: str
-    versions: Versions
-    env_vars: dict[str, str]
-    body_digest: str
-    body_offset: int
-    function_digest: str = ""
-
-
-def versions_here() -> Versions:
-    """Return the versions of this process that decide whether a pickle can be read."""
-    import cloudpickle
-
-    return Versions(
-        f"{sys.version_info.major}.{sys.version_info.minor}", cloudpickle.__version__, __version__
-    )
 
 
 def pack(
@@ -298,34 +261,9 @@ def _packed(
     function: str = "",
 ) -> Packed:
     used: list[CallPickler] = []
-    data = _framed(kind, lambda file: used.append(dump(file)), env_vars, function=function)
+    data = envelope.framed(kind, lambda file: used.append(dump(file)), env_vars, function=function)
     digest = hashlib.sha256(data).hexdigest()
-    return Packed(data, digest, len(data), versions_here(), apart=used[0].apart)
-
-
-def read_header(data: bytes) -> Header:
-    """Read the first line; unpickles nothing.
-
-    Raises:
-        CorruptRecord: the bytes were not written by this module, or by a newer version of it.
-    """
-    end = data.find(b"\n")
-    try:
-        line = json.loads(data[: max(end, 0)])
-        if line["schema"] != SCHEMA:
-            raise CorruptRecord(
-                f"The record has schema {line['schema']!r}; this kinetic reads {SCHEMA}. Use the "
-                "version that wrote it."
-            )
-        versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
-        header = Header(
-            line["kind"], versions, dict(line["env_vars"]), line["sha256"], end + 1, function
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptRecord(
-            "The record is damaged: it has no readable first line. Submit the job again."
-        ) from error
-    return header
+    return Packed(data, digest, len(data), envelope.versions_here(), apart=used[0].apart)
 
 
 class CallSeries:
@@ -405,8 +343,8 @@ def unpack(
         CorruptRecord: the bytes are not what was written.
         SetupFailed: this process cannot rebuild it: another Python, a missing module.
     """
-    header = _verified(data, "call")
-    here = versions_here()
+    header = envelope.verified(data, "call")
+    here = envelope.versions_here()
     if header.versions.python != here.python:
         # Byte code of another minor version does not fail cleanly, it crashes.
         raise SetupFailed(
@@ -430,9 +368,8 @@ def unpack(
             _load_registrations(reader)
             args, kwargs = reader.load()
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
-        raise SetupFailed(
-            f"The function could not be rebuilt on this host: {_why(error, header.versions, here)}"
-        ) from error
+        why = envelope.why_not_rebuilt(error, header.versions, here)
+        raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
     return func, args, kwargs
 
 
@@ -450,159 +387,4 @@ def _function_body(header: Header, function: bytes) -> memoryview | None:
             "The stored function is damaged: its bytes are not those that were written. Submit the "
             "job again."
         )
-    return memoryview(function)[read_header(function).body_offset :]
-
-
-def pack_value(value: object) -> bytes:
-    """Pickle a value that was returned.
-
-    Raises:
-        PicklingError: it cannot be pickled; the part that cannot is named.
-    """
-    try:
-        return _container("value", value, {})
-    except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
-        from kinetic._pickling import diagnosis
-
-        found = diagnosis.of_value(
-            value, f"the returned value ({type(value).__name__})", attempt=_attempt
-        )
-        raise replace(found, returned=True).as_error(error) from error
-
-
-def unpack_value(data: bytes) -> Any:
-    """Rebuild one value.
-
-    Raises:
-        CorruptRecord: the bytes are not what was written.
-        ResultUnavailable: this process cannot rebuild it, for example because a module is missing.
-    """
-    header = _verified(data, "value")
-    try:
-        return _loads(memoryview(data)[header.body_offset :], header.versions)
-    except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
-        raise ResultUnavailable(
-            f"The value could not be rebuilt here: {_why(error, header.versions, versions_here())}"
-        ) from error
-
-
-def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None = None) -> bytes:
-    """Pickle an exception with its causes, contexts, notes, group members and frames.
-
-    Args:
-        error: what was raised.
-        source_map: (folder here, folder there): file names of frames below the first are written as
-            below the second.
-
-    Raises:
-        PicklingError: its class cannot be pickled.
-    """
-    from kinetic._pickling import exceptions
-
-    nodes = exceptions.describe(error, dumps=_dumps, loads=_loads, source_map=source_map)
-    return _container("exception", nodes, {})
-
-
-def unpack_exception(data: bytes) -> BaseException:
-    """Rebuild an exception: its own class, and a traceback with the frames it had.
-
-    Raises:
-        CorruptRecord: the bytes are not what was written.
-        UserCodeFailed: its class cannot be rebuilt here; the message says what it was.
-    """
-    from kinetic._pickling import exceptions
-
-    header = _verified(data, "exception")
-    nodes = pickle.loads(memoryview(data)[header.body_offset :])
-    return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
-
-
-def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
-    import cloudpickle
-
-    return _framed(kind, lambda file: cloudpickle.dump(body, file), env_vars)
-
-
-def _framed(
-    kind: str,
-    dump: Callable[[io.BytesIO], object],
-    env_vars: Mapping[str, str],
-    *,
-    function: str = "",
-) -> bytes:
-    fields = {
-        "schema": SCHEMA,
-        "kind": kind,
-        "fingerprint": asdict(versions_here()),
-        "env_vars": dict(env_vars),
-    }
-    if function:
-        fields["function"] = function
-
-    def line(digest: str) -> bytes:
-        return json.dumps(fields | {"sha256": digest}).encode() + b"\n"
-
-    # The line has the same length whatever the digest is: pickle behind it, then fill it in. A
-    # large body is never copied.
-    file = io.BytesIO()
-    offset = file.write(line(_NO_DIGEST))
-    dump(file)
-    with file.getbuffer() as view:
-        view[:offset] = line(hashlib.sha256(view[offset:]).hexdigest())
-    return file.getvalue()
-
-
-def _verified(data: bytes, kind: str) -> Header:
-    header = read_header(data)
-    if header.kind != kind:
-        raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")
-    if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
-        raise CorruptRecord(
-            f"The stored {kind} is damaged: its bytes are not those that were written. Submit the "
-            "job again."
-        )
-    return header
-
-
-def _dumps(value: object) -> bytes:
-    import cloudpickle
-
-    data: bytes = cloudpickle.dumps(value)
-    return data
-
-
-def _attempt(value: object) -> Exception | None:
-    """Return why the value cannot be pickled, or None."""
-    try:
-        _dumps(value)
-    except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
-        return error
-    return None
-
-
-def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
-    """Unpickle what comes back from a host, without touching the classes that are known here."""
-    from cloudpickle import cloudpickle as inside
-
-    from kinetic._pickling.result_unpickler import Homecoming
-
-    python = "" if made is None or made.python == versions_here().python else made.python
-    return Homecoming(data, inside, python).load()
-
-
-def _why(error: BaseException, made: Versions, here: Versions) -> str:
-    what = f"{type(error).__name__}: {error}."
-    if isinstance(error, ModuleNotFoundError):
-        what += (
-            f" Module {error.name!r} is missing here: install it, or keep it inside the project's "
-            "folder."
-        )
-    elif made != here:
-        what += " The versions differ: install the same ones on both sides."
-    return f"{what} Made with {_text(made)}; here is {_text(here)}."
-
-
-def _text(versions: Versions) -> str:
-    return (
-        f"Python {versions.python}, cloudpickle {versions.cloudpickle}, kinetic {versions.kinetic}"
-    )
+    return memoryview(function)[envelope.read_header(function).body_offset :]

@@ -29,6 +29,7 @@ from kinetic._backends.local.backend import LocalBackend
 from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._pickling import call as payload
+from kinetic._pickling import envelope
 from kinetic.cli.main import call
 
 PATIENCE_S = 200.0
@@ -549,7 +550,7 @@ def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, 
 
 
 def test_another_version_of_python_is_named(home, monkeypatch):
-    here = payload.versions_here()
+    here = envelope.versions_here()
     monkeypatch.setattr(payload, "versions_here", lambda: dataclasses.replace(here, python="3.7"))
     handle = kinetic.run(accelerator="cpu")(touch).run_async("/nowhere")
     monkeypatch.undo()

@@ -19,7 +19,7 @@ from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.outcome import judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
-from kinetic._pickling import call
+from kinetic._pickling import call, results
 from kinetic._pickling.modules import Shipped
 from kinetic._rpc.server import Coordinator
 from kinetic._store.local import LocalStore
@@ -84,7 +84,7 @@ def test_hosts_of_their_own_form_a_gang(plan, home):
     outcome = judge(plan.hosts, gang.reports, now=0.0)
     assert outcome.ok
     store = LocalStore(home)
-    assert call.unpack_value(store.get(layout.result(plan.job_id))) == 8
+    assert results.unpack_value(store.get(layout.result(plan.job_id))) == 8
     assert [store.get(layout.log(plan.job_id, i)) for i in (0, 1)] == [
         b"host 0 speaks\n",
         b"host 1 speaks\n",

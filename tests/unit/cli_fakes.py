@@ -22,7 +22,7 @@ from kinetic._core.log_format import STDOUT, LogChunk
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._pickling import call as payload
+from kinetic._pickling import results
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import Desk
 from kinetic.cli.main import call
@@ -132,7 +132,7 @@ class World:
         self.store.put(layout.outcome(job_id), json.dumps(outcome.to_json()).encode())
 
     def succeed(self, job_id: str, value: Any = None, *, ended: float = NOW) -> None:
-        data = payload.pack_value(value)
+        data = results.pack_value(value)
         self.store.put(layout.result(job_id), data)
         digest = hashlib.sha256(data).hexdigest()
         reports = (HostReport(0, Exit.RETURNED),)

@@ -25,7 +25,7 @@ from kinetic._core.outcome import HostReport, Outcome, RemoteError, judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._core.ref import JobRef
-from kinetic._pickling import call
+from kinetic._pickling import call, results
 from kinetic.errors import NotFound
 
 HOSTS = 4
@@ -171,7 +171,7 @@ def put_outcome(store: Any, job: JobRef, *reports: HostReport, **more: Any) -> O
 
 
 def put_success(store: Any, job: JobRef, value: Any) -> Outcome:
-    data = call.pack_value(value)
+    data = results.pack_value(value)
     store.put(layout.result(job.job_id), data)
     digest = hashlib.sha256(data).hexdigest()
     return put_outcome(
@@ -183,7 +183,7 @@ def raised(store: Any, job: JobRef, host: int, error: BaseException, **more: Any
     """The report of a host whose function raised."""
     text = "".join(traceback.format_exception(error))
     key = layout.error(job.job_id, host)
-    store.put(key, call.pack_exception(error))
+    store.put(key, results.pack_exception(error))
     told = RemoteError(type(error).__name__, str(error), text, key, **more)
     return HostReport(
         host, Exit.RAISED, detail=f"{type(error).__name__}: {error}", error=told, ended_at=NOW

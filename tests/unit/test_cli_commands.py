@@ -22,7 +22,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.ref import JobRef
-from kinetic._pickling import call as payload
+from kinetic._pickling import results
 from kinetic._store.gc_lock import submitting
 from kinetic.cli import output, pruning
 from kinetic.cli.context import Desk
@@ -329,7 +329,7 @@ def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) 
         SystemExit("theirs"),
     ):
         key = layout.error("job-00000001", 1)
-        world.store.put(key, payload.pack_exception(problem))
+        world.store.put(key, results.pack_exception(problem))
         remote = RemoteError(
             type(problem).__name__, str(problem), "Traceback: line 7 in train\n", key=key
         )

@@ -321,7 +321,7 @@ def test_data_may_change_until_it_is_sent_and_then_stands_for_what_was_sent(root
     data = Data(root)
 
     def load():
-        return attach.load((data, {"again": data}), {}, {}, cache_dir=root.parent / "cache")
+        return attach.load((data,), {}, cache_dir=root.parent / "cache")
 
     packed = load()
     (root / "a").write_text("second")
@@ -338,7 +338,7 @@ def test_data_that_is_gone_is_an_error_and_a_file_gone_from_a_folder_is_none(roo
     (root / "a").write_text("first")
     (root / "b").write_text("b")
     folder, file = (
-        attach.load((Data(path),), {}, {}, cache_dir=root.parent / "cache")
+        attach.load((Data(path),), {}, cache_dir=root.parent / "cache")
         for path in (root, root / "a")
     )
     (root / "a").unlink()
@@ -346,7 +346,7 @@ def test_data_that_is_gone_is_an_error_and_a_file_gone_from_a_folder_is_none(roo
         attach.send(file.bundles, store)
     _, now = attach.send(folder.bundles, store)
     assert content(store, now[folder.data[0].tree], root.parent / "dest") == {"b": b"b"}
-    packed = attach.load((Data(root),), {}, {}, cache_dir=root.parent / "cache")
+    packed = attach.load((Data(root),), {}, cache_dir=root.parent / "cache")
     piped(root / "b")
     with pytest.raises(UsageError, match="cannot be read any more: b"):
         attach.send(packed.bundles, LocalStore(root.parent / "another"))

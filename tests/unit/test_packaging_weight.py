@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from kinetic._pickling import call, diagnosis
+from kinetic._pickling import call, diagnosis, results
 
 data = b"g" * 40_000
 
@@ -65,5 +65,5 @@ def test_an_array_that_is_spread_over_hosts():
         diagnosis.PicklingError,
         match=r"return multihost_utils.process_allgather\(value, tiled=True\)",
     ) as caught:
-        call.pack_value({"w": ArrayImpl()})
+        results.pack_value({"w": ArrayImpl()})
     assert "its part ['w'] is an ArrayImpl" in str(caught.value)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._pickling import call
+from kinetic._pickling import call, envelope, results
 from kinetic._pickling.modules import Shipped, look
 from kinetic.errors import (
     CorruptRecord,
@@ -86,12 +86,12 @@ def test_a_call_comes_back():
     func, args, kwargs = call.unpack(packed.data)
     assert func(*args, **kwargs) == 8
     assert packed.size_bytes == len(packed.data)
-    assert packed.versions == call.versions_here()
+    assert packed.versions == envelope.versions_here()
 
 
 def test_the_header_reads_without_unpickling():
     header_line, _, body = call.pack(double, (), {}, env_vars={"A": "ä\n"}).data.partition(b"\n")
-    header = call.read_header(header_line + b"\n" + b"not a pickle")
+    header = envelope.read_header(header_line + b"\n" + b"not a pickle")
     assert header.kind == "call"
     assert header.env_vars == {"A": "ä\n"}
     assert header.versions.python == f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -118,12 +118,12 @@ def test_shared_objects_stay_shared():
     )
 )
 def test_any_value_comes_back(value):
-    assert call.unpack_value(call.pack_value(value)) == value
+    assert results.unpack_value(results.pack_value(value)) == value
 
 
 def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
     with pytest.raises(PicklingError) as caught:
-        call.pack_value({"locks": [threading.Lock()]})
+        results.pack_value({"locks": [threading.Lock()]})
     told = str(caught.value)
     assert told.startswith(
         "The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return what "
@@ -133,7 +133,7 @@ def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
         PicklingError,
         match=r"^The returned value \(generator\) cannot be pickled. Make a list of it",
     ):
-        call.pack_value(x for x in [1])
+        results.pack_value(x for x in [1])
 
 
 def test_flags_of_absl_are_to_be_passed_as_values():
@@ -152,12 +152,12 @@ def test_flags_of_absl_are_to_be_passed_as_values():
 
 @given(data=st.data())
 def test_any_damaged_byte_is_seen(data):
-    whole = bytearray(call.pack_value({"a": [1, 2, 3]}))
-    start = call.read_header(bytes(whole)).body_offset
+    whole = bytearray(results.pack_value({"a": [1, 2, 3]}))
+    start = envelope.read_header(bytes(whole)).body_offset
     at = data.draw(st.integers(start, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptRecord):
-        call.unpack_value(bytes(whole))
+        results.unpack_value(bytes(whole))
 
 
 @given(
@@ -167,23 +167,23 @@ def test_any_damaged_byte_is_seen(data):
     | st.just(b"1\n")
 )
 def test_garbage_is_a_corrupt_record(garbage):
-    for read in (call.unpack, call.unpack_value, call.unpack_exception):
+    for read in (call.unpack, results.unpack_value, results.unpack_exception):
         with pytest.raises(CorruptRecord):
             read(garbage)
 
 
 def test_a_truncated_record_and_the_wrong_kind_are_corrupt():
-    data = call.pack_value(1)
+    data = results.pack_value(1)
     with pytest.raises(CorruptRecord, match="damaged"):
-        call.unpack_value(data[:-1])
+        results.unpack_value(data[:-1])
     with pytest.raises(CorruptRecord, match="holds a value"):
         call.unpack(data)
 
 
 def test_a_newer_schema_is_refused():
-    data = call.pack_value(1).replace(b'"schema": 1', b'"schema": 9', 1)
+    data = results.pack_value(1).replace(b'"schema": 1', b'"schema": 9', 1)
     with pytest.raises(CorruptRecord, match="schema 9"):
-        call.unpack_value(data)
+        results.unpack_value(data)
 
 
 # By value
@@ -272,7 +272,7 @@ def test_looking_for_modules_loads_no_lazy_module(project, monkeypatch):
 def test_known_classes_are_left_alone():
     space = in_main("count = [0]\nclass Box:\n    def hit(self): count[0] += 1\nbox = Box()\n")
     before = space["Box"].hit
-    (back,) = call.unpack_value(call.pack_value([space["box"]]))
+    (back,) = results.unpack_value(results.pack_value([space["box"]]))
     assert type(back) is space["Box"]
     assert space["Box"].hit is before
     back.hit()
@@ -280,33 +280,33 @@ def test_known_classes_are_left_alone():
 
 
 def test_in_another_process_classes_are_found_by_name(project):
-    payload_of = "from kinetic._pickling import call as payload\n"
+    payload_of = "from kinetic._pickling import call as payload, results\n"
     made = call.pack(
         lambda m: [m.Box(2), m.Color.RED], (project.module,), {}, env_vars={}, shipped=Shipped()
     )
-    code = payload_of + "f, a, k = payload.unpack(data); print(payload.pack_value(f(*a)).hex())"
+    code = payload_of + "f, a, k = payload.unpack(data); print(results.pack_value(f(*a)).hex())"
     back = bytes.fromhex(elsewhere(code, made.data))
     code = (
         f"sys.path.insert(0, {str(project.root)!r}); import proj_mod\n"
-        f"{payload_of}box, red = payload.unpack_value(data)\n"
+        f"{payload_of}box, red = results.unpack_value(data)\n"
         "print(type(box) is proj_mod.Box, red is proj_mod.Color.RED, box.get())"
     )
     assert elsewhere(code, back) == "True True 6"
     assert (
         elsewhere(
             payload_of
-            + "box, red = payload.unpack_value(data); print(type(box).__name__, red.name)",
+            + "box, red = results.unpack_value(data); print(type(box).__name__, red.name)",
             back,
         )
         == "Box RED"
     )
-    box, red = call.unpack_value(back)
+    box, red = results.unpack_value(back)
     assert (type(box), red) == (project.module.Box, project.module.Color.RED)
 
 
 def test_dynamic_enums_keep_their_identity():
     space = in_main("import enum\nclass E(enum.Enum):\n    A = 1\n")
-    assert call.unpack_value(call.pack_value(space["E"].A)) is space["E"].A
+    assert results.unpack_value(results.pack_value(space["E"].A)) is space["E"].A
     assert isinstance(space["E"].A, enum.Enum)
 
 
@@ -434,7 +434,7 @@ def test_a_reduce_that_raises_is_reported():
     with pytest.raises(PicklingError, match="no way"):
         pack(double, Bad())
     with pytest.raises(PicklingError, match="no way") as caught:
-        call.pack_value({"a": Bad()})
+        results.pack_value({"a": Bad()})
     assert caught.value.component == "the returned value (dict)"
 
 
@@ -463,7 +463,7 @@ def test_a_missing_module_is_named(project):
 
 
 def test_another_python_is_refused_before_unpickling():
-    here = call.versions_here().python
+    here = envelope.versions_here().python
     data = pack(double, 1).data.replace(f'"python": "{here}"'.encode(), b'"python": "3.7"', 1)
     with pytest.raises(SetupFailed, match=rf"3\.7.*{here}"):
         call.unpack(data)
@@ -476,7 +476,7 @@ class Unreadable:
 
 def test_a_value_that_cannot_be_rebuilt_is_unavailable():
     with pytest.raises(ResultUnavailable, match="SystemExit"):
-        call.unpack_value(call.pack_value(Unreadable()))
+        results.unpack_value(results.pack_value(Unreadable()))
     with pytest.raises(SetupFailed, match="SystemExit"):
         call.unpack(pack(double, Unreadable()).data)
 
@@ -494,7 +494,7 @@ def test_importing_loads_no_vendor():
 
 def of_python_2(data: bytes) -> bytes:
     """The same record, as if Python 2.7 had made it."""
-    here = f'"python": "{call.versions_here().python}"'.encode()
+    here = f'"python": "{envelope.versions_here().python}"'.encode()
     assert here in data
     return data.replace(here, b'"python": "2.7"', 1)
 
@@ -503,13 +503,13 @@ def test_code_of_another_python_is_refused() -> None:  # it would end the proces
     space = in_main("class Point:\n    def double(self): return 2\nvalue = [Point(), 1]")
     for value in (lambda: 1, space["value"]):
         with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):
-            call.unpack_value(of_python_2(call.pack_value(value)))
-        call.unpack_value(call.pack_value(value))
+            results.unpack_value(of_python_2(results.pack_value(value)))
+        results.unpack_value(results.pack_value(value))
 
 
 def test_values_without_code_come_from_any_python() -> None:
     value = {"loss": 0.5, "steps": [1, 2], "how": double}
-    assert call.unpack_value(of_python_2(call.pack_value(value))) == value
+    assert results.unpack_value(of_python_2(results.pack_value(value))) == value
 
 
 def test_an_exception_with_code_of_another_python_arrives_as_text() -> None:
@@ -517,8 +517,8 @@ def test_an_exception_with_code_of_another_python_arrives_as_text() -> None:
         "class Oops(Exception):\n    def why(self): return 'x'\nerror = Oops('no rows')"
     )["error"]
     with pytest.raises(UserCodeFailed, match=r"Oops: no rows\n.*code of Python 2\.7"):
-        call.unpack_exception(of_python_2(call.pack_exception(error)))
-    rebuilt = call.unpack_exception(of_python_2(call.pack_exception(KeyError("a"))))
+        results.unpack_exception(of_python_2(results.pack_exception(error)))
+    rebuilt = results.unpack_exception(of_python_2(results.pack_exception(KeyError("a"))))
     assert type(rebuilt) is KeyError
 
 

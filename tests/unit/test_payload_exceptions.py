@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._pickling import call
+from kinetic._pickling import envelope, results
 from kinetic.errors import CorruptRecord, PicklingError, UserCodeFailed
 
 
 def there_and_back(error: BaseException, **kwargs) -> BaseException:
-    return call.unpack_exception(call.pack_exception(error, **kwargs))
+    return results.unpack_exception(results.pack_exception(error, **kwargs))
 
 
 def caught(function, *args) -> BaseException:
@@ -231,7 +231,7 @@ def unpicklable_class(base=Exception):
 
 def test_a_class_that_cannot_travel_is_an_error_at_the_root_and_text_below():
     with pytest.raises(PicklingError, match="Bad"):
-        call.pack_exception(unpicklable_class()("x"))
+        results.pack_exception(unpicklable_class()("x"))
     error = ValueError("outer")
     error.__cause__ = unpicklable_class()("inner text")
     back = there_and_back(error)
@@ -251,24 +251,24 @@ def test_a_class_unknown_here_is_told_as_text(tmp_path):
     (tmp_path / "only_there.py").write_text("class Gone(Exception): pass")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import only_there\n"
-        "from kinetic._pickling import call as payload\n"
+        "from kinetic._pickling import results\n"
         "e = only_there.Gone('what happened'); c = ValueError('v'); c.__cause__ = e\n"
-        "print(payload.pack_exception(e).hex(), payload.pack_exception(c).hex())"
+        "print(results.pack_exception(e).hex(), results.pack_exception(c).hex())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     root, below = (bytes.fromhex(each) for each in done.stdout.split())
     with pytest.raises(UserCodeFailed, match=r"only_there\.Gone: what happened") as error:
-        call.unpack_exception(root)
+        results.unpack_exception(root)
     assert isinstance(error.value.__cause__, ModuleNotFoundError)
-    back = call.unpack_exception(below)
+    back = results.unpack_exception(below)
     assert type(back) is ValueError
     assert "what happened" in str(back.__cause__)
 
 
 @given(data=st.data())
 def test_any_damaged_byte_is_seen(data):
-    whole = bytearray(call.pack_exception(ValueError("x")))
-    at = data.draw(st.integers(call.read_header(bytes(whole)).body_offset, len(whole) - 1))
+    whole = bytearray(results.pack_exception(ValueError("x")))
+    at = data.draw(st.integers(envelope.read_header(bytes(whole)).body_offset, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptRecord):
-        call.unpack_exception(bytes(whole))
+        results.unpack_exception(bytes(whole))

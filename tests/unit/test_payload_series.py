@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._pickling import call as payload
+from kinetic._pickling import envelope
 from kinetic.errors import CorruptRecord, PicklingError
 
 BIG = list(range(50_000))
@@ -38,7 +39,7 @@ def test_the_function_is_in_one_record_and_the_arguments_in_another():
     records = [made.pack((n,), {}) for n in range(3)]
     assert made.function.size_bytes > 50_000
     assert all(r.size_bytes < 1_000 for r in records)
-    assert payload.read_header(records[0].data).env_vars == {"A": "1"}
+    assert envelope.read_header(records[0].data).env_vars == {"A": "1"}
     for n, record in enumerate(records):
         func, args, kwargs = payload.unpack(record.data, made.function.data)
         assert (func(*args), kwargs) == (50_000 + n, {})
@@ -114,7 +115,7 @@ def test_a_damaged_call_is_refused():
 def test_a_call_of_its_own_needs_no_other_record():
     packed = payload.pack(print, (1,), {}, env_vars={})
     assert payload.unpack(packed.data) == (print, (1,), {})
-    assert pickle.loads(packed.data[payload.read_header(packed.data).body_offset :]) == (
+    assert pickle.loads(packed.data[envelope.read_header(packed.data).body_offset :]) == (
         print,
         (1,),
         {},

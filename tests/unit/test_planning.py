@@ -15,7 +15,7 @@ from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.place import Place
 from kinetic._core.spec import JobSpec, Options
-from kinetic._pickling import call
+from kinetic._pickling import call, envelope
 from kinetic._source import shipment
 from kinetic.errors import UsageError
 
@@ -71,7 +71,7 @@ def test_a_plan_has_everything(project, home):
         2,
         {"A": "1"},
     )
-    assert plan.versions == call.versions_here()
+    assert plan.versions == envelope.versions_here()
     assert plan.payload.size_bytes == len(planned.payload)
     assert call.unpack(planned.payload)[1] == (3,)
     assert planned.warnings == ()
@@ -98,7 +98,7 @@ def test_what_is_captured_travels_in_the_payload_and_what_looks_secret_apart(pro
     for name, value in {"APP_MODE": "fast", "APP_KEY": "hunter2", "APP_SET": "outer"}.items():
         monkeypatch.setenv(name, value)
     planned = make(len, [], capture_env_vars=("APP_*",), env={"APP_SET": "inner"})
-    assert call.read_header(planned.payload).env_vars == {"APP_MODE": "fast"}
+    assert envelope.read_header(planned.payload).env_vars == {"APP_MODE": "fast"}
     assert planned.plan.captured == ("APP_MODE",)
     assert planned.plan.secrets == ("APP_KEY",)
     assert planned.secrets == {"APP_KEY": "hunter2"}

@@ -43,6 +43,7 @@ IMPORTED_AHEAD = (
     "cloudpickle",
     "traceback",
     "kinetic._pickling.call",
+    "kinetic._pickling.results",
     "kinetic._pickling.unpickler",
     "kinetic._pickling.exceptions",
     "kinetic._pickling.result_unpickler",
@@ -283,6 +284,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
 
 def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
     from kinetic._pickling import call as payload
+    from kinetic._pickling import envelope
 
     try:
         data = files.content(start.payload)
@@ -302,7 +304,7 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
     _see_data(start)
     _lend_a_thread(channel)
     try:
-        _enter(start, payload.read_header(data).env_vars)
+        _enter(start, envelope.read_header(data).env_vars)
         _join(start)
         _set_jax_options(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
@@ -319,7 +321,7 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
             apart=start.places,
         )
     except CorruptRecord as error:  # The payload is whole, so it is the function.
-        digest = payload.read_header(data).function_digest
+        digest = envelope.read_header(data).function_digest
         raise _Ended(
             {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
         ) from error

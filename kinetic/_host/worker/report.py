@@ -64,10 +64,10 @@ def returned(value: Any, start: Start) -> Message:
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
     if start.world["process"] != 0 and not start.all_hosts:
         return message
-    from kinetic._pickling import call
+    from kinetic._pickling import results
 
     try:
-        data = call.pack_value(value)
+        data = results.pack_value(value)
     except (PicklingError, Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the user's code
         failed = (
             f"The returned value ({_qualified_name(type(value))}) cannot be pickled: "
@@ -156,7 +156,7 @@ def untold(error: BaseException | None, broken: BaseException) -> Message:
 
 def described(error: BaseException, start: Start) -> Message:
     """The exception as text and, where possible, as a pickle file."""
-    from kinetic._pickling import call
+    from kinetic._pickling import results
 
     interpreter.silence_signals()  # No signal may interrupt the report.
     _explain(error)
@@ -169,7 +169,7 @@ def described(error: BaseException, start: Start) -> Message:
     places = (start.tree, start.client_root) if start.client_root else None
     # Pickling runs the user's code, which may do anything, exiting included.
     with contextlib.suppress(BaseException):
-        told |= _sent(start, "error", call.pack_exception(error, source_map=places))
+        told |= _sent(start, "error", results.pack_exception(error, source_map=places))
     return {"error": told}
 
 

@@ -1,0 +1,139 @@
+"""How what was pickled lies in the store: a line that can be read without unpickling anything, and
+the pickle.
+
+In: a way to pickle; bytes. Out: bytes; `Header`.
+
+The line is JSON: schema, kind, versions of the maker, variables of the environment, SHA-256 of the
+pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from kinetic._core.plan import Versions
+from kinetic.errors import CorruptRecord
+from kinetic.version import __version__
+
+SCHEMA = 1
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Header:
+    """What can be known without unpickling.
+
+    Attributes:
+        kind: "call", "value" or "exception".
+        versions: of what made it.
+        env_vars: variables to set before the call.
+        body_digest: SHA-256 of the pickle.
+        body_offset: where the pickle starts.
+        function_digest: SHA-256 of the record with the function that the call's arguments belong
+            to; "" when it is in this one.
+    """
+
+    kind: str
+    versions: Versions
+    env_vars: dict[str, str]
+    body_digest: str
+    body_offset: int
+    function_digest: str = ""
+
+
+def versions_here() -> Versions:
+    """Return the versions of this process that decide whether a pickle can be read."""
+    import cloudpickle
+
+    return Versions(
+        f"{sys.version_info.major}.{sys.version_info.minor}", cloudpickle.__version__, __version__
+    )
+
+
+def read_header(data: bytes) -> Header:
+    """Read the first line; unpickles nothing.
+
+    Raises:
+        CorruptRecord: the bytes were not written by this module, or by a newer version of it.
+    """
+    end = data.find(b"\n")
+    try:
+        line = json.loads(data[: max(end, 0)])
+        if line["schema"] != SCHEMA:
+            raise CorruptRecord(
+                f"The record has schema {line['schema']!r}; this kinetic reads {SCHEMA}. Use the "
+                "version that wrote it."
+            )
+        versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
+        header = Header(
+            line["kind"], versions, dict(line["env_vars"]), line["sha256"], end + 1, function
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRecord(
+            "The record is damaged: it has no readable first line. Submit the job again."
+        ) from error
+    return header
+
+
+def framed(
+    kind: str,
+    dump: Callable[[io.BytesIO], object],
+    env_vars: Mapping[str, str],
+    *,
+    function: str = "",
+) -> bytes:
+    fields = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "fingerprint": asdict(versions_here()),
+        "env_vars": dict(env_vars),
+    }
+    if function:
+        fields["function"] = function
+
+    def line(digest: str) -> bytes:
+        return json.dumps(fields | {"sha256": digest}).encode() + b"\n"
+
+    # The line has the same length whatever the digest is: pickle behind it, then fill it in. A
+    # large body is never copied.
+    file = io.BytesIO()
+    offset = file.write(line(_NO_DIGEST))
+    dump(file)
+    with file.getbuffer() as view:
+        view[:offset] = line(hashlib.sha256(view[offset:]).hexdigest())
+    return file.getvalue()
+
+
+def verified(data: bytes, kind: str) -> Header:
+    header = read_header(data)
+    if header.kind != kind:
+        raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")
+    if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
+        raise CorruptRecord(
+            f"The stored {kind} is damaged: its bytes are not those that were written. Submit the "
+            "job again."
+        )
+    return header
+
+
+def why_not_rebuilt(error: BaseException, made: Versions, here: Versions) -> str:
+    what = f"{type(error).__name__}: {error}."
+    if isinstance(error, ModuleNotFoundError):
+        what += (
+            f" Module {error.name!r} is missing here: install it, or keep it inside the project's "
+            "folder."
+        )
+    elif made != here:
+        what += " The versions differ: install the same ones on both sides."
+    return f"{what} Made with {_text(made)}; here is {_text(here)}."
+
+
+def _text(versions: Versions) -> str:
+    return (
+        f"Python {versions.python}, cloudpickle {versions.cloudpickle}, kinetic {versions.kinetic}"
+    )

@@ -1,0 +1,110 @@
+"""Values and exceptions as bytes: what comes back from a host.
+
+In: live Python objects. Out: bytes that the caller turns back into them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kinetic._core.plan import Versions
+from kinetic._pickling import envelope
+from kinetic.errors import ResultUnavailable
+
+
+def pack_value(value: object) -> bytes:
+    """Pickle a value that was returned.
+
+    Raises:
+        PicklingError: it cannot be pickled; the part that cannot is named.
+    """
+    try:
+        return _container("value", value, {})
+    except Exception as error:  # Pickling runs the objects' own code, which may raise anything.
+        from kinetic._pickling import diagnosis
+
+        found = diagnosis.of_value(
+            value, f"the returned value ({type(value).__name__})", attempt=_attempt
+        )
+        raise replace(found, returned=True).as_error(error) from error
+
+
+def unpack_value(data: bytes) -> Any:
+    """Rebuild one value.
+
+    Raises:
+        CorruptRecord: the bytes are not what was written.
+        ResultUnavailable: this process cannot rebuild it, for example because a module is missing.
+    """
+    header = envelope.verified(data, "value")
+    try:
+        return _loads(memoryview(data)[header.body_offset :], header.versions)
+    except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
+        why = envelope.why_not_rebuilt(error, header.versions, envelope.versions_here())
+        raise ResultUnavailable(f"The value could not be rebuilt here: {why}") from error
+
+
+def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None = None) -> bytes:
+    """Pickle an exception with its causes, contexts, notes, group members and frames.
+
+    Args:
+        error: what was raised.
+        source_map: (folder here, folder there): file names of frames below the first are written as
+            below the second.
+
+    Raises:
+        PicklingError: its class cannot be pickled.
+    """
+    from kinetic._pickling import exceptions
+
+    nodes = exceptions.describe(error, dumps=_dumps, loads=_loads, source_map=source_map)
+    return _container("exception", nodes, {})
+
+
+def unpack_exception(data: bytes) -> BaseException:
+    """Rebuild an exception: its own class, and a traceback with the frames it had.
+
+    Raises:
+        CorruptRecord: the bytes are not what was written.
+        UserCodeFailed: its class cannot be rebuilt here; the message says what it was.
+    """
+    from kinetic._pickling import exceptions
+
+    header = envelope.verified(data, "exception")
+    nodes = pickle.loads(memoryview(data)[header.body_offset :])
+    return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
+
+
+def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
+    import cloudpickle
+
+    return envelope.framed(kind, lambda file: cloudpickle.dump(body, file), env_vars)
+
+
+def _dumps(value: object) -> bytes:
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def _attempt(value: object) -> Exception | None:
+    """Return why the value cannot be pickled, or None."""
+    try:
+        _dumps(value)
+    except Exception as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
+        return error
+    return None
+
+
+def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
+    """Unpickle what comes back from a host, without touching the classes that are known here."""
+    from cloudpickle import cloudpickle as inside
+
+    from kinetic._pickling.result_unpickler import Homecoming
+
+    python = "" if made is None or made.python == envelope.versions_here().python else made.python
+    return Homecoming(data, inside, python).load()
