@@ -231,7 +231,7 @@ def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
     assert backend.processes(ref) == {}
 
 
-TAKEN_BYTES = 300 << 20
+TAKEN_BYTES = 400 << 20
 
 
 def take_much():
