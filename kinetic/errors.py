@@ -10,6 +10,8 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     │   └── SourceChanged                   ... because declared data is not what it was
     ├── PreflightError                      the backend cannot take the job now; nothing was created
     │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
+    ├── BackendUnavailable                  the backend does not answer just now, or broke off;
+    │                                       the job is not affected, and asking again may help
     ├── SubmitError                         creating the job failed;
     │                                       what was created is removed or findable
     ├── StoreError                          the store could not be read or written
@@ -108,6 +110,11 @@ class InsufficientMemory(PreflightError):
         super().__init__(message)
         self.hosts = hosts
         self.hosts_that_fit = hosts_that_fit
+
+
+class BackendUnavailable(KineticError):
+    """The backend does not answer just now, or broke off in the middle. The job is not affected;
+    asking again may help."""
 
 
 class SubmitError(KineticError):

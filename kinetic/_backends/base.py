@@ -6,14 +6,14 @@ In: a `Plan`, later a `JobRef`. Out: JSON documents, phases, log chunks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 
 if TYPE_CHECKING:
-    from kinetic._core.log_format import LogChunk
+    from kinetic._core.log_format import LogChunk, Position
     from kinetic._core.plan import Plan
 
 if TYPE_CHECKING:
@@ -37,12 +37,15 @@ class LogRequest:
         tail: start with the last so many lines of each host; None for everything.
         failures: include the tracebacks of hosts that failed; a caller that raises the exception
             leaves them out.
+        after: where to begin, by host: the `end` of the last chunk that the caller has. A host that
+            is not in it begins at the start, or at its tail.
     """
 
     hosts: tuple[int, ...] | None = (0,)
     follow: bool = True
     tail: int | None = None
     failures: bool = True
+    after: Mapping[int, Position] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -58,7 +61,9 @@ class Backend(Protocol):
         5. `logs` yields each host's chunks in the order in which they were printed, and None at
            least every 0.1 s while there is nothing new, so that the caller can look at its clock.
            It ends when the job has ended and all was read (`follow`), or when what is there was
-           read.
+           read. A stream that was begun while the job ran may end early; it may raise
+           `BackendUnavailable` at any time. `after` takes it up: nothing is lost, nothing comes
+           twice. With `tail`, each host's first chunk is empty and says where its tail begins.
         6. `cancel` asks the job to stop and returns; cancelling an ended job does nothing.
         7. `cleanup` removes what the backend created for an ended job (not the stored artifacts);
            twice is as good as once.

@@ -22,10 +22,14 @@ from kinetic._core.outcome import HostReport, Outcome, judge
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
 from kinetic._store.base import Store
-from kinetic.errors import CorruptRecord, NotFound, StoreError
+from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+TRIES = 10
+"""In a row, of which none brought anything: half a minute."""
+TRIES_UNTOLD = 3
 LOOK_EVERY_S = 0.25
 
 
@@ -58,26 +62,112 @@ def follow(
 
     Promises: (1) exactly one `Finished`, and nothing after it; (2) a verdict even when the job's
     supervisor was killed; (3) at least every tenth of a second an event, so that the caller can
-    look at its clock.
+    look at its clock; (4) a stream that breaks is taken up where it broke: nothing is lost, nothing
+    comes twice. A backend that does not answer is asked again for as long as the job goes on.
 
     Raises:
         NotFound: the job's records were removed.
     """
-    silent = replace(request, hosts=())
+    reading = _Reading(backend, ref, request)
+    outcome: Outcome | None = None
     while True:
-        again = request
-        for chunk in backend.logs(ref, request):
-            yield Tick() if chunk is None else chunk
-            again = again if chunk is None else silent
-        outcome = settle(backend, store, ref, now())
-        if outcome is not None:
-            yield Finished(outcome)
+        pause_s = PAUSE_S
+        try:
+            for chunk in reading.stream():
+                yield Tick() if chunk is None else chunk
+            if outcome is not None:
+                break
+            outcome = settle(backend, store, ref, now())
+            if outcome is not None and request.hosts == ():
+                break
+            # The stream may have ended early, just before the job did: what is left is read once
+            # more. Where there is no verdict, the job was not started yet, or the stream broke.
+            pause_s = PAUSE_S if outcome is None else 0.0
+        except BackendUnavailable as error:
+            pause_s = reading.failed(error)
+            outcome = outcome or stored(store, ref, now())
+            if outcome is not None and reading.is_hopeless:
+                _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
+                break
+        for slept_s in _slices(pause_s):
+            yield Tick()
+            pause(slept_s)
+    yield Finished(outcome)
+
+
+def chunks(
+    backend: Backend,
+    store: Store,
+    ref: JobRef,
+    request: LogRequest,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[LogChunk | None]:
+    """Yield a job's output: what is there, or with `follow` until the job has ended; None while
+    nothing is new.
+
+    Raises:
+        BackendUnavailable: what is there cannot be read; it was tried for half a minute.
+    """
+    if request.follow:
+        for event in follow(backend, store, ref, request, pause=pause):
+            yield event if isinstance(event, LogChunk) else None
+        return
+    reading = _Reading(backend, ref, request)
+    while True:
+        try:
+            yield from reading.stream()
             return
-        yield Tick()
-        pause(PAUSE_S)
-        request = (
-            again  # It was not started yet, or the stream broke: what was shown is not shown twice.
-        )
+        except BackendUnavailable as error:
+            pause_s = reading.failed(error)
+            if reading.is_hopeless:
+                raise
+        for slept_s in _slices(pause_s):
+            yield None
+            pause(slept_s)
+
+
+class _Reading:
+    """A job's output, over as many streams as it takes."""
+
+    def __init__(self, backend: Backend, ref: JobRef, request: LogRequest) -> None:
+        self._backend = backend
+        self._ref = ref
+        self._request = request
+        self._failures = 0
+
+    def stream(self) -> Iterator[LogChunk | None]:
+        """Yield what follows the last chunk that came, until the stream ends."""
+        read = dict(self._request.after)
+        try:
+            for chunk in self._backend.logs(self._ref, self._request):
+                if chunk is not None:
+                    read[chunk.host] = chunk.end
+                    self._failures = 0
+                yield chunk if chunk is not None and chunk.data else None
+        finally:
+            self._request = replace(self._request, after=read)
+
+    def failed(self, error: BackendUnavailable) -> float:
+        """Count a failure; return for how long to wait."""
+        self._failures += 1
+        if self._failures == TRIES_UNTOLD:
+            _log.warning(
+                "%s cannot be asked for just now, and is tried again: %s", self._ref.job_id, error
+            )
+        return min(PAUSE_S * 2.0 ** (self._failures - 1), LONGEST_PAUSE_S)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it was tried often enough."""
+        return self._failures >= TRIES
+
+
+def _slices(pause_s: float) -> Iterator[float]:
+    """Cut a pause into pieces, after each of which the caller can look at its clock."""
+    while pause_s > 0:
+        yield min(pause_s, PAUSE_S)
+        pause_s -= PAUSE_S
 
 
 def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome | None:

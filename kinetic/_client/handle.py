@@ -221,7 +221,7 @@ class JobHandle(Generic[R_co]):
 
     def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
         """Yield output as bytes with host, stream and time; None while nothing is new."""
-        return self._place.logs(self.ref, request)
+        return following.chunks(self._place, self._store, self.ref, request)
 
     def events(self) -> list[dict[str, Any]]:
         """Return what happened when, oldest first. A damaged line is passed over."""

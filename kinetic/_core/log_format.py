@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 RECORD = struct.Struct("<QQII")
 STDOUT = 1
@@ -27,6 +28,18 @@ out where the exception is raised anyway."""
 _BODY = struct.Struct("<QQI")
 
 
+class Position(NamedTuple):
+    """Where in a host's output a reader stands; a later one is greater.
+
+    Attributes:
+        attempt: which start of the gang, from 1.
+        offset: bytes of that attempt's output that come before.
+    """
+
+    attempt: int = 1
+    offset: int = 0
+
+
 @dataclass(frozen=True)
 class LogChunk:
     """Some output of one host: usually whole lines.
@@ -35,13 +48,15 @@ class LogChunk:
         host: index in the gang.
         stream: STDOUT (1) or STDERR (2).
         time_ns: when the agent read it, nanoseconds since the epoch.
-        data: the bytes as printed.
+        data: the bytes as printed; b"" only tells where reading begins.
+        end: where the host's output goes on after these bytes.
     """
 
     host: int
     stream: int
     time_ns: int
     data: bytes
+    end: Position = field(default=Position(), compare=False)
 
 
 def encode_record(end: int, time_ns: int, stream: int) -> bytes:

@@ -125,13 +125,7 @@ class Desk:
     def output_of(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Yield output: what is there, or with `follow` until the job has ended; None while there
         is nothing new."""
-        from kinetic._client.following import follow
-        from kinetic._core.log_format import LogChunk
-
-        if not request.follow:
-            return self.handle_of(ref).chunks(request)
-        events = follow(self.backend_of(ref), self.store, ref, request)
-        return (event if isinstance(event, LogChunk) else None for event in events)
+        return self.handle_of(ref).chunks(request)
 
     def ending(self, ref: JobRef) -> Ending | None:
         """Return how the job ended as the store says, or None while it does not say."""

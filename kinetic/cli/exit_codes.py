@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kinetic.errors import (
+    BackendUnavailable,
     JobFailed,
     NotFound,
     PreflightError,
@@ -26,6 +27,7 @@ USAGE = 2
 NOT_FOUND = 3
 REFUSED = 4
 STORE = 5
+UNAVAILABLE = 6
 TIMED_OUT = 124
 INTERRUPTED = 130
 
@@ -36,6 +38,7 @@ TABLE: tuple[tuple[int, str], ...] = (
     (NOT_FOUND, "The job or batch, or what was asked of it, does not exist or was removed."),
     (REFUSED, "The job was refused or could not be submitted."),
     (STORE, "The store could not be read or written."),
+    (UNAVAILABLE, "What runs the job does not answer just now."),
     (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job keeps running."),
     (INTERRUPTED, "Interrupted by Ctrl-C; a running job keeps running."),
 )
@@ -48,6 +51,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, USAGE),
     (NotFound, NOT_FOUND),
     (PreflightError, REFUSED),
+    (BackendUnavailable, UNAVAILABLE),
     (SubmitError, REFUSED),
     (StoreError, STORE),
     (KeyboardInterrupt, INTERRUPTED),

@@ -135,11 +135,30 @@ def test_output_comes_in_order_and_following_ends(backend, store):
     assert backend.phase(ref) is Phase.SUCCEEDED
 
 
+def test_output_goes_on_after_any_chunk(backend, store):
+    ref = submitted(backend, store, speak)
+    whole = read(backend, ref)
+    for number, chunk in enumerate(whole):
+        for follow in (False, True):
+            rest = read(backend, ref, follow=follow, after={0: chunk.end})
+            assert rest == whole[number + 1 :]
+            assert [c.end for c in rest] == [c.end for c in whole[number + 1 :]]
+
+
+def test_a_tail_begins_where_its_first_chunk_says(backend, store):
+    ref = submitted(backend, store, speak)
+    lines = b"".join(chunk.data for chunk in read(backend, ref)).splitlines(keepends=True)
+    begins, *rest = read(backend, ref, tail=2)
+    assert begins.data == b""
+    for chunks in (rest, read(backend, ref, after={0: begins.end})):
+        assert b"".join(chunk.data for chunk in chunks) == b"".join(lines[1:])
+
+
 def test_an_ended_job_can_be_read_again(backend, store):
     ref = submitted(backend, store, speak)
     first = read(backend, ref)
     assert text(read(backend, ref, follow=False)) == text(read(backend, ref)) == text(first)
-    assert len(read(backend, ref, tail=1)) == 1
+    assert text(read(backend, ref, tail=1)) == b"three\n"
 
 
 def test_a_follower_is_never_kept_waiting_for_long(backend, store):

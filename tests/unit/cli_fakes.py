@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kinetic._backends.base import Document, LogRequest, Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
-from kinetic._core.log_format import STDOUT, LogChunk
+from kinetic._core.log_format import STDOUT, LogChunk, Position
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
@@ -63,9 +63,15 @@ class FakeBackend:
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         self.requests.append(request)
+        at = dict.fromkeys(range(ref.hosts), 0)
         for chunk in self.output.get(ref.job_id, []):
-            if chunk is None or request.hosts is None or chunk.host in request.hosts:
-                yield chunk
+            if chunk is None:
+                yield None
+            elif request.hosts is None or chunk.host in request.hosts:
+                at[chunk.host] += len(chunk.data)
+                end = Position(1, at[chunk.host])
+                if end > request.after.get(chunk.host, Position()):
+                    yield replace(chunk, end=end)
         self.at_end()
 
     def cancel(self, ref: JobRef) -> None:

@@ -20,7 +20,7 @@ from kinetic._backends.base import LogRequest, Phase
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
-from kinetic._core.log_format import STDOUT, LogChunk
+from kinetic._core.log_format import STDOUT, LogChunk, Position
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
@@ -79,7 +79,15 @@ class FakeBackend:
     def logs(self, ref: JobRef, request: LogRequest) -> Any:
         self.requests.append(request)
         wanted = range(ref.hosts) if request.hosts is None else request.hosts
-        yield from [c for c in self.output if c is None or c.host in wanted]
+        at = dict.fromkeys(range(ref.hosts), 0)
+        for given in self.output:
+            if given is None:
+                yield None
+            elif given.host in wanted:
+                at[given.host] += len(given.data)
+                end = Position(1, at[given.host])
+                if end > request.after.get(given.host, Position()):
+                    yield dataclasses.replace(given, end=end)
         self.finish()
 
     def cancel(self, ref: JobRef) -> None:

@@ -265,7 +265,7 @@ def test_following_ends_with_the_job(world: World, capfd: Capture) -> None:
     world.backend.at_end = lambda: world.succeed("job-00000001")
     assert world("jobs", "logs", "-f", "job-0") == 0
     assert capfd.readouterr().out == "a\n"
-    assert world.backend.requests == [LogRequest((0,), True, None)]
+    assert world.backend.requests[0] == LogRequest((0,), True, None)
 
 
 def test_a_reader_that_goes_away_is_no_error(world: World) -> None:

@@ -24,8 +24,9 @@ def clock():
     return 1_700_000_000_000_000_000
 
 
-def read_all(files, *, failures=True, **tail):
+def read_all(files, *, failures=True, start=0, **tail):
     reader = LogReader(3, *files, failures=failures)
+    reader.start_at(start)
     if tail:
         reader.start_at_tail(**tail)
     chunks = []
@@ -59,6 +60,29 @@ def test_bytes_arrive_as_printed_per_stream(tmp_path_factory, pieces):
         b"".join(c.data for c in chunks) == b"".join(d for _, d in pieces) == files[0].read_bytes()
     )
     assert {c.time_ns for c in chunks} <= {clock()}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@given(
+    pieces=st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=9),
+    damage=st.integers(0, 8),
+)
+def test_reading_goes_on_after_any_chunk(tmp_path_factory, pieces, damaged, damage):
+    folder = tmp_path_factory.mktemp("log")
+    files = folder / "log", folder / "log.idx"
+    log = HostLog(*files, clock_ns=clock)
+    for data in pieces:
+        log.write(STDOUT, data)
+    log.close()
+    whole = read_all(files)
+    if damaged:
+        with files[1].open("r+b") as index:
+            index.seek(damage % len(pieces) * RECORD.size)
+            index.write(b"garbage!")
+    for number, chunk in enumerate(whole):
+        rest = read_all(files, start=chunk.end.offset)
+        assert b"".join(c.data for c in rest) == b"".join(c.data for c in whole[number + 1 :])
+        assert damaged or [c.end for c in rest] == [c.end for c in whole[number + 1 :]]
 
 
 def test_a_tee_cuts_at_line_ends_and_keeps_the_open_line(files):

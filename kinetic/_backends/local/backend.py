@@ -166,9 +166,12 @@ class LocalBackend:
         hosts = request.hosts if request.hosts is not None else range(ref.hosts)
         readers = [self._reader(ref, host, failures=request.failures) for host in hosts]
         try:
-            if request.tail is not None:
-                for reader in readers:
+            for host, reader in zip(hosts, readers, strict=True):
+                if host in request.after:
+                    reader.start_at(request.after[host].offset)
+                elif request.tail is not None:
                     reader.start_at_tail(request.tail)
+                    yield reader.here()
             yield from self._follow(ref, readers) if request.follow else _drain(readers)
         finally:
             for reader in readers:

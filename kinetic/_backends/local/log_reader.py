@@ -12,7 +12,15 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetic._core.log_format import FAILURE, RECORD, STDERR, STDOUT, LogChunk, decode_records
+from kinetic._core.log_format import (
+    FAILURE,
+    RECORD,
+    STDERR,
+    STDOUT,
+    LogChunk,
+    Position,
+    decode_records,
+)
 
 BATCH_BYTES = 4 << 20
 BATCH_RECORDS = 1 << 14
@@ -29,6 +37,16 @@ class LogReader:
         self._log_at = 0
         self._index_at = 0
         self._damaged = False
+
+    def start_at(self, offset: int) -> None:
+        """Skip so many bytes."""
+        self._log_at = offset
+        if self._open() and self._index >= 0:
+            self._index_at = _index_offset(self._index, offset)
+
+    def here(self) -> LogChunk:
+        """An empty chunk that says where reading goes on."""
+        return self._chunk(STDOUT, 0, b"")
 
     def start_at_tail(self, lines: int) -> None:
         """Skip all but the last `lines` lines that are there now."""
@@ -72,9 +90,9 @@ class LogReader:
                 chunk = bytes(data[self._log_at - begin : end - begin])
                 self._log_at = end
                 if stream != FAILURE:
-                    yield LogChunk(self._host, stream, time_ns, chunk)
+                    yield self._chunk(stream, time_ns, chunk)
                 elif self._failures:
-                    yield LogChunk(self._host, STDERR, time_ns, chunk)
+                    yield self._chunk(STDERR, time_ns, chunk)
 
     def _records(self) -> list[tuple[int, int, int]]:
         """Records that have not been read; those that end before the place to start at (a tail) are
@@ -105,7 +123,7 @@ class LogReader:
         if not self._open():
             return
         while chunk := self._take(BATCH_BYTES):
-            yield LogChunk(self._host, STDOUT, 0, chunk)
+            yield self._chunk(STDOUT, 0, chunk)
 
     def close(self) -> None:
         """Close the files."""
@@ -114,6 +132,9 @@ class LogReader:
                 with contextlib.suppress(OSError):
                     os.close(fd)
         self._log = self._index = -1
+
+    def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
+        return LogChunk(self._host, stream, time_ns, data, Position(offset=self._log_at))
 
     def _take(self, size: int) -> bytes:
         data = os.pread(self._log, size, self._log_at)
@@ -138,6 +159,19 @@ def _open_if_there(path: Path) -> int:
         return fd
     os.close(fd)
     return -1
+
+
+def _index_offset(fd: int, offset: int) -> int:
+    """Where in the index the first record is that ends after `offset` bytes of output; 0 where a
+    record on the way is damaged."""
+    low, high = 0, os.fstat(fd).st_size // RECORD.size
+    while low < high:
+        middle = (low + high) // 2
+        found = decode_records(os.pread(fd, RECORD.size, middle * RECORD.size))
+        if not found:
+            return 0
+        low, high = (low, middle) if found[0][0] > offset else (middle + 1, high)
+    return low * RECORD.size
 
 
 def _tail_offset(fd: int, lines: int, size: int) -> int:
