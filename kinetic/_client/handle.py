@@ -23,15 +23,17 @@ from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, leads_to_the_caller
 from kinetic._client.following import Finished, OnStatus, StatusWatch
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
+from kinetic._core.events import GangEvent
+from kinetic._core.events import parse as parse_events
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import ATTRIBUTES, JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
-from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, WaitTimeout
+from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
     from kinetic._client.board.drawing import Picture
@@ -224,16 +226,15 @@ class JobHandle(Generic[R_co]):
         return following.chunks(self._place, self._store, self.ref, request)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what happened when, oldest first. A damaged line is passed over."""
+        """Return what happened when, oldest first, as JSON objects. A damaged line is passed over,
+        and so is what only a newer version knows."""
+        return [event.to_json() for event in self._events()]
+
+    def _events(self) -> list[GangEvent]:
         try:
-            lines = self._store.get(layout.events(self.job_id)).splitlines()
+            return parse_events(self._store.get(layout.events(self.job_id)))
         except NotFound:
             return []
-        found = list[dict[str, Any]]()
-        for line in lines:
-            with contextlib.suppress(CorruptRecord):
-                found.append(record.parse(line))
-        return found
 
     def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
         """Return the Python stacks of every host's worker: live, or as they were kept when the gang
@@ -548,12 +549,12 @@ class JobHandle(Generic[R_co]):
         on."""
         from kinetic._client.board import drawing
 
-        state, events = "unknown", list[dict[str, Any]]()
+        state, events = "unknown", list[GangEvent]()
         with contextlib.suppress(KineticError, OSError):
             outcome = outcome or self._stored()
             status = self.status() if outcome is None else status_of_verdict(outcome.verdict)
             state = status.lower()
-            events = self.events() if outcome is None else []
+            events = self._events() if outcome is None else []
         return drawing.of_job(self.ref, state, events, outcome, time.time())
 
     def _free(self, *, records: bool, timeout: Duration) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
+from kinetic._core.exits import HostState
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic._core.ref import new_job_id
@@ -250,7 +251,7 @@ class PlanView:
             facts,
             "",
             plan.topology,
-            (drawing.PLANNED,) * plan.hosts,
+            (HostState.PLANNED,) * plan.hosts,
             tuple(self._rows()),
         )
         return drawing.html(picture)

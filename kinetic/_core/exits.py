@@ -47,6 +47,7 @@ class Exit(StrEnum):
 class HostState(StrEnum):
     """Where a host of a gang stands, as it is shown."""
 
+    PLANNED = "planned"
     PENDING = "pending"
     JOINED = "joined"
     RUNNING = "running"

@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from kinetic._core.events import GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
-from kinetic._core.gang.messages import GangEvent
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc import coordinator_pb2 as pb

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from kinetic._client.decorator import RemoteCallable
     from kinetic._client.handle import JobHandle
     from kinetic._client.planning import PlanView
+    from kinetic._core.events import GangPicture
     from kinetic._core.log_format import LogChunk
+    from kinetic._core.outcome import Outcome
     from kinetic._store.base import Store
 
 UNKNOWN = "UNKNOWN"
@@ -145,17 +147,16 @@ class Desk:
     def started_at(self, ref: JobRef) -> float | None:
         """Return when the function of a job that runs started, in its current attempt; None when it
         has not."""
-        try:
-            lines = self.store.get(layout.events(ref.job_id)).splitlines()
-        except KineticError:
-            return None
-        started = None
-        for line in lines:
-            with contextlib.suppress(CorruptRecord, KeyError, TypeError, ValueError):
-                event = record.parse(line)
-                if event["kind"] in ("ready", "retry"):
-                    started = float(event["time"]) if event["kind"] == "ready" else None
-        return started
+        return self.gang(ref).current.ready_at
+
+    def gang(self, ref: JobRef, outcome: Outcome | None = None) -> GangPicture:
+        """Return the picture of the job's gang: all its attempts and their hosts."""
+        from kinetic._core import events  # a list of jobs that have ended does without
+
+        told = list[events.GangEvent]()
+        with contextlib.suppress(KineticError):
+            told = events.parse(self.store.get(layout.events(ref.job_id)))
+        return events.picture_of(told, ref.hosts, outcome)
 
     def state(self, ref: JobRef) -> str:
         """Return what the job is, a `JobStatus`; UNKNOWN when nobody here can tell."""

@@ -227,8 +227,11 @@ def test_what_has_ended_is_not_looked_at_twice(world: Desk) -> None:
 def test_status_of_a_running_job_shows_what_its_hosts_are_doing(
     world: Desk, capsys: Capture
 ) -> None:
-    events = [("ready", 80.0), ("retry", 40.0), ("ready", 30.5)]
-    told = "".join(json.dumps({"time": NOW - ago, "kind": kind}) + "\n" for kind, ago in events)
+    events = [("ready", 80.0, 1), ("retry", 40.0, 1), ("ready", 30.5, 2)]
+    told = "".join(
+        json.dumps({"time": NOW - ago, "kind": kind, "attempt": attempt}) + "\n"
+        for kind, ago, attempt in events
+    )
     world.store.put(layout.events("job-00000001"), told.encode() + b"\0damaged\n")
     assert call(["jobs", "status", "job-00000001"], world) == 0
     out = capsys.readouterr().out

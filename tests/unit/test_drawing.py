@@ -56,10 +56,6 @@ def picture(accelerator="tpu-v6e-16", slices=1, states=None, **more):
     )
 
 
-def event(kind, host=None, detail="", attempt=1):
-    return {"kind": kind, "host": host, "detail": detail, "attempt": attempt}
-
-
 # -- pictures --------------------------------------------------------------------------------------
 
 
@@ -154,37 +150,6 @@ def test_durations(seconds, words):
 # -- states ----------------------------------------------------------------------------------------
 
 
-def test_states_follow_events():
-    events = [event("joined", 0), event("joined", 2)]
-    assert drawing.host_states(events, 3) == ("joined", "pending", "joined")
-    events += [event("joined", 1), event("ready")]
-    assert drawing.host_states(events, 3) == ("running",) * 3
-    events += [
-        event("report", 1, "returned"),
-        event("failure", 2, "ValueError"),
-        event("report", 2, "raised: x"),
-        event("report", 0, "stopped: x"),
-    ]
-    assert drawing.host_states(events, 3) == ("stopped", "returned", "failed")
-    assert drawing.host_states([*events, event("retry"), event("joined", 0, attempt=2)], 3) == (
-        "joined",
-        "pending",
-        "pending",
-    )
-
-
-@given(
-    st.lists(
-        st.dictionaries(
-            st.sampled_from(["kind", "host", "detail", "attempt"]),
-            st.none() | st.integers(-3, 9) | st.text(max_size=9),
-        )
-    )
-)
-def test_damaged_events_are_passed_over(events):
-    assert len(drawing.host_states(events, 4)) == 4
-
-
 def test_the_verdict_says_how_each_host_ended():
     reports = [
         HostReport(0, Exit.RETURNED),
@@ -193,8 +158,8 @@ def test_the_verdict_says_how_each_host_ended():
         HostReport(3, Exit.CANCELLED),
     ]
     outcome = judge(4, reports, blamed=(1,), now=NOW + 5)
-    assert drawing.host_states([], 4, outcome) == ("returned", "failed", "stopped", "stopped")
     shown = drawing.of_job(ref(), "failed", [], outcome, NOW + 1000)
+    assert shown.hosts == ("returned", "failed", "stopped", "stopped")
     assert "5 s" in shown.facts, "an ended job shows how long it took"
     assert "host 1" in Page(drawing.html(shown)).text
 

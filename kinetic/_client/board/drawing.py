@@ -10,45 +10,37 @@ without colours, and where styles are taken out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
-from kinetic._core.exits import Exit
+from kinetic._core.events import GangEvent, picture_of
+from kinetic._core.exits import HostState
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
-PENDING, JOINED, RUNNING, RETURNED, FAILED, STOPPED, PLANNED = (
-    "pending",
-    "joined",
-    "running",
-    "returned",
-    "failed",
-    "stopped",
-    "planned",
-)
-_COLOURS = {
-    PENDING: "139,141,152",
-    JOINED: "217,130,43",
-    RUNNING: "59,130,246",
-    RETURNED: "34,160,107",
-    FAILED: "229,72,77",
-    STOPPED: "139,141,152",
-    PLANNED: "139,141,152",
+_COLOURS: dict[str, str] = {
+    HostState.PENDING: "139,141,152",
+    HostState.JOINED: "217,130,43",
+    HostState.RUNNING: "59,130,246",
+    HostState.STALLED: "202,138,4",
+    HostState.RETURNED: "34,160,107",
+    HostState.FAILED: "229,72,77",
+    HostState.STOPPED: "139,141,152",
+    HostState.PLANNED: "139,141,152",
 }
 """Middle tones as red, green, blue: they stand out on white as on black."""
-_LIKE = {
-    "succeeded": RETURNED,
-    "cancelled": STOPPED,
-    "not_found": STOPPED,
-    "gone": STOPPED,
-    "skipped": STOPPED,
-    "live": RUNNING,
-    "refused": FAILED,
+_LIKE: dict[str, str] = {
+    "succeeded": HostState.RETURNED,
+    "cancelled": HostState.STOPPED,
+    "not_found": HostState.STOPPED,
+    "gone": HostState.STOPPED,
+    "skipped": HostState.STOPPED,
+    "live": HostState.RUNNING,
+    "refused": HostState.FAILED,
 }
 """States of jobs and inputs that look like one of a host."""
 DETAILED_JOBS = 24
@@ -109,7 +101,7 @@ def html(picture: Picture) -> str:
 def of_job(
     ref: JobRef,
     state: str,
-    events: Iterable[Mapping[str, Any]],
+    events: Iterable[GangEvent],
     outcome: Outcome | None,
     now: float,
 ) -> Picture:
@@ -126,7 +118,7 @@ def of_job(
         facts,
         state,
         _topology(ref.accelerator),
-        host_states(events, ref.hosts, outcome),
+        tuple(host.state for host in picture_of(events, ref.hosts, outcome).current.hosts),
         reason,
     )
 
@@ -162,7 +154,7 @@ def batch_html(title: str, facts: Sequence[str], jobs: Sequence[Picture]) -> str
 
 
 def _job(index: int, job: Picture) -> str:
-    colour = _COLOURS.get(_LIKE.get(job.state, job.state), _COLOURS[PENDING])
+    colour = _COLOURS.get(_LIKE.get(job.state, job.state), _COLOURS[HostState.PENDING])
     chips = min(job.topology.chips_per_host, _MOST_CHIPS) if job.topology is not None else 0
     rows = "".join(
         f'<div style="line-height:1">{_chips(state, chips)}</div>'
@@ -200,21 +192,6 @@ def summary(states: Sequence[str], noun: str = "host") -> str:
     return f"{noun}: {told}" if told else noun
 
 
-def host_states(
-    events: Iterable[Mapping[str, Any]], hosts: int, outcome: Outcome | None = None
-) -> tuple[str, ...]:
-    """Return the state of each host, from what has happened so far, or from the verdict."""
-    if outcome is not None and outcome.reports:
-        told = {report.host: _ended(report.exit) for report in outcome.reports}
-        return tuple(told.get(host, PENDING) for host in range(hosts))
-    states, attempt = [PENDING] * hosts, None
-    for event in events:
-        if event.get("attempt") != attempt:  # A retry starts from the beginning.
-            states, attempt = [PENDING] * hosts, event.get("attempt")
-        _happen(states, event)
-    return tuple(states)
-
-
 def duration(seconds: float) -> str:
     """Return "7 s", "3 min 20 s", "2 h 5 min"."""
     whole = max(int(seconds), 0)
@@ -225,25 +202,6 @@ def duration(seconds: float) -> str:
         if whole < 3600
         else f"{whole // 3600} h {whole % 3600 // 60} min"
     )
-
-
-def _happen(states: list[str], event: Mapping[str, Any]) -> None:
-    kind, host = event.get("kind"), event.get("host")
-    if kind == "ready":
-        states[:] = [RUNNING if state in (PENDING, JOINED) else state for state in states]
-    if not isinstance(host, int) or not 0 <= host < len(states):
-        return
-    if kind == "joined" and states[host] == PENDING:
-        states[host] = JOINED
-    elif kind in ("lost", "failure"):
-        states[host] = FAILED
-    elif kind == "report" and states[host] != FAILED:
-        exit_name = str(event.get("detail", "")).partition(":")[0]
-        states[host] = _ended(exit_name)
-
-
-def _ended(exit_name: str) -> str:
-    return str(Exit(exit_name).kind.shown) if exit_name in set(Exit) else FAILED
 
 
 def _slices(picture: Picture) -> str:
@@ -287,7 +245,7 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
 
 
 def _host(state: str, index: int, topology: Topology | None) -> str:
-    colour = _COLOURS.get(state, _COLOURS[PENDING])
+    colour = _COLOURS.get(state, _COLOURS[HostState.PENDING])
     chips = min(topology.chips_per_host, _MOST_CHIPS) if topology is not None else 0
     below = f'<div style="line-height:1">{_chips(state, chips)}</div>' if chips else ""
     words = f'<div style="font-size:11px;white-space:nowrap">{index} {escape(state)}</div>'
@@ -301,7 +259,7 @@ def _host_px(topology: Topology | None) -> int:
 
 
 def _chips(state: str, count: int) -> str:
-    colour = _COLOURS.get(state, _COLOURS[PENDING])
+    colour = _COLOURS.get(state, _COLOURS[HostState.PENDING])
     square = (
         "display:inline-block;width:9px;height:9px;margin:0 2px 2px "
         f"0;border-radius:2px;background:rgb({colour})"
@@ -317,13 +275,13 @@ def _box(colour: str) -> str:
 
 
 def _square(state: str, index: int, _topology: Topology | None, noun: str = "host") -> str:
-    colour = _COLOURS.get(_LIKE.get(state, state), _COLOURS[PENDING])
+    colour = _COLOURS.get(_LIKE.get(state, state), _COLOURS[HostState.PENDING])
     style = f"width:9px;height:9px;border-radius:2px;background:rgb({colour})"
     return f'<div title="{noun} {index}: {escape(state, quote=True)}" style="{style}"></div>'
 
 
 def _dot(state: str) -> str:
-    return f'<span style="color:rgb({_COLOURS.get(state, _COLOURS[PENDING])})">●</span>'
+    return f'<span style="color:rgb({_COLOURS.get(state, _COLOURS[HostState.PENDING])})">●</span>'
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

@@ -23,10 +23,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic._core.gang import blame
 from kinetic._core.gang.members import Member, Roster
-from kinetic._core.gang.messages import Beat, GangEvent, GangPhase, GangSpec, HostView
+from kinetic._core.gang.messages import Beat, GangPhase, GangSpec, HostView
 from kinetic._core.gang.rendezvous import JOINING, STARTING, Delay, Peers, Rendezvous
 from kinetic._core.outcome import HostReport, name_of
 from kinetic.errors import UsageError
@@ -42,7 +43,7 @@ _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
 _MAX_WAITING = 8 * 1024
 
-__all__ = ["Beat", "Gang", "GangEvent", "GangPhase", "GangSpec", "HostView"]
+__all__ = ["Beat", "Gang", "GangPhase", "GangSpec", "HostView"]
 
 
 class Gang:
@@ -99,7 +100,7 @@ class Gang:
         member.seen = self._watched
         if not member.joined:
             self._hosts.enroll(member, incarnation, address)
-            self._emit("joined", host, address)
+            self._emit(EventKind.JOINED, host, address)
             self._start_if_complete()
         elif member.incarnation != incarnation:
             member.incarnation = incarnation
@@ -131,11 +132,7 @@ class Gang:
         if not report.stacks:
             report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
         self._hosts.record(member, report)
-        self._emit(
-            "report",
-            report.host,
-            f"{report.exit}: {report.detail}" if report.detail else str(report.exit),
-        )
+        self._emit(EventKind.REPORT, report.host, report.detail, report.exit)
         self._weigh(report)
         self._settle()
 
@@ -169,7 +166,7 @@ class Gang:
         self._advance(now)
         self._stacks_request += 1
         self._changed()
-        self._emit("stacks", None, f"request {self._stacks_request}")
+        self._emit(EventKind.STACKS, None, f"request {self._stacks_request}")
         return self._stacks_request
 
     def stacks_of(self, request: int) -> dict[int, str]:
@@ -221,7 +218,7 @@ class Gang:
         at again."""
         delay = self._rendezvous.delay(self._now)
         if delay is not None:
-            self._emit("stalled", None, delay.reason)
+            self._emit(EventKind.STALLED, None, delay.reason, hosts=delay.waiting or delay.missing)
             self._hang_request, self._delay = self.request_stacks(self._now), delay
             self._hang_due = self._now + self.spec.stacks_window_s
         elif not (self._hosts.in_state(STARTING) or self._hosts.in_state(JOINING)):
@@ -304,8 +301,8 @@ class Gang:
             return False
         if needed:
             detail = f"{detail}; its function had returned, but other hosts were still running"
-        self._emit("lost", host, detail)
         report = self._made_up(host, self._lost_exit(host, member), detail)
+        self._emit(EventKind.LOST, host, detail, report.exit)
         self._hosts.record(member, report)
         self._weigh(report)
         return True
@@ -323,7 +320,7 @@ class Gang:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._failures.append((rank, report.host))
-            self._emit("failure", report.host, blame.why(report))
+            self._emit(EventKind.FAILURE, report.host, blame.why(report), report.exit)
         elif self._blamed_rank is not None and rank < self._blamed_rank:
             self._blame_again(report, rank)
 
@@ -396,9 +393,7 @@ class Gang:
         self._suspected = False
         stalled = self._stalled()
         if stalled:
-            self._emit(
-                "stalled", stalled[0] if len(stalled) == 1 else None, self._stood_still(stalled)
-            )
+            self._emit(EventKind.STALLED, None, self._stood_still(stalled), hosts=stalled)
             self._hang_request = self.request_stacks(self._now)
             self._hang_due = self._now + self.spec.stacks_window_s
 
@@ -409,7 +404,7 @@ class Gang:
         if gone and busy and self._hosts.stalled(limit_s) == busy:
             self._notice = blame.notice_of(gone, busy, limit_s)
             self._changed()
-            self._emit("waiting", None, self._notice)
+            self._emit(EventKind.WAITING, None, self._notice)
 
     def _decide_hang(self) -> None:
         if self.stacks_missing(self._hang_request) and self._now < self._hang_due:
@@ -419,22 +414,26 @@ class Gang:
             self._delay = None
             if delay := self._rendezvous.delay(self._now):
                 self._stop_delayed(delay, self.stacks_of(request))
+            else:
+                self._emit(EventKind.RESUMED, None, "no host waits any more")
             return
         stalled = self._stalled()
-        if stalled:  # else it has moved on in the meantime
+        if stalled:
             self._stop_hung(stalled, self.stacks_of(request))
+        else:
+            self._emit(EventKind.RESUMED, None, "no host stands still any more")
 
     def _stop_hung(self, stalled: tuple[int, ...], answers: dict[int, str]) -> None:
         running = {i: answers.get(i, "") for i in self._hosts.busy()}
         odd = blame.odd_hosts(running, ())
         everybody = running | dict.fromkeys(self._hosts.gone(), blame.RETURNED)
         reason = blame.explain_hang(everybody, stalled, odd, self._stood_still(stalled))
-        self._emit("stacks", None, blame.format_groups(everybody))
+        self._emit(EventKind.STACKS, None, blame.format_groups(everybody))
         self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.HANG))
 
     def _stop_delayed(self, delay: Delay, answers: dict[int, str]) -> None:
         running = {i: answers.get(i, "") for i in self._hosts.busy()}
-        self._emit("stacks", None, blame.format_groups(running))
+        self._emit(EventKind.STACKS, None, blame.format_groups(running))
         if delay.waiting:
             guilty = delay.waiting if delay.final or not delay.missing else delay.missing
             self._stop(
@@ -465,7 +464,7 @@ class Gang:
             self.phase = GangPhase.RUNNING
             self._ready_at = self._now
             self._changed()
-            self._emit("ready", None, f"all {self.spec.hosts} hosts have joined")
+            self._emit(EventKind.READY, None, f"all {self.spec.hosts} hosts have joined")
 
     def _overran(self) -> bool:
         limit = self.spec.timeout_s
@@ -483,11 +482,8 @@ class Gang:
         missing = self._hosts.absent()
         within = f"did not join within {self.spec.start_timeout_s:g} s"
         for host in missing:
-            member = self._hosts[host]
-            self._hosts.record(
-                member,
-                self._made_up(host, Exit.NEVER_JOINED, f"{within}; {member.news(self._watched)}"),
-            )
+            news = self._hosts[host].news(self._watched)
+            self._report_for(host, Exit.NEVER_JOINED, f"{within}; {news}")
         self._stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", blamed=missing)
 
     def _stop(
@@ -506,7 +502,7 @@ class Gang:
         self._give_up_at = self._now + self.spec.grace_s + _GIVE_UP_S
         self._window_opened, self._hang_request = None, 0
         self._changed()
-        self._emit("stop", blamed[0] if blamed else None, reason)
+        self._emit(EventKind.STOP, blamed[0] if blamed else None, reason)
         self._excuse_absent()
         self._finish_if_complete()
 
@@ -514,8 +510,14 @@ class Gang:
         # Nobody waits for those who are not there yet: the error must come in seconds.
         told = self._stop_exit or Exit.STOPPED
         for host in self._hosts.absent():
-            detail = f"had not joined when the gang was stopped: {self.stop_reason}"
-            self._hosts.record(self._hosts[host], self._made_up(host, told, detail))
+            self._report_for(
+                host, told, f"had not joined when the gang was stopped: {self.stop_reason}"
+            )
+
+    def _report_for(self, host: int, how: Exit, detail: str) -> None:
+        """Report in place of a host that cannot."""
+        self._hosts.record(self._hosts[host], self._made_up(host, how, detail))
+        self._emit(EventKind.REPORT, host, detail, how)
 
     def _give_up(self) -> None:
         waited_s = self.spec.grace_s + _GIVE_UP_S
@@ -527,7 +529,7 @@ class Gang:
         if self._hosts.reported == self.spec.hosts and self.phase is not GangPhase.FINISHED:
             self.phase = GangPhase.FINISHED
             self._changed()
-            self._emit("finished", None, self.stop_reason or "every host returned")
+            self._emit(EventKind.FINISHED, None, self.stop_reason or "every host returned")
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -569,5 +571,12 @@ class Gang:
         self.version += 1
         self._views.clear()
 
-    def _emit(self, kind: str, host: int | None, detail: str) -> None:
-        self._events.append(GangEvent(kind, host, detail))
+    def _emit(
+        self,
+        kind: EventKind,
+        host: int | None,
+        detail: str,
+        exit: Exit | None = None,
+        hosts: tuple[int, ...] = (),
+    ) -> None:
+        self._events.append(GangEvent(kind, host, detail, exit, hosts, attempt=self.spec.attempt))

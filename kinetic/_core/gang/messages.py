@@ -80,22 +80,6 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class GangEvent:
-    """Something that happened.
-
-    Attributes:
-        kind: "joined", "ready", "failure", "stop", "stalled", "waiting", "stacks", "report", "lost"
-            or "finished".
-        host: whom it concerns, None for the gang.
-        detail: for people.
-    """
-
-    kind: str
-    host: int | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True)
 class HostView:
     """What one agent is told.
 

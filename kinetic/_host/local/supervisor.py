@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core import layout, record
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Gang, GangEvent, GangSpec
+from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.outcome import HostReport, Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._datasets import cached_copy
@@ -210,7 +211,14 @@ class Supervisor:
             now=time.time(),
             attempt=self._request.attempt,
         )
-        self._event({"kind": "ended", "verdict": outcome.verdict, "reason": outcome.reason})
+        self._event(
+            GangEvent(
+                EventKind.ENDED,
+                detail=outcome.reason,
+                hosts=outcome.blamed,
+                verdict=outcome.verdict,
+            )
+        )
         return outcome
 
     def _socket_path(self) -> Path:
@@ -394,18 +402,19 @@ class Supervisor:
         return None
 
     def _on_event(self, event: GangEvent) -> None:
-        if event.kind == "stop":
+        if event.kind is EventKind.STOP:
             for pid in self._agents:  # One that was stopped (SIGSTOP) must get it too.
                 processes.kill(pid, signal.SIGCONT)
-        if event.kind == "ready":
+        if event.kind is EventKind.READY:
             self._say_ready()
-        self._event(asdict(event))
+        self._event(event)
 
     def _say_ready(self) -> None:
         self._put("state.json", {"ready": True, "attempt": self._request.attempt})
 
-    def _event(self, data: dict[str, Any]) -> None:
-        line = json.dumps({"time": time.time(), "attempt": self._request.attempt, **data}) + "\n"
+    def _event(self, event: GangEvent) -> None:
+        stamped = replace(event, time=time.time(), attempt=self._request.attempt)
+        line = json.dumps(stamped.to_json()) + "\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         with contextlib.suppress(OSError):
             fd = os.open(self._store.path(layout.events(self._request.job_id)), flags, 0o600)
@@ -431,7 +440,7 @@ class Supervisor:
     def _start_over(self, outcome: Outcome) -> None:
         """Become the supervisor of the next attempt: same process id, same lock, nothing else
         kept."""
-        self._event({"kind": "retry", "detail": outcome.reason})
+        self._event(GangEvent(EventKind.RETRY, detail=outcome.reason))
         self._sweep_up()
         (self._own / "state.json").unlink(missing_ok=True)
         again = asdict(self._request) | {

@@ -1,0 +1,131 @@
+"""Typed events, and the one fold over them."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._core.events import EventKind, GangEvent, parse, picture_of
+from kinetic._core.exits import Exit, HostState
+from kinetic._core.gang.machine import Gang, GangSpec
+from kinetic._core.outcome import HostReport, Verdict, judge
+
+EVENTS = st.builds(
+    GangEvent,
+    st.sampled_from(EventKind),
+    host=st.none() | st.integers(-2, 5),
+    detail=st.text(max_size=9),
+    exit=st.none() | st.sampled_from(Exit),
+    hosts=st.lists(st.integers(-2, 5), max_size=3).map(tuple),
+    verdict=st.none() | st.sampled_from(Verdict),
+    attempt=st.integers(1, 3),
+    time=st.floats(0, 2e9),
+)
+
+
+def lines(*events):
+    return "".join(json.dumps(event.to_json()) + "\n" for event in events).encode()
+
+
+def states(*events, hosts=3):
+    return tuple(host.state for host in picture_of(events, hosts).current.hosts)
+
+
+def happened(kind, host=None, exit=None, **more):
+    return GangEvent(EventKind(kind), host, exit=exit, **more)
+
+
+@given(st.lists(EVENTS, max_size=5))
+def test_what_is_written_is_read(events):
+    assert parse(lines(*events)) == events
+
+
+@given(st.lists(EVENTS, max_size=20))
+def test_any_events_have_a_picture(events):
+    picture = picture_of(events, 4)
+    assert all(len(attempt.hosts) == 4 for attempt in picture.attempts)
+    assert json.loads(json.dumps([attempt.to_json() for attempt in picture.attempts]))
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["kind", "host", "detail", "attempt", "exit", "hosts", "time"]),
+            st.none() | st.integers(-3, 9) | st.text(max_size=9) | st.lists(st.integers()),
+        ).map(lambda line: json.dumps(line).encode())
+        | st.binary(max_size=20)
+    )
+)
+def test_damaged_events_are_passed_over(damaged):
+    known = GangEvent(EventKind.JOINED, 1)
+    found = parse(b"\n".join(damaged) + b"\n" + lines(known))
+    assert found[-1] == known
+    assert picture_of(found, 4).attempts
+
+
+def test_what_only_a_newer_version_knows_is_passed_over():
+    told = b'{"kind": "moved", "host": 1}\n{"kind": "joined", "host": 1, "rack": "b"}\n'
+    assert parse(told) == [GangEvent(EventKind.JOINED, 1)]
+
+
+def test_hosts_join_run_stall_and_end():
+    begun = [happened("joined", 0), happened("joined", 2)]
+    assert states(*begun) == ("joined", "pending", "joined")
+    begun += [happened("joined", 1), happened("ready", time=7.0)]
+    assert states(*begun) == ("running",) * 3
+    begun += [happened("stalled", hosts=(0, 1))]
+    assert states(*begun) == ("stalled", "stalled", "running")
+    begun += [happened("resumed")]
+    assert states(*begun) == ("running",) * 3
+    begun += [
+        happened("report", 1, Exit.RETURNED),
+        happened("report", 2, Exit.RAISED, detail="returned: no, a sentence that lies"),
+        happened("failure", 2, Exit.RAISED, detail="ValueError"),
+        happened("report", 0, Exit.STOPPED),
+    ]
+    assert states(*begun) == ("stopped", "returned", "failed")
+    current = picture_of(begun, 3).current
+    assert [host.exit for host in current.hosts] == [Exit.STOPPED, Exit.RETURNED, Exit.RAISED]
+    assert (current.number, current.ready_at, current.verdict) == (1, 7.0, None)
+
+
+def test_each_attempt_has_a_picture_of_its_own():
+    events = [
+        happened("joined", 0, time=1.0),
+        happened("lost", 0, Exit.AGENT_LOST),
+        happened("ended", verdict=Verdict.FAILED, hosts=(0,), detail="host 0: lost", time=3.0),
+        happened("retry", time=4.0),
+    ]
+    first, second = picture_of(events, 2).attempts
+    assert (first.number, first.began_at, first.ended_at) == (1, 1.0, 3.0)
+    assert (first.verdict, first.reason, first.blamed) == (Verdict.FAILED, "host 0: lost", (0,))
+    assert first.hosts[0].state is HostState.FAILED
+    assert second.number == 2
+    assert {host.state for host in second.hosts} == {HostState.PENDING}
+    assert states(*events, happened("joined", 1, attempt=2), hosts=2) == ("pending", "joined")
+
+
+def test_the_verdict_counts_more_than_the_events():
+    reports = [HostReport(0, Exit.RETURNED), HostReport(1, Exit.SIGNAL, "killed")]
+    outcome = judge(2, reports, blamed=(1,), now=9.0, attempt=2)
+    current = picture_of([happened("joined", 1)], 2, outcome).current
+    assert [host.state for host in current.hosts] == [HostState.RETURNED, HostState.FAILED]
+    assert (current.number, current.verdict, current.blamed) == (2, Verdict.FAILED, (1,))
+
+
+def test_a_gang_tells_what_its_picture_shows():
+    gang = Gang(GangSpec(hosts=3, start_timeout_s=5.0, attempt=2), 0.0)
+    gang.join(0, "a", "", 0.0)
+    gang.join(1, "b", "", 0.0)
+    events = [*gang.sweep(1.0), *gang.sweep(5.0)]
+    gang.report(HostReport(0, Exit.STOPPED), 6.0)
+    gang.lost(1, "killed", 6.0)
+    events += gang.sweep(7.0)
+    current = picture_of(events, 3).current
+    assert gang.finished
+    assert current.number == 2
+    assert {i: host.exit for i, host in enumerate(current.hosts)} == {
+        report.host: report.exit for report in gang.reports
+    }
