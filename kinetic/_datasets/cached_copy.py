@@ -5,6 +5,7 @@ In: a store, the data's tree. Out: a folder, or its absence.
 
     data/lock                   one byte of it is locked for each digest that somebody works on,
                                 the first for mount points
+    data/mountpoints.json       what was made for mounts to hang on, see `mountpoints`
     data/<digest>/files/        the content, without write permission
     data/<digest>/seal          a digest of names, sizes and times:
                                 tells whether somebody has changed the content since

@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kinetic._core.plan import Dataset
-from kinetic._host.agent.mountpoints import Mountpoints
+from kinetic._host.agent.mountpoints import RECORD, Mountpoints
 
 
 @pytest.fixture
@@ -110,6 +112,88 @@ def test_what_a_killed_one_left_is_removed_by_the_next(root, place):
     assert (place / "a" / "b").is_dir()
     Mountpoints(root).release(data)
     assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_one_left_is_removed_by_a_job_with_other_volumes(root, place):
+    dead = os.fork()
+    if dead == 0:
+        Mountpoints(root).keep([volume(place / "a" / "b"), volume(place / "f", is_dir=False)])
+        os._exit(0)
+    os.waitpid(dead, 0)
+    Mountpoints(root).release([volume(Path("/proc/self"))])
+    assert list(place.iterdir()) == []
+    assert not (root / RECORD).exists()
+
+
+def test_what_was_made_looks_like_any_other_folder(root, place):
+    before = place.stat().st_mtime
+    Mountpoints(root).keep([volume(place / "a" / "b")])
+    assert (place / "a").stat().st_mtime >= before
+    assert (place / "a" / "b").stat().st_mtime >= before
+
+
+@pytest.mark.parametrize("is_dir", [True, False])
+def test_what_was_put_in_its_place_by_hand_stays(root, place, is_dir):
+    data = [volume(place / "a", is_dir=is_dir)]
+    kept = Mountpoints(root)
+    kept.keep(data)
+    if is_dir:
+        (place / "a").rmdir()
+        (place / "a").mkdir()
+    else:
+        (place / "a").unlink()
+        (place / "a").touch()
+    kept.release(data)
+    assert (place / "a").exists()
+
+
+def test_what_was_removed_by_hand_is_forgotten_and_made_again(root, place):
+    data = [volume(place / "a" / "b")]
+    first, second = Mountpoints(root), Mountpoints(root)
+    first.keep(data)
+    (place / "a" / "b").rmdir()
+    (place / "a").rmdir()
+    second.keep(data)
+    assert (place / "a" / "b").is_dir()
+    first.release(data)
+    assert (place / "a" / "b").is_dir()
+    second.release(data)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 1}'])
+def test_a_damaged_record_costs_no_folder_of_anybody(root, place, damage):
+    data = [volume(place / "a")]
+    kept = Mountpoints(root)
+    kept.keep(data)
+    (root / RECORD).write_text(damage)
+    (place / "theirs").mkdir()
+    kept.release(data)
+    kept.keep([volume(place / "more")])
+    kept.release([volume(place / "more")])
+    assert sorted(p.name for p in place.iterdir()) == ["a", "theirs"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=20))
+def test_many_jobs_in_any_order_leave_nothing_and_take_nothing_away(tmp_path_factory, steps):
+    """Each step of a job toggles it: it keeps a mount point, or gives it up."""
+    place = tmp_path_factory.mktemp("machine")
+    paths = [place / name for name in ("a", "a/b", "a/b/c", "a/d", "e/f", "g")]
+    jobs: dict[int, tuple[Mountpoints, list[Dataset]]] = {}
+    for job, path in steps:
+        if job in jobs:
+            kept, data = jobs.pop(job)
+            kept.release(data)
+        else:
+            kept, data = Mountpoints(place / "store" / "data"), [volume(paths[path])]
+            kept.keep(data)
+            jobs[job] = kept, data
+        for _, data in jobs.values():
+            assert Path(data[0].mount).is_dir()
+    for kept, data in jobs.values():
+        kept.release(data)
+    assert [each.name for each in place.iterdir() if each.name != "store"] == []
 
 
 def test_nothing_is_made_at_the_top_of_the_file_system(root):

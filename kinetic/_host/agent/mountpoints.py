@@ -4,10 +4,11 @@ gone when the last job is.
 In: the paths of a job's volumes. Out: folders (or empty files) that are kept, later removed.
 
 Most missing paths are made in the worker's memory only (see `mounts`). That would lose what a
-function writes beside the mount, so where it could write there is a real folder meanwhile. One of
-ours is told from one of the user's by being empty and by its time stamp, an impossible one: any use
-by others changes it, and it is never removed then. Who uses one holds a lock on it, because
-removing it would take the mount away from other jobs.
+function writes beside the mount, so where it could write there is a real folder meanwhile. What was
+made is on record beside the data of this machine, with its inode and the time of its last change:
+what anybody else has used, or put there instead, is not on record any more and is never removed. A
+job that uses one holds a lock on it, because removing it would take the mount away from that job.
+What a killed job left is removed with the next job that has volumes.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH108, PTH120
@@ -15,6 +16,7 @@ removing it would take the mount away from other jobs.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 from collections.abc import Sequence
@@ -23,9 +25,11 @@ from pathlib import Path
 
 from kinetic._core.plan import Dataset
 from kinetic._datasets import cached_copy
+from kinetic._store import files
+from kinetic.errors import StoreError
 
-_MARK_NS = 1_000_000_000
-"""Time of the last change of what we made: one second into 1970."""
+RECORD = "mountpoints.json"
+"""In the root folder: the stamp of each path that was made."""
 
 
 class Mountpoints:
@@ -40,36 +44,48 @@ class Mountpoints:
         """Make and keep what is missing and can be made.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError, StoreError: the disk does not take it.
         """
         volumes = [each for each in data if each.mount]
-        if volumes:
-            with cached_copy.locked(self._root):
+        if not volumes:
+            return
+        with cached_copy.locked(self._root):
+            made = _swept(self._read())
+            try:
                 for each in volumes:
-                    self._keep(os.path.realpath(each.mount), each.is_dir)
-
-    def _keep(self, path: str, is_dir: bool) -> None:
-        if not os.path.lexists(path):
-            _make(path, is_dir)
-        if _is_ours(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            self._held.append(descriptor)
+                    path = os.path.realpath(each.mount)
+                    if not os.path.lexists(path):
+                        _make(path, each.is_dir, made)
+                    if _is_ours(path, made):
+                        self._held.append(_locked(path, fcntl.LOCK_SH))
+            finally:
+                self._write(made)
 
     def release(self, data: Sequence[Dataset]) -> None:
         """Give up what was kept; remove what no other job keeps. What cannot be removed stays."""
-        volumes = [os.path.realpath(each.mount) for each in data if each.mount]
-        if not volumes:
+        if not any(each.mount for each in data):
             return
-        with suppress(OSError), cached_copy.locked(self._root):
+        with suppress(OSError, StoreError), cached_copy.locked(self._root):
             while self._held:
                 os.close(self._held.pop())
-            for path in volumes:
-                with suppress(OSError):
-                    _remove(path)
+            self._write(_swept(self._read()))
+
+    def _read(self) -> dict[str, str]:
+        try:
+            made = json.loads((self._root / RECORD).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return made if isinstance(made, dict) else {}
+
+    def _write(self, made: dict[str, str]) -> None:
+        record = self._root / RECORD
+        if made:
+            files.save(record, [json.dumps(made, indent=1).encode()])
+        else:
+            record.unlink(missing_ok=True)
 
 
-def _make(path: str, is_dir: bool) -> None:
+def _make(path: str, is_dir: bool, made: dict[str, str]) -> None:
     """Make the path and the folders above it, unless that is better done in memory."""
     missing, above = [path], os.path.dirname(path)
     while not os.path.lexists(above):
@@ -77,43 +93,56 @@ def _make(path: str, is_dir: bool) -> None:
         above = os.path.dirname(above)
     if above == "/" or not os.access(above, os.W_OK | os.X_OK):
         return
-    ours = [*missing, *([above] if _is_ours(above) else [])]
-    for folder in reversed(missing[1:]):
-        os.mkdir(folder, 0o755)
-    if is_dir:
-        os.mkdir(path, 0o755)
-    else:
-        Path(path).touch(0o644, exist_ok=False)
-    for each in ours:
-        _mark(each)
+    ours = [*missing, *([above] if _is_ours(above, made) else [])]
+    try:
+        for folder in reversed(missing[1:]):
+            os.mkdir(folder, 0o755)
+        if is_dir:
+            os.mkdir(path, 0o755)
+        else:
+            Path(path).touch(0o644, exist_ok=False)
+    finally:
+        made |= {each: stamp for each in ours if (stamp := _stamp(each))}
 
 
-def _mark(path: str) -> None:
-    os.utime(path, ns=(_MARK_NS, _MARK_NS))
-
-
-def _is_ours(path: str) -> bool:
+def _stamp(path: str) -> str:
+    """What changes with any use of the path; "" for what is neither a folder nor an empty file."""
     try:
         info = os.lstat(path)
     except OSError:
-        return False
-    return info.st_mtime_ns == _MARK_NS and (
-        stat.S_ISDIR(info.st_mode) or (stat.S_ISREG(info.st_mode) and info.st_size == 0)
-    )
+        return ""
+    if stat.S_ISDIR(info.st_mode) or (stat.S_ISREG(info.st_mode) and info.st_size == 0):
+        return f"{info.st_dev}:{info.st_ino}:{info.st_ctime_ns}"
+    return ""
 
 
-def _remove(path: str) -> None:
-    """Remove one of ours that nobody keeps, and those above it that hold nothing else."""
-    if not _is_ours(path):
-        return
-    above = os.path.dirname(path)
-    ours_above = _is_ours(above)
+def _is_ours(path: str, made: dict[str, str]) -> bool:
+    return path in made and made[path] == _stamp(path)
+
+
+def _locked(path: str, how: int) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
-    finally:
+        fcntl.flock(descriptor, how)
+    except OSError:
         os.close(descriptor)
-    if ours_above:
-        _mark(above)
-        _remove(above)
+        raise
+    return descriptor
+
+
+def _swept(made: dict[str, str]) -> dict[str, str]:
+    """Remove what no job keeps, and return what is left of ours. The caller holds the lock."""
+    left = {path: stamp for path, stamp in made.items() if _is_ours(path, made)}
+    for path in sorted(left, reverse=True):  # what lies in a folder before the folder
+        above = os.path.dirname(path)
+        ours_above = _is_ours(above, left)
+        with suppress(OSError):  # another job keeps it, or something is in it
+            descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+            finally:
+                os.close(descriptor)
+            del left[path]
+            if ours_above:
+                left[above] = _stamp(above)
+    return left
