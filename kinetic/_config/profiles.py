@@ -3,17 +3,14 @@
 In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in place of the old.
 
     {
-      "checksum": "9a0b1c2d",
       "current": "dev",
       "profiles": {"dev": {"project": "p", "zone": "z", "cluster": "c"}}
     }
 
 Promises:
-    1. A reader sees the old file, the new one or none; never a part, and never one that was damaged
-       at any byte.
+    1. A reader sees the old file, the new one or none; never a part.
     2. Of several writers none is lost. A damaged file is never overwritten.
-    3. A file may be written by hand: without the checksum, it is taken as it is, if every name in
-       it is known.
+    3. A file may be written by hand. A name in it that is not known is an error.
 """
 
 from __future__ import annotations
@@ -34,10 +31,7 @@ FIELDS = ("project", "zone", "cluster", "namespace")
 """What a profile can say. Each is a setting."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEYS = {"checksum", "current", "profiles"}
-_HEAD = b'{\n  "checksum": "%s",\n'
-"""How the file begins. The checksum is of all bytes behind, so that another version may lay them
-out in another way."""
-_HEAD_BYTES = len(_HEAD % (b"0" * 8))
+"""kinetic 0.1 wrote a checksum, which is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -144,28 +138,20 @@ def render(profiles: Profiles) -> bytes:
         "current": profiles.current,
         "profiles": {n: dict(profiles.by_name[n]) for n in sorted(profiles.by_name)},
     }
-    body = json.dumps(content, indent=2).removeprefix("{\n").encode() + b"\n"
-    return _HEAD % _checksum(body) + body
+    return json.dumps(content, indent=2).encode() + b"\n"
 
 
 def parse(data: bytes) -> Profiles:
     """Read the content of the file.
 
     Raises:
-        CorruptRecord: it is not what was written, or by hand was written what cannot work. Says
-            what is wrong.
+        CorruptRecord: it is damaged, or what was written by hand cannot work. Says what is wrong.
     """
     document = _document(data)
     try:
-        profiles = _profiles(document)
+        return _profiles(document)
     except UsageError as error:
         raise CorruptRecord(str(error)) from error
-    if "checksum" in document and not data.startswith(_HEAD % _checksum(data[_HEAD_BYTES:])):
-        raise CorruptRecord(
-            'its checksum does not fit. If you changed it yourself, take the line "checksum" out '
-            "of it."
-        )
-    return profiles
 
 
 def _document(data: bytes) -> dict[str, Any]:
@@ -191,13 +177,6 @@ def _profiles(document: Mapping[str, Any]) -> Profiles:
     if current is not None and (not isinstance(current, str) or current not in by_name):
         raise CorruptRecord(f"the current profile {current!r} is not in it.")
     return Profiles(by_name, current)
-
-
-def _checksum(body: bytes) -> bytes:
-    # finds every burst of damage up to four bytes; a digest would cost its import at every start
-    from binascii import crc32
-
-    return b"%08x" % crc32(body)
 
 
 def read(path: str | Path) -> Profiles:
