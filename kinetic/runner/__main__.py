@@ -13,10 +13,9 @@ from pathlib import Path
 
 from kinetic._core import layout, record
 from kinetic._core.plan import Plan
-from kinetic._host.agent.identity import Identity, from_environ
+from kinetic._host.agent.identity import from_environ
 from kinetic._host.agent.loop import Agent
-from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
+from kinetic._host.agents import log_files
 from kinetic._store.open import open_store
 from kinetic.errors import KineticError
 
@@ -31,16 +30,7 @@ def main() -> int:
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return 2
-    return Agent(who, plan, store, _logs(who, store)).run()
-
-
-def _logs(who: Identity, store: Store) -> tuple[Path, Path]:
-    """The files of the host's output: in the store where that is a folder, else beside the work."""
-    if isinstance(store, LocalStore):
-        return store.path(layout.log(who.job_id, who.host)), store.path(
-            layout.log_index(who.job_id, who.host)
-        )
-    return Path(who.scratch) / f"log-{who.host}", Path(who.scratch) / f"log-{who.host}.idx"
+    return Agent(who, plan, store, log_files(who, store)).run()
 
 
 if __name__ == "__main__":

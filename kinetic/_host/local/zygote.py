@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 
+from kinetic._host import leader
 from kinetic._host.local import supervisor
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker import main as worker
@@ -26,7 +27,7 @@ LATE = (
     *worker.IMPORTED_AHEAD,
     "kinetic._datasets.delivery",
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
-    *supervisor.SPEAKING,
+    *leader.SPEAKING,
 )
 """What a first job of one host can begin without, and what packages import only when they are used:
 after a fork, every process of every job would import it again."""

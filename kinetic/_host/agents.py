@@ -1,0 +1,115 @@
+"""The agents that one process has forked: their start, their deaths, their end.
+
+In: an identity for each host. Out: process ids; who died and how; a report left in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from kinetic._core import layout, record
+from kinetic._core.outcome import HostReport
+from kinetic._core.plan import Plan
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.loop import Agent
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic._system import processes
+from kinetic.errors import KineticError
+
+
+class Agents:
+    """The agents of hosts on this machine, children of this process."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self._plan = plan
+        self._store = store
+        self._alive = -1
+        self.pids: dict[int, int] = {}
+        """Host of each process id that has not been reaped."""
+
+    def fork(self, identities: Iterable[Identity]) -> None:
+        """Fork an agent for each; this process must not have started a thread (gRPC does)."""
+        # SIGCHLD stays blocked until somebody waits for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        theirs, ours = os.pipe()
+        for identity in identities:
+            pid = os.fork()
+            if pid == 0:
+                os.close(ours)
+                self._be_agent(identity, theirs)
+            self.pids[pid] = identity.host
+        os.close(theirs)
+        # The kernel closes it however this process dies: the agents see that.
+        self._alive = ours
+
+    def _be_agent(self, identity: Identity, alive: int) -> NoReturn:
+        code = 70
+        try:
+            processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            logs = log_files(identity, self._store)
+            code = Agent(identity, self._plan, self._store, logs, alive).run()
+        except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def await_death(self, timeout_s: float) -> bool:
+        """Return whether a child died within this time; call `dead` for details."""
+        return signal.sigtimedwait([signal.SIGCHLD], timeout_s) is not None
+
+    def dead(self) -> Iterator[tuple[int, int]]:
+        """Reap all children; yield host and wait status of each agent among them."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            host = self.pids.pop(pid, None)
+            if host is not None:
+                yield host, status
+
+    def signal(self, signum: int, hosts: Iterable[int] | None = None) -> None:
+        """Send a signal to the agents of these hosts, by default to all that are left."""
+        wanted = None if hosts is None else set(hosts)
+        for pid, host in self.pids.items():
+            if wanted is None or host in wanted:
+                processes.kill(pid, signum)
+
+    def report_left_by(self, host: int, attempt: int) -> HostReport | None:
+        """Return the report that an agent left in the store: the only one of a gang need not
+        deliver it."""
+        with contextlib.suppress(KineticError, LookupError):
+            data = record.parse(self._store.get(layout.report(self._plan.job_id, host)))
+            report = HostReport.from_json(data)
+            return report if report.attempt == attempt else None
+        return None
+
+
+def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
+    """Return the files of a host's output: in the store where that is a folder, else beside the
+    work."""
+    if isinstance(store, LocalStore):
+        log, index = layout.log(who.job_id, who.host), layout.log_index(who.job_id, who.host)
+        return store.path(log), store.path(index)
+    return Path(who.scratch) / f"log-{who.host}", Path(who.scratch) / f"log-{who.host}.idx"
+
+
+def cause_of_death(status: int) -> str:
+    """Return a sentence for the wait status of an agent."""
+    if os.WIFSIGNALED(status):
+        return f"Its agent process was killed by {processes.signal_name(os.WTERMSIG(status))}."
+    return f"Its agent process ended with exit code {os.WEXITSTATUS(status)}."

@@ -1,0 +1,277 @@
+"""The leader of a gang: serves it, writes its events and its outcome, decides on another attempt.
+
+In: a plan, a store of any kind, the agents that this process has forked, an address of any
+transport. Out: events and the outcome in the store. On one machine the supervisor leads; in a gang
+of programs, that of host 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.gang.machine import Gang, GangSpec
+from kinetic._core.outcome import Outcome, Verdict, judge
+from kinetic._core.plan import Plan
+from kinetic._host.agent.loop import ALONE_S
+from kinetic._host.agents import Agents, cause_of_death
+from kinetic._store import footprints
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic.errors import KineticError, StoreFull
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from kinetic._rpc.server import Coordinator
+
+SPEAKING = ("kinetic._rpc.server", "kinetic._rpc.client")
+"""What a gang's processes need to speak with one another; importing it takes longer than a small
+job."""
+LEAVE_S = 3.0
+"""How long agents may take to go, once everything has been reported."""
+PEERS_S = 0.3
+"""How long a host may take to fail as another one just did, so that both are named."""
+LOOK_EVERY_S = 0.5
+"""How often the leader looks whether the job's records are still there."""
+CANCELLED = "The job was cancelled before its next attempt. The last one:"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one attempt ended.
+
+    Attributes:
+        outcome: the verdict over it.
+        unwanted: somebody cancelled the job, maybe too late to change the verdict.
+        removed: the job's records were removed while it ran.
+    """
+
+    outcome: Outcome
+    unwanted: bool = False
+    removed: bool = False
+
+    def may_repeat(self, retries: int) -> bool:
+        """Whether another attempt might end better, and may be made."""
+        first = self.outcome.first
+        return (
+            not self.removed
+            and not self.outcome.ok
+            and self.outcome.attempt <= retries
+            and first is not None
+            and first.exit.kind.retryable
+        )
+
+    def cancelled(self) -> Attempt:
+        """The same when somebody cancelled the job before the attempt that would have followed."""
+        reason = f"{CANCELLED} {self.outcome.reason}"
+        ended = replace(self.outcome, verdict=Verdict.CANCELLED, blamed=(), reason=reason)
+        return replace(self, outcome=ended)
+
+
+class Leader:
+    """Leads one attempt.
+
+    Promises:
+        1. SIGTERM cancels the gang, from the moment it is served until it has finished; later, the
+           signal stays pending.
+        2. A gang of one host that is over at once is never served: no event loop, no gRPC.
+        3. When it returns, all agents of this process have ended.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        agents: Agents,
+        *,
+        attempt: int = 1,
+        heartbeat_timeout_s: float = 10.0,
+        has_records: Callable[[], bool],
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._plan = plan
+        self._store = store
+        self._agents = agents
+        self._has_records = has_records
+        self._on_ready = on_ready
+        self._removed = False
+        self._gang = Gang(
+            _gang_spec(plan, attempt, heartbeat_timeout_s),
+            time.monotonic(),
+        )
+
+    def lead(self, target: str, token: str) -> Attempt:
+        """Serve the gang at `target` until it has finished, and judge it."""
+        if self._plan.hosts > 1 or not self._ends_at_once():
+            learn_to_speak()
+            import asyncio
+
+            asyncio.run(self._serve(target, token))
+        outcome = judge(
+            self._plan.hosts,
+            self._gang.reports,
+            blamed=self._gang.first_failure,
+            reason=self._gang.stop_reason,
+            now=time.time(),
+            attempt=self._gang.spec.attempt,
+        )
+        reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
+        self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
+        return Attempt(outcome, unwanted=self._gang.unwanted, removed=self._removed)
+
+    def _ends_at_once(self) -> bool:
+        """Whether a gang of one host is over before its coordinator is worth its start."""
+        if not self._agents.await_death(ALONE_S):
+            return False
+        gang = self._gang
+        for host, status in self._agents.dead():
+            report = self._agents.report_left_by(host, gang.spec.attempt) if status == 0 else None
+            if report is None:
+                gang.lost(host, cause_of_death(status), time.monotonic())
+            else:
+                gang.join(host, str(os.getpid()), "", time.monotonic())
+                gang.report(report, time.monotonic())
+        for event in gang.sweep(time.monotonic()):
+            self._on_event(event)
+        return gang.finished
+
+    # -- while it is served ------------------------------------------------------------------------
+
+    async def _serve(self, target: str, token: str) -> None:
+        import asyncio
+
+        from kinetic._rpc.server import Coordinator
+
+        coordinator = Coordinator(self._gang, token, on_event=self._on_event)
+        await coordinator.start(target)
+        loop, all_gone = asyncio.get_running_loop(), asyncio.Event()
+        acts: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: lambda: coordinator.cancel("The job was cancelled."),
+            signal.SIGCHLD: lambda: self._reap(coordinator, all_gone),
+        }
+        for signum, act in acts.items():
+            loop.add_signal_handler(signum, act)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, acts)
+        self._reap(coordinator, all_gone)
+        looking = asyncio.create_task(self._watch_records(coordinator))
+        await coordinator.wait_finished()
+        looking.cancel()
+        self._kill_silent()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
+        self._agents.signal(signal.SIGKILL)
+        await coordinator.stop()
+        # From here on a wish to cancel comes too late, or waits for the next attempt: it must not
+        # kill who writes the verdict.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    async def _watch_records(self, coordinator: Coordinator) -> None:
+        """End the job when its records are removed: nobody could find, see or cancel it any
+        more."""
+        import asyncio
+
+        while self._has_records():
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._removed = True
+        coordinator.cancel("The job's records were removed while it ran.")
+
+    def _kill_silent(self) -> None:
+        """Nothing is to be expected of an agent that never joined or fell silent: do not wait for
+        it to go."""
+        silent = (Exit.NEVER_JOINED, Exit.AGENT_LOST)
+        hosts = [r.host for r in self._gang.reports if r.exit in silent]
+        self._agents.signal(signal.SIGKILL, hosts)
+
+    def _reap(self, coordinator: Coordinator, all_gone: asyncio.Event) -> None:
+        spec = self._gang.spec
+        alone = spec.hosts == 1
+        for host, status in self._agents.dead():
+            left = alone and status == 0
+            report = self._agents.report_left_by(host, spec.attempt) if left else None
+            if report is not None:
+                coordinator.report(report)
+            elif alone or status != 0:
+                coordinator.lost(host, cause_of_death(status))
+        if not self._agents.pids:
+            all_gone.set()
+
+    def _on_event(self, event: GangEvent) -> None:
+        if event.kind is EventKind.STOP:
+            # An agent that was stopped (SIGSTOP) must get it too.
+            self._agents.signal(signal.SIGCONT)
+        if event.kind is EventKind.READY:
+            self._on_ready()
+        self._write(event)
+
+    def _write(self, event: GangEvent) -> None:
+        write_event(self._store, self._plan.job_id, self._gang.spec.attempt, event)
+
+
+def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:
+    """Append to the job's events; a full disk must not end a job that runs."""
+    line = json.dumps(replace(event, time=time.time(), attempt=attempt).to_json()) + "\n"
+    key = layout.events(job_id)
+    if not isinstance(store, LocalStore):
+        with contextlib.suppress(KineticError):
+            before = store.get(key) if store.has(key) else b""
+            store.put(key, before + line.encode())
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        fd = os.open(store.path(key), flags, 0o600)
+        with open(fd, "a") as events:
+            events.write(line)
+
+
+def conclude(
+    store: Store,
+    job_id: str,
+    attempt: Attempt,
+    plan: Plan | None,
+    *,
+    make_room: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the verdict, the last thing written of a job; or remove what was written of one whose
+    records are gone. `make_room` frees what was reserved on the disk."""
+    if attempt.removed and not store.has(layout.plan(job_id)):
+        store.delete(layout.job(job_id))
+        return
+    data = json.dumps(attempt.outcome.to_json()).encode()
+    try:
+        store.put(layout.outcome(job_id), data)
+    except StoreFull:
+        make_room()
+        store.put(layout.outcome(job_id), data)
+    if plan is not None:
+        footprints.remember(store, plan, attempt.outcome)
+
+
+def learn_to_speak() -> None:
+    """Import what speaks gRPC."""
+    for name in SPEAKING:
+        importlib.import_module(name)
+
+
+def _gang_spec(plan: Plan, attempt: int, heartbeat_timeout_s: float) -> GangSpec:
+    limits = plan.limits
+    return GangSpec(
+        hosts=plan.hosts,
+        start_timeout_s=limits.start_timeout_s,
+        timeout_s=limits.timeout_s,
+        hang_timeout_s=limits.hang_timeout_s,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        grace_s=limits.grace_s,
+        peers_window_s=PEERS_S,
+        attempt=attempt,
+    )
