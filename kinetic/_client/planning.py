@@ -394,7 +394,11 @@ def _source(
     from kinetic._source import shipment
 
     place = shipment.Place(
-        settings.home, settings.cache_dir, settings.package_root, not settings.no_default_excludes
+        settings.home,
+        settings.cache_dir,
+        settings.package_root,
+        not settings.no_default_excludes,
+        configuration.git_files(),
     )
     return shipment.of(spec.func, place, data=data, output_dir=draft.output_dir)
 

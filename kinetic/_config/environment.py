@@ -17,6 +17,8 @@ from kinetic.errors import UsageError
 if TYPE_CHECKING:
     import logging
 
+    from kinetic._source.gitconfig import GitFiles
+
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 _OF_THIS_MACHINE = """
@@ -119,3 +121,20 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _inherits(name: str) -> bool:
     return name in _INHERITED or name.startswith("LC_") or name.lower() in _PROXIES
+
+
+def git_files(env: Mapping[str, str]) -> GitFiles:
+    """Return where git looks for its settings, and for what it ignores everywhere;
+    https://git-scm.com/docs/git-config#FILES."""
+    from kinetic._source.gitconfig import GitFiles
+
+    home = env.get("HOME", "")
+    xdg = env.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    if "GIT_CONFIG_GLOBAL" in env:
+        own = [env["GIT_CONFIG_GLOBAL"]]
+    else:
+        own = [f"{xdg}/git/config" if xdg else "", f"{home}/.gitconfig" if home else ""]
+    without = env.get("GIT_CONFIG_NOSYSTEM", "").lower() not in ("", "0", "false", "no", "off")
+    system = "" if without else env.get("GIT_CONFIG_SYSTEM", "/etc/gitconfig")
+    configs = tuple(path for path in (system, *own) if path)
+    return GitFiles(configs, f"{xdg}/git/ignore" if xdg else "", home)

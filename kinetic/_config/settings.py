@@ -15,9 +15,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    from kinetic._source.gitconfig import GitFiles
 
 Environ = Mapping[str, str]
 
@@ -225,6 +228,13 @@ def worker_environ(environ: Environ | None = None) -> dict[str, str]:
     from kinetic._config import environment
 
     return environment.inherited(os.environ if environ is None else environ)
+
+
+def git_files(environ: Environ | None = None) -> GitFiles:
+    """Return where git finds what it ignores in every repository of this user."""
+    from kinetic._config import environment
+
+    return environment.git_files(os.environ if environ is None else environ)
 
 
 def environ_without(prefix: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from kinetic._core.plan import Blob, Tree
 from kinetic._source import cache, hashing, lone, manifest, walk
 from kinetic._source.download import unpack
+from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.upload import Sent, upload
 from kinetic.errors import UsageError
 
@@ -76,6 +77,7 @@ def build(
     outputs: Iterable[Path] = (),
     default_excludes: bool = True,
     sparing: bool = False,
+    git: GitFiles = NO_FILES,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
@@ -88,6 +90,7 @@ def build(
             keeps them.
         default_excludes: whether virtual environments, caches and the like are left out.
         sparing: whether folders that begin with a dot, and what looks like keys, are left out.
+        git: where git finds what it ignores in every repository.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
 
@@ -97,7 +100,7 @@ def build(
     how = _how(
         root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
     )
-    return _walked(root, how, cache_dir, clock_ns)
+    return _walked(root, dataclasses.replace(how, git=git), cache_dir, clock_ns)
 
 
 def build_unmarked(
@@ -108,6 +111,7 @@ def build_unmarked(
     exclude: Iterable[Path] = (),
     outputs: Iterable[Path] = (),
     default_excludes: bool = True,
+    git: GitFiles = NO_FILES,
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
@@ -118,13 +122,14 @@ def build_unmarked(
         root: the folder.
         start: what is known to belong to the script.
         whole: whether all of the folder may be taken.
-        exclude, outputs, default_excludes, cache_dir, clock_ns: as for `build`. Keys are always
-        left out.
+        exclude, outputs, default_excludes, git, cache_dir, clock_ns: as for `build`. Keys are
+            always left out.
 
     Raises:
         UsageError: what belongs to the script is too large to be meant.
     """
     how = _how(root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True)
+    how = dataclasses.replace(how, git=git)
     if whole:
         try:
             return _walked(root, dataclasses.replace(how, modest=True), cache_dir, clock_ns)
@@ -163,6 +168,8 @@ def _how(
 def _walked(root: Path, how: walk.How, cache_dir: Path, clock_ns: Callable[[], int]) -> Bundle:
     top = os.path.realpath(root)
     kind = "sparing:" if how.sparing else ""
+    if how.git != NO_FILES:
+        kind += f"{how.git!r}:"
     note = cache.place(cache_dir, kind + top, how.exclude, how.default_excludes)
     return _packed(
         top,

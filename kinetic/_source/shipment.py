@@ -19,6 +19,7 @@ from typing import Any
 
 from kinetic._source import bundle, lone, outputs, project
 from kinetic._source.bundle import Bundle
+from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MODULES, WORDS, Project
 from kinetic.errors import UsageError
 
@@ -35,12 +36,14 @@ class Place:
         cache_dir: the user's cache folder, never source.
         package_root: the folder to ship, in place of the one that would be found.
         default_excludes: whether virtual environments, caches and the like are left out.
+        git: where git finds what it ignores in every repository.
     """
 
     store: Path
     cache_dir: Path
     package_root: str | None = None
     default_excludes: bool = True
+    git: GitFiles = NO_FILES
 
 
 def of(
@@ -83,6 +86,7 @@ def of(
             exclude=exclude,
             outputs=_inside(found, left),
             default_excludes=place.default_excludes,
+            git=place.git,
             sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
             cache_dir=place.cache_dir,
         )
@@ -94,6 +98,7 @@ def of(
             exclude=exclude,
             outputs=_inside(found, left),
             default_excludes=place.default_excludes,
+            git=place.git,
             cache_dir=place.cache_dir,
         )
     if output_dir is not None and Path(os.path.realpath(output_dir)) in _holding_code(found):

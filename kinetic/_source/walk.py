@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import translate
 
-from kinetic._source import ignore
+from kinetic._source import gitconfig, ignore
+from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MARKERS, OWN_MARKER
 from kinetic.errors import UsageError
 
@@ -139,6 +140,7 @@ class How:
             be.
         everything: on the contrary, no ignore file, no default and no limit leaves anything out, as
             for declared data.
+        git: where git finds what it ignores in every repository.
     """
 
     exclude: frozenset[str] = frozenset()
@@ -147,6 +149,7 @@ class How:
     sparing: bool = False
     modest: bool = False
     everything: bool = False
+    git: GitFiles = NO_FILES
 
 
 def scan(root: str, how: How) -> Scan:
@@ -341,8 +344,8 @@ class _Walk:
         check_size(self._root, files, self._size_bytes, self._factor)
 
     def _read(self, path: str, parse: Callable[[bytes], ignore.Rules]) -> ignore.Rules:
-        """Read an ignore file; one that is missing, a link, no regular file or unreadable has no
-        rules, as in git."""
+        """Read an ignore file of the tree; one that is missing, a link, no regular file or
+        unreadable has no rules, as in git."""
         self._found.watched[path] = stamp_at(path)
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -354,14 +357,30 @@ class _Walk:
         except OSError:
             return ignore.Rules(())
 
+    def _content(self, path: str) -> bytes:
+        """Read a file of git's own, which may be a link; one that is missing, no regular file or
+        unreadable is empty."""
+        self._found.watched[path] = stamp_at(path)
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+                return file.read() or b""
+        except OSError:
+            return b""
+
     def _levels_above(self) -> tuple[ignore.Level, ...]:
-        """Return the rules of the repository that the root lies in, from its top down to the root's
-        parent."""
+        """Return the rules of the repository that the root lies in: of its user and its own, then
+        from its top down to the root's parent."""
         top = self._repository()
         if top is None:
             return ()
         parts = os.path.relpath(self._root, top).split("/") if top != self._root else []
-        files = [(0, self._read(f"{top.rstrip('/')}/.git/info/exclude", ignore.git_rules))]
+        own = gitconfig.folder(f"{top.rstrip('/')}/.git", self._content)
+        everywhere = gitconfig.excludes_file(self._how.git, top, f"{own}/config", self._content)
+        files = [
+            (0, ignore.git_rules(self._content(path)))
+            for path in (everywhere, f"{own}/info/exclude")
+            if path
+        ]
         for depth, name in enumerate(parts):
             folder = "/".join((top.rstrip("/"), *parts[:depth]))
             files.append((depth, self._read(f"{folder}/.gitignore", ignore.git_rules)))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kinetic._source import walk
+from kinetic._config import settings as configuration
+from kinetic._source import bundle, gitconfig, walk
 from kinetic._source.ignore import git_rules, kinetic_rules
 
 
@@ -137,6 +138,161 @@ def test_gitignore_means_what_git_means(repository, top, nested, private):
     (repository / ".git/info").mkdir(exist_ok=True)
     (repository / ".git/info/exclude").write_text("\n".join(private))
     assert kept_here(repository) == kept_by_git(repository)
+
+
+# -- what git ignores in every repository ----------------------------------------------------------
+
+GLOBAL = "*.b\n/ab/\n!a.b\n"
+WHERE = {
+    "nowhere": {},
+    "by default": {".config/git/ignore": GLOBAL},
+    "in a folder that the environment names": {"xdg/git/ignore": GLOBAL},
+    "named in ~/.gitconfig": {
+        ".gitconfig": "[core]\n\texcludesFile = ~/mine\n",
+        "mine": GLOBAL,
+        ".config/git/ignore": "a\n",
+    },
+    "named beside the default": {
+        ".config/git/config": '[CORE] ExcludesFile="~/mine" ; mine\n',
+        "mine": GLOBAL,
+    },
+    "the later one wins": {
+        ".config/git/config": "[core]\nexcludesfile = ~/other\n",
+        ".gitconfig": "[core]\nexcludesfile = ~/mine\n",
+        "other": "a\n",
+        "mine": GLOBAL,
+    },
+    "of the system": {"system": "[core]\nexcludesfile = ~/mine\n", "mine": GLOBAL},
+    "of one repository": {
+        ".gitconfig": "[core]\nexcludesfile = ~/other\n",
+        "repository/.git/config": "[core]\nbare = false\nexcludesfile = mine\n",
+        "repository/mine": GLOBAL,
+        "other": "a\n",
+    },
+    "included": {
+        ".gitconfig": '[include]\n\tpath = "more/config"\n[includeIf "gitdir:/no"]\npath = x\n',
+        "more/config": "[core]\nexcludesfile = ~/mine\n",
+        "mine": GLOBAL,
+    },
+    "switched off": {
+        ".gitconfig": "[core]\nexcludesfile =\n",
+        ".config/git/ignore": GLOBAL,
+    },
+    "another section": {
+        ".gitconfig": '[core "x"]\nexcludesfile = ~/mine\n[core]\npager = less # no\n',
+        "mine": GLOBAL,
+    },
+    "under what the repository says": {
+        ".config/git/ignore": "a\nab\n",
+        "repository/.gitignore": "!a\n",
+        "repository/.git/info/exclude": "!ab\n",
+    },
+}
+
+
+def in_home(home, **more: str) -> dict[str, str]:
+    return environment(home) | {"HOME": str(home)} | more
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_git_ignores_everywhere_is_ignored_here(tmp_path, where):
+    if shutil.which("git") is None:
+        pytest.skip("git is the oracle")
+    home = tmp_path.resolve()
+    top = home / "repository"
+    make(top, *(folder + name for folder in ("", "ab/", "sub/") for name in ("a", "ab.b", "a.b")))
+    env = in_home(home)
+    if where.startswith("in a folder"):
+        env["XDG_CONFIG_HOME"] = str(home / "xdg")
+    if where == "of the system":
+        env = {k: v for k, v in env.items() if k != "GIT_CONFIG_NOSYSTEM"}
+        env["GIT_CONFIG_SYSTEM"] = str(home / "system")
+    subprocess.run(["git", "init", "-q"], cwd=top, check=True, env=env)
+    for name, text in WHERE[where].items():
+        make(home, name)
+        (home / name).write_text(text)
+    listed = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
+    done = subprocess.run(listed, cwd=top, capture_output=True, check=True, env=env)
+    how = walk.How(default_excludes=False, git=configuration.git_files(env))
+    found = walk.scan(str(top), how)
+    assert set(found.files) == set(filter(None, done.stdout.decode().split("\0")))
+    assert {str(home / name) for name in WHERE[where] if name not in ("other", "mine")} - {
+        str(home / ".config/git/ignore"),
+        str(home / "repository/mine"),
+    } <= set(found.watched)
+
+
+def test_a_link_to_what_is_ignored_everywhere_is_read_and_a_change_is_seen(tmp_path):
+    home = tmp_path.resolve()
+    make(home, "top/.git/HEAD", "top/x.py", "top/x.log", "dotfiles/ignore", ".config/git/y")
+    (home / "dotfiles/ignore").write_text("*.log\n")
+    (home / ".config/git/ignore").symlink_to(home / "dotfiles/ignore")
+    git = configuration.git_files({"HOME": str(home)})
+
+    def names() -> set[str]:
+        packed = bundle.build(home / "top", git=git, cache_dir=home / "cache", clock_ns=later)
+        return {path for path, _ in packed.files()}
+
+    later = lambda: 10**18 * 5  # noqa: E731 - a clock, long after the files were changed
+    assert names() == {"x.py"}
+    (home / "dotfiles/ignore").write_text("*.py\n")
+    assert names() == {"x.log"}
+    (home / ".gitconfig").write_text("[core]\nexcludesfile = /nowhere\n")
+    assert names() == {"x.py", "x.log"}
+
+
+def test_one_more_working_tree_has_the_rules_of_its_repository(tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("git is the oracle")
+    home = tmp_path.resolve()
+    env, top = in_home(home), home / "main"
+    make(top, "x.py")
+    who = ["-c", "user.name=x", "-c", "user.email=x@y"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=top, check=True, env=env)
+    command = ["git", "worktree", "add", "-q", "../more", "-b", "more"]
+    subprocess.run(command, cwd=top, check=True, env=env)
+    (top / ".git/info").mkdir(exist_ok=True)
+    (top / ".git/info/exclude").write_text("*.log\n")
+    make(home / "more", "y.log")
+    listed = ["git", "ls-files", "-co", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=home / "more", capture_output=True, check=True, env=env)
+    found = walk.scan(str(home / "more"), walk.How(default_excludes=False)).files
+    assert set(found) - {".git"} == set(done.stdout.decode().split())
+
+
+SECTIONS = ["[core]", "[core]\n", "[CORE]", '[core "a b"]', "[x]", "[core"]
+KEYS = ["excludesFile", "EXCLUDESFILE", "other", " = ", "=", "excludesfile = a"]
+VALUES = ['"', "\\", "\\n", '\\"', "\\\n", "a", "~/x", "/y z", '="b c" d', "= a\\\n b"]
+CONFIG = st.lists(
+    st.sampled_from([*SECTIONS, *KEYS, *VALUES, " ", "\t", "\n", "\r\n", "#", ";"]), max_size=14
+).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CONFIG)
+@example('[core]\nexcludesfile = "a b" c ; d\n')
+@example("[core] excludesfile = a\\\n  b # c\n")
+@example("[core]\nexcludesfile\n")
+def test_settings_are_read_as_git_reads_them(config_file, text):
+    config_file.write_bytes(text.encode())
+    command = ["git", "config", "--file", str(config_file), "-z", "--list"]
+    done = subprocess.run(command, capture_output=True, env=environment(config_file.parent))
+    found = list(gitconfig.parse(text))
+    if done.returncode:
+        return  # git runs nowhere with such a file
+    told = [each.partition("\n") for each in done.stdout.decode().split("\0") if each]
+    # Before 2.45 git made a space of a tab inside a value.
+    assert [(key, value.replace("\t", " ")) for key, value in found] == [
+        (key, value.replace("\t", " ")) for key, _, value in told
+    ]
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory):
+    if shutil.which("git") is None:
+        pytest.skip("git is the oracle")
+    return tmp_path_factory.mktemp("config") / "config"
 
 
 def make(root, *files: str) -> None:
