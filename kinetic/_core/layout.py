@@ -2,8 +2,12 @@
 
 In: ids and indices. Out: keys with "/" between parts.
 
-    blobs/sha256/<2 hex>/<62 hex>         content-addressed: payloads, lists of folders,
-                                          source files
+    blobs/sha256/<2 hex>/<62 hex>         content-addressed: payloads, large source files
+    packs/<digest>                        small source files and lists of folders, many in one
+                                          (see _source.packs)
+    pack-indexes/<digest>                 what a pack holds; written after it, deleted before it
+    trees/<digest>                        which packs and large files a source tree is made of;
+                                          written after them, deleted before them
     refs/<job_id>.json                    the reference: written first, deleted last
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            written last, once
@@ -32,6 +36,9 @@ from __future__ import annotations
 JOBS = "jobs"
 REFS = "refs"
 BLOBS = "blobs/sha256"
+PACKS = "packs"
+PACK_INDEXES = "pack-indexes"
+TREES = "trees"
 DATA = "data"
 GROUPS = "groups"
 
@@ -39,6 +46,21 @@ GROUPS = "groups"
 def blob(digest: str) -> str:
     """Key of the content with this SHA-256 (64 hex digits)."""
     return f"{BLOBS}/{digest[:2]}/{digest[2:]}"
+
+
+def pack(digest: str) -> str:
+    """Key of the pack with this name."""
+    return f"{PACKS}/{digest}"
+
+
+def pack_index(digest: str) -> str:
+    """What the pack holds."""
+    return f"{PACK_INDEXES}/{digest}"
+
+
+def tree(digest: str) -> str:
+    """What the tree is made of, the list of whose root has this digest."""
+    return f"{TREES}/{digest}"
 
 
 def job(job_id: str) -> str:

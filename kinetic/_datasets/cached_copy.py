@@ -12,8 +12,9 @@ In: a store, the data's tree. Out: a folder, or its absence.
     data/<digest>.new/          being built; left by who was killed, removed by the next
 
 Building is done by one process while the others wait; the kernel frees the lock of one that dies. A
-replica appears in one step. Files are hard links to the store's own contents where the file system
-has them, so that data takes its space once.
+replica appears in one step. Large files are hard links to the store's own contents where the file
+system has them, so that they take their space once; small ones lie in packs there, and are
+copied.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -38,7 +39,8 @@ from kinetic._source import download, manifest
 from kinetic._store import files as stored
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
-from kinetic.errors import CorruptRecord, StoreError, StoreFull
+from kinetic._store.many import at_once
+from kinetic.errors import StoreError, StoreFull
 
 _log = logging.getLogger("kinetic.packaging")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -149,37 +151,38 @@ def _build(store: Store, tree: Tree, place: Path) -> None:
 
 
 def _fill(store: Store, tree: Tree, dest: str) -> None:
-    found = download.listed(store, tree)
-    folders = [entry.path for entry in found.entries if isinstance(entry, manifest.Folder)]
-    for folder in folders:
-        os.mkdir(os.path.join(dest, folder), 0o700)
-    for entry in found.entries:
-        if isinstance(entry, manifest.File):
-            _place_file(store, found, entry, dest)
-        elif isinstance(entry, manifest.Link):
-            os.symlink(entry.target, os.path.join(dest, entry.path))
-    for folder in (*folders, ""):
-        os.chmod(os.path.join(dest, folder), 0o555)
+    with download.opened(store, tree) as arrived:
+        folders = [entry.path for entry in arrived.entries if isinstance(entry, manifest.Folder)]
+        for folder in folders:
+            os.mkdir(os.path.join(dest, folder), 0o700)
+        files = [entry for entry in arrived.entries if isinstance(entry, manifest.File)]
+        at_once(lambda file: _place_file(arrived, file, dest), files, store.calls_at_once)
+        for entry in arrived.entries:
+            if isinstance(entry, manifest.Link):
+                os.symlink(entry.target, os.path.join(dest, entry.path))
+        for folder in (*folders, ""):
+            os.chmod(os.path.join(dest, folder), 0o555)
 
 
-def _place_file(store: Store, found: download.Listed, file: manifest.File, dest: str) -> None:
+def _place_file(arrived: download.Arrived, file: manifest.File, dest: str) -> None:
     path = os.path.join(dest, file.path)
     executable = bool(file.mode & 0o111)
-    if executable or not isinstance(store, LocalStore) or not _link(store, found, file, path):
-        download.write_file(store, found, file, dest)
+    if executable or file.digest in arrived.packs or not _link(arrived, file, path):
+        download.write_file(arrived, file, dest)
     os.chmod(path, 0o555 if executable else 0o444)
 
 
-def _link(store: LocalStore, found: download.Listed, file: manifest.File, path: str) -> bool:
+def _link(arrived: download.Arrived, file: manifest.File, path: str) -> bool:
     """Make the file a link to the store's content and verify that; return whether the file system
     did so."""
+    folder = arrived.store.as_folder()
+    if folder is None:
+        return False
+    what = f"The stored content of {file.path!r}"
     try:
-        os.link(store.path(layout.blob(file.digest)), path)
+        os.link(folder / layout.blob(file.digest), path)
     except FileNotFoundError as error:
-        download.forget(store, found.lists, file.digest)
-        raise CorruptRecord(
-            f"The stored content of {file.path!r} is missing. Submit the job again."
-        ) from error
+        raise arrived.missing(what) from error
     except OSError as error:
         if error.errno in _FULL:
             raise
@@ -190,10 +193,7 @@ def _link(store: LocalStore, found: download.Listed, file: manifest.File, path: 
             os.fstat(content.fileno()).st_size,
         )
     if (digest, size) != (file.digest, file.size_bytes):
-        download.forget(store, found.lists, file.digest, damaged=True)
-        raise CorruptRecord(
-            f"The stored content of {file.path!r} is not what was sent. Submit the job again."
-        )
+        raise arrived.damaged(what, file.digest)
     return True
 
 

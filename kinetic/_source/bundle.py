@@ -1,7 +1,7 @@
 """The project's source tree on its way to the hosts, by content: what is there already is not sent
 again.
 
-In: a folder, later a store. Out: a `Bundle`, its blobs in the store, on the host the same folder.
+In: a folder, later a store. Out: a `Bundle`, its content in the store, on the host the same folder.
 """
 
 # ruff: noqa: PTH118
@@ -42,7 +42,7 @@ class Bundle:
         root: the folder it was packed from.
         warnings: what people should know of it, one sentence each.
         largest: the largest files, (path, bytes), largest first.
-        aside: folder for copies of large files that change while they are sent.
+        note: the file in the user's cache that says what the tree held; None for no cache.
     """
 
     manifests: bytes
@@ -50,7 +50,7 @@ class Bundle:
     root: Path
     warnings: tuple[str, ...] = ()
     largest: tuple[tuple[str, int], ...] = ()
-    aside: Path = field(default=Path(), compare=False)
+    note: Path | None = field(default=None, compare=False)
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each file's content, by path relative to the root."""
@@ -235,7 +235,7 @@ def _packed(
         began_ns = clock_ns()
         old = dataclasses.replace(_pack(root, scan(), old, told), outputs=outputs)
         cache.save(note, old, began_ns=began_ns)
-    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note.parent)
+    return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note)
 
 
 def _pack(root: str, scan: walk.Scan, old: cache.Snapshot | None, told: _Told) -> cache.Snapshot:

@@ -69,8 +69,7 @@ def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes
 def load(path: Path) -> Snapshot | None:
     """Read a snapshot; None when there is none or it is damaged."""
     try:
-        check, _, content = files.content(path).partition(b"\n")
-        return _decode(content) if check == b"%08x" % zlib.crc32(content) else None
+        return _decode(read(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -83,17 +82,38 @@ def unchanged(snapshot: Snapshot) -> bool:
 def save(path: Path, snapshot: Snapshot, *, began_ns: int) -> None:
     """Keep a snapshot; one that cannot be kept is none. `began_ns` is when the walk began, since
     the epoch."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        data = _encode(snapshot, began_ns)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-        _sweep(path.parent)
+        write(path, _encode(snapshot, began_ns))
     except (OSError, OverflowError) as error:
         _log.debug("the source tree could not be remembered in %s: %s", path, error)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file of the cache in one step, with a checksum; remove those that were written
+    longest ago."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.write_bytes(b"%08x\n%b" % (zlib.crc32(content), content))
+        os.replace(temporary, path)
+        _sweep(path.parent)
+    except OSError:
         with suppress(OSError):
             os.unlink(temporary)
+        raise
+
+
+def read(path: Path) -> bytes:
+    """Return what was written to a file of the cache.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what was written.
+    """
+    check, _, content = files.content(path).partition(b"\n")
+    if check != b"%08x" % zlib.crc32(content):
+        raise ValueError(f"{path} is damaged")
+    return content
 
 
 def trusted(stamp: Stamp, began_ns: int) -> bool:
@@ -117,8 +137,7 @@ def _encode(snapshot: Snapshot, began_ns: int) -> bytes:
         "followed": dict(snapshot.followed),
         "outputs": snapshot.outputs,
     }
-    content = json.dumps(head).encode() + b"\n" + rest
-    return b"%08x\n%b" % (zlib.crc32(content), content)
+    return json.dumps(head).encode() + b"\n" + rest
 
 
 def _decode(content: bytes) -> Snapshot:

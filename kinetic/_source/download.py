@@ -1,12 +1,11 @@
 """A source tree from the store into a folder, verified while it is written.
 
-In: a store, the tree's digest, an empty folder. Out: the files. Called on each host, by its
-workspace and by `replica`.
+In: a store, the tree's digest, an empty folder. Out: the files.
 
 Nothing is taken on trust: the root's list must have the digest that the plan names, everything else
-the digest that its list names, and nothing is written outside the folder. What is damaged is
-removed from the store, with the lists above what is damaged or missing, so that the next submission
-sends it again.
+the digest that its list names, and nothing is written outside the folder. Where something is
+damaged or missing, it is removed from the store with the records of all trees that need it, so that
+the next submission sends it again.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -16,31 +15,80 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.plan import Tree
-from kinetic._source import manifest
-from kinetic._source.threads import in_threads, worth_it
+from kinetic._source import manifest, packs
+from kinetic._source.packs import Contents, Index
+from kinetic._source.threads import THREADS, worth_it
 from kinetic._store import files
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
+from kinetic._store.many import at_once
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 
-_CHUNK_BYTES = 1 << 20
 _AGAIN = "The damaged copy was removed from the store: submit the job again."
 
 
 @dataclass(frozen=True)
-class Listed:
-    """What a tree holds, folders before what is in them; and its lists by digest, level by level
-    from the root."""
+class _Pack:
+    """A pack, open for reading."""
 
-    entries: list[manifest.Entry]
-    lists: dict[str, bytes]
+    index: Index
+    file: FileIO
+
+    def read(self, digest: str) -> bytes:
+        """Return a content, not verified."""
+        offset, stored_bytes, deflated = self.index.spans[digest]
+        data = os.pread(self.file.fileno(), stored_bytes, offset)
+        return packs.inflated(data) if deflated else data
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A tree in the store, open for reading.
+
+    Attributes:
+        store: where it is.
+        tree: its digest.
+        packs: by the digests of what lies in them.
+        entries: what it holds, folders before what is in them.
+    """
+
+    store: Store
+    tree: Tree
+    packs: Mapping[str, _Pack]
+    entries: list[manifest.Entry] = field(default_factory=list)
+
+    def small(self, digest: str, what: str) -> bytes:
+        """Return a content that lies in a pack.
+
+        Raises:
+            CorruptRecord: it is not there, or not what was sent; the message begins with `what`.
+        """
+        pack = self.packs.get(digest)
+        if pack is None:
+            raise self.missing(what)
+        data = pack.read(digest)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self.damaged(what, pack.index.name)
+        return data
+
+    def missing(self, what: str) -> CorruptRecord:
+        """Return the error for a content that is missing; the next submission sends it again."""
+        _forget(self.store, self.tree)
+        return CorruptRecord(f"{what} is missing from the store: submit the job again.")
+
+    def damaged(self, what: str, name: str) -> CorruptRecord:
+        """Return the error for a damaged content, given the name of its object; the next submission
+        sends it again."""
+        _forget(self.store, self.tree, name)
+        return CorruptRecord(f"{what} is not what was sent. {_AGAIN}")
 
 
 def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
@@ -52,129 +100,187 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
         CorruptRecord: what is stored is not what was sent.
         StoreError: the folder is not empty or cannot be written; StoreFull when its disk is full.
     """
-    found = listed(store, tree)
-    try:
-        dest.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if any(dest.iterdir()):
-            raise StoreError(
-                f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it first."
-            )
-        _write(store, tree, found, str(dest))
-    except OSError as error:
-        kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-        raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
-    return found.entries
+    with opened(store, tree) as arrived:
+        try:
+            dest.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if any(dest.iterdir()):
+                raise StoreError(
+                    f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
+                    "first."
+                )
+            _write(arrived, str(dest))
+        except OSError as error:
+            kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
+        return arrived.entries
 
 
-def listed(store: Store, tree: Tree) -> Listed:
-    """Return what the tree holds.
+@contextmanager
+def opened(store: Store, tree: Tree) -> Iterator[Arrived]:
+    """Bring the packs of a tree to this machine, where they are not there, and read its lists.
 
     Raises:
         CorruptRecord: a list is missing, or not the one that the plan or the list above names.
+        StoreError: this machine's disk does not take the packs.
     """
-    lists: dict[str, bytes] = {}
-
-    def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
-        found = in_threads(
-            lambda each: _list(store, lists, *each), level, worth=not isinstance(store, LocalStore)
+    contents = _contents(store, tree)
+    with ExitStack() as stack:
+        found = _packs(store, tree, contents.packs, stack)
+        arrived = Arrived(
+            store, tree, {digest: pack for pack in found for digest in pack.index.spans}
         )
-        for (_, digest), data in zip(level, found, strict=True):
-            lists.setdefault(digest, data)
-        return found
 
-    entries = manifest.decode(tree.manifest.digest, read)
-    sizes = [entry.size_bytes for entry in entries if isinstance(entry, manifest.File)]
-    if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
-        raise CorruptRecord(
-            "The manifest of the source tree is not the one of this plan: its files differ. Submit "
-            "the job again."
-        )
-    return Listed(entries, lists)
+        def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
+            return [arrived.small(digest, _list_of(folder)) for folder, digest in level]
+
+        arrived.entries.extend(manifest.decode(tree.manifest.digest, read))
+        sizes = [each.size_bytes for each in arrived.entries if isinstance(each, manifest.File)]
+        if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
+            raise CorruptRecord(
+                "The manifest of the source tree is not the one of this plan: its files differ. "
+                "Submit the job again."
+            )
+        yield arrived
 
 
-def _list(store: Store, above: dict[str, bytes], folder: str, digest: str) -> bytes:
-    what = f"The list of {folder!r} in the source tree" if folder else "The list of the source tree"
+def _list_of(folder: str) -> str:
+    return f"The list of {folder!r} in the source tree" if folder else "The list of the source tree"
+
+
+def _contents(store: Store, tree: Tree) -> Contents:
     try:
-        data = store.get(layout.blob(digest))
+        return Contents.from_json(store.get(layout.tree(tree.manifest.digest)))
     except NotFound as error:
-        forget(store, above, digest)
-        raise CorruptRecord(f"{what} is missing from the store: submit the job again.") from error
-    if hashlib.sha256(data).hexdigest() != digest:
-        forget(store, above, digest, damaged=True)
-        raise CorruptRecord(f"{what} is not what was sent. {_AGAIN}")
-    return data
+        raise CorruptRecord(
+            "The list of the source tree is missing from the store: submit the job again."
+        ) from error
+    except CorruptRecord as error:
+        _forget(store, tree)
+        raise CorruptRecord(f"{error} {_AGAIN}") from error
 
 
-def _write(store: Store, tree: Tree, found: Listed, dest: str) -> None:
-    folders = [entry for entry in found.entries if isinstance(entry, manifest.Folder)]
+def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> list[_Pack]:
+    """Return packs, open until the stack is closed."""
+    if (at := store.as_folder()) is not None:
+        paths = [at / layout.pack(name) for name in names]
+    else:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kn-packs-")))
+        paths = [folder / name for name in names]
+
+        def fetch(name: str) -> None:
+            with suppress(NotFound):
+                store.fetch(layout.pack(name), folder / name)
+
+        at_once(fetch, names, store.calls_at_once)
+    return [_open(store, tree, name, path, stack) for name, path in zip(names, paths, strict=True)]
+
+
+def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> _Pack:
+    try:
+        file = stack.enter_context(files.opened(path))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        _forget(store, tree, name)
+        raise CorruptRecord(
+            "A pack of the source tree is missing from the store: submit the job again."
+        ) from error
+    try:
+        size = packs.index_bytes(file.read(packs.HEAD_BYTES))
+        index = packs.parse(os.pread(file.fileno(), size, 0))
+        if index.name != name:
+            raise CorruptRecord("The index of a pack is damaged.")
+    except CorruptRecord as error:
+        _forget(store, tree, name)
+        raise CorruptRecord(f"{error} {_AGAIN}") from error
+    return _Pack(index, file)
+
+
+def _write(arrived: Arrived, dest: str) -> None:
+    folders = [entry for entry in arrived.entries if isinstance(entry, manifest.Folder)]
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
-    files = [entry for entry in found.entries if isinstance(entry, manifest.File)]
-    worth = not isinstance(store, LocalStore) or worth_it(tree.files, tree.size_bytes)
-    in_threads(lambda file: write_file(store, found, file, dest), files, worth=worth)
-    for entry in found.entries:
+    found = [entry for entry in arrived.entries if isinstance(entry, manifest.File)]
+    large = [file for file in found if file.digest not in arrived.packs]
+    for file in found:
+        if file.digest in arrived.packs:
+            write_file(arrived, file, dest)
+    worth = worth_it(len(large), sum(file.size_bytes for file in large))
+    threads = max(arrived.store.calls_at_once, THREADS if worth else 1)
+    at_once(lambda file: write_file(arrived, file, dest), large, threads)
+    for entry in arrived.entries:
         if isinstance(entry, manifest.Link):
             os.symlink(entry.target, os.path.join(dest, entry.path))
     for folder in folders:
         os.chmod(os.path.join(dest, folder.path), folder.mode | 0o700)
 
 
-def write_file(store: Store, found: Listed, file: manifest.File, dest: str) -> None:
+def write_file(arrived: Arrived, file: manifest.File, dest: str) -> None:
     """Write one file of the tree below `dest` and verify it.
 
     Raises:
         CorruptRecord: what is stored is not what was sent.
     """
+    what = f"The stored content of {file.path!r}"
     path = os.path.join(dest, file.path)
-    digest, size = hashlib.sha256(), 0
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
-    with open(descriptor, "wb", buffering=0) as target:
-        for chunk in _chunks(store, found, file):
-            digest.update(chunk)
+    if file.digest in arrived.packs:
+        content = iter((arrived.small(file.digest, what),))
+    elif (at := arrived.store.as_folder()) is not None:
+        content = _large(arrived, file, what, at)
+    else:
+        _fetch_large(arrived, file, what, path)
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        size = 0
+        for chunk in content:
             size += len(chunk)
             view = memoryview(chunk)
             while view:
-                view = view[target.write(view) :]
-        if (digest.hexdigest(), size) != (file.digest, file.size_bytes):
-            forget(store, found.lists, file.digest, damaged=True)
-            raise CorruptRecord(
-                f"The stored content of {file.path!r} is not what was sent. {_AGAIN}"
-            )
+                view = view[os.write(descriptor, view) :]
+        if size != file.size_bytes:
+            raise arrived.missing(what)
         os.fchmod(descriptor, file.mode & 0o777)
+    finally:
+        os.close(descriptor)
 
 
-def _chunks(store: Store, found: Listed, file: manifest.File) -> Iterator[bytes]:
-    key = layout.blob(file.digest)
+def _large(arrived: Arrived, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
+    """Yield a content that is a file of the store's folder, and fail at its end when it is another;
+    never all of it in memory."""
+    digest = hashlib.sha256()
     try:
-        if not isinstance(store, LocalStore):
-            yield store.get(key)
-            return
-        with files.opened(store.path(key)) as source:  # Never all of a large file in memory.
-            while chunk := source.read(_CHUNK_BYTES):
+        with files.opened(at / layout.blob(file.digest)) as source:
+            for chunk in files.chunks(source):
+                digest.update(chunk)
                 yield chunk
-    except (NotFound, FileNotFoundError, IsADirectoryError) as error:
-        forget(store, found.lists, file.digest)
-        raise CorruptRecord(
-            f"The stored content of {file.path!r} is missing. Submit the job again."
-        ) from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise arrived.missing(what) from error
+    if digest.hexdigest() != file.digest:
+        raise arrived.damaged(what, file.digest)
 
 
-def forget(store: Store, lists: dict[str, bytes], digest: str, *, damaged: bool = False) -> None:
-    """Remove the lists on the way to a content, and itself when damaged, so that the next
-    submission comes by and sends it again.
+def _fetch_large(arrived: Arrived, file: manifest.File, what: str, path: str) -> None:
+    """Bring a content that is an object of its own from a store that is elsewhere."""
+    try:
+        arrived.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
+    except NotFound as error:
+        raise arrived.missing(what) from error
+    except CorruptRecord as error:
+        raise arrived.damaged(what, file.digest) from error
+    os.chmod(path, file.mode & 0o777)
 
-    Args:
-        store: where they are.
-        lists: by digest, level by level from the root.
-        digest: of the content.
-        damaged: whether it is there, but wrong.
-    """
-    lost = {digest}
-    for above, data in reversed(lists.items()):
-        if any(each.encode() in data for each in lost):
-            lost.add(above)
-    for each in lost if damaged else lost - {digest}:
-        with suppress(StoreError):  # A host that may only read has done its part by saying so.
-            store.delete(layout.blob(each))
+
+def _forget(store: Store, tree: Tree, name: str = "") -> None:
+    """Remove the record of a tree, and the object with this name with all records that vouch for
+    it. A host that may only read has done its part by saying what is wrong."""
+    with suppress(StoreError):
+        store.delete(layout.tree(tree.manifest.digest))
+    if not name:
+        return
+    for key in list(store.list(layout.TREES)):
+        with suppress(NotFound, StoreError):
+            if name.encode() in store.get(key):
+                store.delete(key)
+    for key in (layout.pack_index(name), layout.pack(name), layout.blob(name)):
+        with suppress(StoreError):
+            store.delete(key)

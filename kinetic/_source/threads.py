@@ -13,7 +13,7 @@ from kinetic._store.many import at_once
 T = TypeVar("T")
 R = TypeVar("R")
 
-_THREADS = 4
+THREADS = 4
 _LARGE_BYTES = 512 << 10
 
 
@@ -25,4 +25,4 @@ def worth_it(count: int, size_bytes: int) -> bool:
 
 def in_threads(act: Callable[[T], R], items: Sequence[T], *, worth: bool) -> list[R]:
     """Return `act` of each item; the first exception ends it, after the acts that have begun."""
-    return at_once(act, items, _THREADS if worth else 1)
+    return at_once(act, items, THREADS if worth else 1)

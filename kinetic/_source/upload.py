@@ -2,6 +2,10 @@
 
 In: a `Bundle`, a store. Out: `Sent`.
 
+Small files and the lists of folders travel in packs, large files one by one. Last comes the record
+of the tree, which names them all: one that is there vouches for everything that the tree needs, and
+a submission looks no further.
+
 Files may change while a tree is on its way. Each is sent as it is read, under the digest of what
 was read; where that is not what the tree was packed with, the lists are made again to name what was
 sent. So every list in the store is true, and no writer can make a submission fail. Of a file that
@@ -14,17 +18,18 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from typing import IO, TYPE_CHECKING
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Tree
-from kinetic._source import hashing, manifest
-from kinetic._source.threads import in_threads, worth_it
+from kinetic._source import hashing, known_packs, manifest, packs
+from kinetic._source.packs import Index
+from kinetic._source.threads import THREADS, in_threads, worth_it
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
+from kinetic._store.many import at_once
 
 if TYPE_CHECKING:
     from kinetic._source.bundle import Bundle
@@ -43,7 +48,7 @@ that could not be read."""
 @dataclass(frozen=True)
 class Sent:
     """What an upload wrote: files that the store did not have, their total size, and that of the
-    lists which name them.
+    lists, indexes and records which name them.
 
     Attributes:
         changed: the tree as it was sent, where that is not how it was packed; else None.
@@ -55,6 +60,39 @@ class Sent:
     changed: Bundle | None = field(default=None, compare=False)
 
 
+@dataclass
+class _Basket:
+    """Files that were read: small ones wait for their pack, large ones are in the store.
+
+    Attributes:
+        store: where they go.
+        small: contents by digest.
+        written: sizes of the large files that the store did not have.
+        changes: files that were not what they were packed as.
+    """
+
+    store: Store
+    small: dict[str, bytes] = field(default_factory=dict)
+    written: list[int] = field(default_factory=list)
+    changes: dict[str, manifest.File | None] = field(default_factory=dict)
+
+    def add(self, file: manifest.File, content: Iterator[bytes]) -> None:
+        if file.size_bytes <= packs.SMALL_BYTES:
+            self.small[file.digest] = b"".join(content)
+            return
+        data = content if file.size_bytes > _WHOLE_BYTES else b"".join(content)
+        if self.store.put(layout.blob(file.digest), data, if_absent=True):
+            self.written.append(file.size_bytes)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A pack in the store, and what this upload wrote of it."""
+
+    index: Index
+    sent: Sent
+
+
 class _Differs(Exception):
     """The file does not hold what it held when it was packed."""
 
@@ -62,10 +100,7 @@ class _Differs(Exception):
 def upload(
     bundle: Bundle, store: Store, *, on_change: Callable[[Changes], None] | None = None
 ) -> Sent:
-    """Bring the tree's content into the store; a folder whose list is there sends nothing.
-
-    A list comes after all that it names, so that one which is there vouches for everything below
-    it.
+    """Bring the tree's content into the store; a tree whose record is there sends nothing.
 
     Args:
         bundle: the tree.
@@ -76,115 +111,132 @@ def upload(
     Raises:
         StoreError: the store does not take it.
     """
-    if store.has(layout.blob(bundle.tree.manifest.digest)):
+    if store.has(layout.tree(bundle.tree.manifest.digest)):
         return Sent(0, 0)
-    distant = not isinstance(store, LocalStore)
     lists = manifest.split(bundle.manifests)
-    levels, sources = _absent(bundle, lists, store, distant)
-    worth = distant or worth_it(bundle.tree.files, bundle.tree.size_bytes)
-    deliveries = in_threads(
-        lambda same: _deliver(bundle, store, same), list(sources.values()), worth=worth
+    sources = _sources(bundle)
+    sizes = {digest: same[0].size_bytes for digest, same in sources.items()}
+    small = {digest: size for digest, size in sizes.items() if size <= packs.SMALL_BYTES}
+    kept = packs.choose(
+        small | {digest: len(data) for digest, data in lists.items()},
+        known_packs.known(bundle, store),
     )
-    sizes = [size for written, _ in deliveries for size in written]
-    changes = {path: file for _, changed in deliveries for path, file in changed.items()}
-    if changes:
-        if on_change is not None:
-            on_change(changes)
-        _log.info(
-            "%s: changed while it was sent: %s", bundle.root, ", ".join(sorted(changes)[:_NAMED])
-        )
-        now = _amended(bundle, changes)
-        rest = upload(now, store)
-        return Sent(
-            len(sizes) + rest.files,
-            sum(sizes) + rest.size_bytes,
-            rest.lists_bytes,
-            rest.changed or now,
-        )
-    lists_bytes = 0
-    for level in reversed(levels):
-        written = in_threads(
-            lambda digest: store.put(layout.blob(digest), lists[digest], if_absent=True),
-            level,
-            worth=distant,
-        )
-        lists_bytes += sum(
-            len(lists[digest]) for digest, wrote in zip(level, written, strict=True) if wrote
-        )
-    return Sent(len(sizes), sum(sizes), lists_bytes)
+    there = {digest for pack in kept for digest in pack.spans}
+    *groups, last = packs.groups({d: size for d, size in small.items() if d not in there})
+    baskets = _send_large(bundle, store, [s for d, s in sources.items() if d not in small])
+    made: list[_Packed] = []
+    for basket, pack in at_once(
+        lambda group: _send_group(bundle, store, [sources[digest] for digest in group]),
+        groups,
+        min(store.calls_at_once, THREADS),
+    ):
+        baskets.append(basket)
+        made += pack
+    baskets.append(_read(bundle, store, [sources[digest] for digest in last]))
+    now = _as_sent(bundle, baskets, on_change)
+    if now is not bundle:
+        lists, sources = manifest.split(now.manifests), _sources(now)
+    # Among them files that were large when they were packed.
+    rest = {digest: data for basket in baskets for digest, data in basket.small.items()}
+    made += _send_pack(store, rest, {d: lists[d] for d in lists if d not in there})
+    found = [*kept, *(pack.index for pack in made)]
+    recorded = _record(now, store, packs.naming({*sources, *lists}, found), found)
+    written = [size for basket in baskets for size in basket.written]
+    return Sent(
+        len(written) + sum(pack.sent.files for pack in made),
+        sum(written) + sum(pack.sent.size_bytes for pack in made),
+        recorded + sum(pack.sent.lists_bytes for pack in made),
+        None if now is bundle else now,
+    )
 
 
-def _absent(
-    bundle: Bundle, lists: Mapping[str, bytes], store: Store, distant: bool
-) -> tuple[list[list[str]], dict[str, list[manifest.File]]]:
-    """Return the lists that the store lacks, level by level from the root, and the files that they
-    name, by content."""
-    levels: list[list[str]] = []
+def _sources(bundle: Bundle) -> dict[str, list[manifest.File]]:
+    """Return the files of a tree by content."""
     sources: dict[str, list[manifest.File]] = {}
-    level = {bundle.tree.manifest.digest: ""}
-    while level:
-        there = in_threads(
-            lambda digest: store.has(layout.blob(digest)), list(level), worth=distant
-        )
-        absent = {
-            digest: path
-            for (digest, path), has in zip(level.items(), there, strict=True)
-            if not has
-        }
-        levels.append(list(absent))
-        level = {}
-        for digest, folder in absent.items():
-            for entry in manifest.contents(folder, lists[digest]):
-                if isinstance(entry, manifest.File):
-                    sources.setdefault(entry.digest, []).append(entry)
-                elif not isinstance(entry, manifest.Link):
-                    level[entry.digest] = entry.path
-    return levels, sources
+    for entry in manifest.unfold(bundle.manifests):
+        if isinstance(entry, manifest.File):
+            sources.setdefault(entry.digest, []).append(entry)
+    return sources
 
 
-def _deliver(
-    bundle: Bundle, store: Store, same: Sequence[manifest.File]
-) -> tuple[list[int], dict[str, manifest.File | None]]:
-    """Put one content that these files had; return the sizes of what was written, and which of the
-    files have changed."""
-    if store.has(layout.blob(same[0].digest)):
-        return [], {}
-    written: list[int] = []
-    changed: dict[str, manifest.File | None] = {}
-    for file in same:
-        try:
-            now, wrote = _put(bundle, store, file)
-        except OSError as error:
-            _log.info(
-                "%s could not be read while it was sent, and is left out: %s",
-                bundle.root / file.path,
-                error,
-            )
-            changed[file.path] = None
-            continue
-        written += [now.size_bytes] if wrote else []
-        if now == file:
-            break  # The others of the same content need not be read.
-        changed[file.path] = now
-    return written, changed
+def _send_large(
+    bundle: Bundle, store: Store, sources: Sequence[Sequence[manifest.File]]
+) -> list[_Basket]:
+    """Send contents as objects of their own."""
+
+    def send(same: Sequence[manifest.File]) -> _Basket:
+        there = store.has(layout.blob(same[0].digest))
+        return _read(bundle, store, [] if there else [same])
+
+    size_bytes = sum(same[0].size_bytes for same in sources)
+    worth = store.calls_at_once > 1 or worth_it(len(sources), size_bytes)
+    return in_threads(send, sources, worth=worth)
 
 
-def _put(bundle: Bundle, store: Store, file: manifest.File) -> tuple[manifest.File, bool]:
-    """Put the content that a file was packed with, or else the one it has; return the file as sent,
-    and whether that wrote."""
+def _send_group(
+    bundle: Bundle, store: Store, sources: Sequence[Sequence[manifest.File]]
+) -> tuple[_Basket, list[_Packed]]:
+    """Send contents as one pack."""
+    basket = _read(bundle, store, sources)
+    packed = _send_pack(store, basket.small, {})
+    basket.small.clear()
+    return basket, packed
+
+
+def _send_pack(
+    store: Store, files: Mapping[str, bytes], lists: Mapping[str, bytes]
+) -> list[_Packed]:
+    """Put what there is into a pack; its index comes last, for it vouches for the pack."""
+    if not files and not lists:
+        return []
+    index, parts = packs.build(files, lists)
+    if not store.put(layout.pack(index.name), b"".join([index.data, *parts]), if_absent=True):
+        files, parts = {}, []
+    store.put(layout.pack_index(index.name), index.data)
+    size_bytes = sum(map(len, files.values()))
+    rest_bytes = 2 * len(index.data) + sum(map(len, parts)) - size_bytes
+    return [_Packed(index, Sent(len(files), size_bytes, rest_bytes))]
+
+
+def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequence[Index]) -> int:
+    """Put the record of a tree whose contents are all there; return its size."""
+    data = record.to_json()
+    store.put(layout.tree(bundle.tree.manifest.digest), data, if_absent=True)
+    known_packs.remember(bundle, store, [each for each in found if each.name in record.packs])
+    return len(data)
+
+
+def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File]]) -> _Basket:
+    """Read contents, each from one of the files that had it."""
+    basket = _Basket(store)
+    for same in sources:
+        for file in same:
+            try:
+                now = _read_file(bundle, basket, file)
+            except OSError as error:
+                _log.info(
+                    "%s could not be read while it was sent, and is left out: %s",
+                    bundle.root / file.path,
+                    error,
+                )
+                now = None
+            if now == file:
+                # The others of the same content need not be read.
+                break
+            basket.changes[file.path] = now
+    return basket
+
+
+def _read_file(bundle: Bundle, basket: _Basket, file: manifest.File) -> manifest.File:
+    """Read the content that a file was packed with, or else the one it has; return the file as
+    read."""
     with hashing.opened(str(bundle.root / file.path)) as source:
         try:
-            return file, _put_as_packed(store, source, file)
+            basket.add(file, _verified(source, file))
         except _Differs:
             source.seek(0)
-            return _put_as_read(bundle, store, source, file)
-
-
-def _put_as_packed(store: Store, source: FileIO, file: manifest.File) -> bool:
-    key = layout.blob(file.digest)
-    if file.size_bytes > _WHOLE_BYTES:
-        return store.put(key, _verified(source, file), if_absent=True)
-    return store.put(key, b"".join(_verified(source, file)), if_absent=True)
+            return _read_changed(bundle, basket, source, file)
+        return file
 
 
 def _verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
@@ -201,10 +253,10 @@ def _verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
         raise _Differs
 
 
-def _put_as_read(
-    bundle: Bundle, store: Store, source: FileIO, file: manifest.File
-) -> tuple[manifest.File, bool]:
-    """Put what a changed file holds; a large one is copied aside first, where nothing changes it
+def _read_changed(
+    bundle: Bundle, basket: _Basket, source: FileIO, file: manifest.File
+) -> manifest.File:
+    """Read what a changed file holds; a large one is copied aside first, where nothing changes it
     between hashing and sending."""
     size = os.fstat(source.fileno()).st_size
     with _aside(bundle, large=size > _WHOLE_BYTES) as copy:
@@ -214,18 +266,32 @@ def _put_as_read(
             copy.write(chunk)
         now = replace(file, digest=digest.hexdigest(), size_bytes=copy.tell())
         copy.seek(0)
-        content = iter(lambda: copy.read(_CHUNK_BYTES), b"")
-        return now, store.put(layout.blob(now.digest), content, if_absent=True)
+        basket.add(now, iter(lambda: copy.read(_CHUNK_BYTES), b""))
+        return now
 
 
 def _aside(bundle: Bundle, *, large: bool) -> IO[bytes]:
-    if not large:
+    if not large or bundle.note is None:
         return tempfile.SpooledTemporaryFile(max_size=2 * _WHOLE_BYTES)
+    folder = bundle.note.parent
     try:
-        bundle.aside.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return tempfile.TemporaryFile(dir=bundle.aside)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return tempfile.TemporaryFile(dir=folder)
     except OSError:
         return tempfile.TemporaryFile()
+
+
+def _as_sent(
+    bundle: Bundle, baskets: Iterable[_Basket], on_change: Callable[[Changes], None] | None
+) -> Bundle:
+    """Return the tree as it was read."""
+    changes = {path: file for basket in baskets for path, file in basket.changes.items()}
+    if not changes:
+        return bundle
+    if on_change is not None:
+        on_change(changes)
+    _log.info("%s: changed while it was sent: %s", bundle.root, ", ".join(sorted(changes)[:_NAMED]))
+    return _amended(bundle, changes)
 
 
 def _amended(bundle: Bundle, changes: Changes) -> Bundle:

@@ -2,59 +2,46 @@
 
 In: a desk, a store, times. Out: what was (or would be) removed.
 
-Content is in use while any plan in the store names it, directly or through the lists of its tree.
-The search for names is generous on purpose: whatever looks like a digest in a plan or a list keeps
-the content of that name, so that a damaged plan, or one of a newer version, loses nothing.
+Content is in use while any plan in the store names it, directly or through the record of its tree.
+The search for names is generous on purpose: whatever looks like a digest in a plan or a record
+keeps the content of that name, so that a damaged plan, or one of a newer version, loses nothing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import Replica
-from kinetic._source import manifest
-from kinetic._store import files
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import sweeping
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import Desk
-from kinetic.errors import CorruptRecord, NotFound
+from kinetic.errors import NotFound
 
 CONTENT_AGE_S = 86400.0
-_HEAD_BYTES = 64
+_DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
 class Content:
-    """Stored content: where it is, its digest, its size, and when it was written (seconds since the
+    """Stored content: its key, its digest, its size, and when it was written (seconds since the
     epoch)."""
 
-    path: Path
+    key: str
     digest: str
     size_bytes: int
     written_at: float
-
-    def is_list(self) -> bool:
-        """Whether it lists a folder of a source tree, and is no source file or payload; False when
-        it is gone."""
-        try:
-            with files.opened(self.path) as file:
-                head = file.read(_HEAD_BYTES)
-        except (FileNotFoundError, IsADirectoryError):  # A host found it damaged.
-            return False
-        return head.startswith(b'{"schema"') and b'"entries"' in head
 
 
 @dataclass(frozen=True)
@@ -98,21 +85,26 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     if not isinstance(store, LocalStore):
         return Swept()
     orphans = tuple(_orphans(store, older_than))
-    used = _used(store, {*without, *orphans})
-    idle = [content for content in _contents(store) if content.digest not in used]
-    # A submission that finds a list in the store sends nothing below it: content goes only together
-    # with all lists above it.
-    kept = _below(store, {c.digest for c in idle if c.written_at >= older_than and c.is_list()})
-    unused = [c for c in idle if c.written_at < older_than and c.digest not in kept]
-    rank = _from_the_root(
-        {
-            c.digest: manifest.named(_content(store, layout.blob(c.digest)))
-            for c in unused
-            if c.is_list()
-        }
+    used = _named_by_plans(store, {*without, *orphans})
+    trees = [*_contents(store, layout.TREES)]
+    # A submission that finds the record of a tree sends nothing: what it names stays as long.
+    kept = [tree for tree in trees if tree.digest in used or tree.written_at >= older_than]
+    used |= {tree.digest for tree in kept}
+    for tree in kept:
+        used |= _digests(_content(store, tree.key))
+    written_at = {pack.digest: pack.written_at for pack in _contents(store, layout.PACK_INDEXES)}
+    contents = tuple(
+        content
+        # Should we be killed on the way: each comes before what it vouches for.
+        for content in (
+            *trees,
+            *_contents(store, layout.PACK_INDEXES),
+            *_contents(store, layout.PACKS),
+            *_contents(store, layout.BLOBS),
+        )
+        if content.digest not in used
+        and max(content.written_at, written_at.get(content.digest, 0.0)) < older_than
     )
-    # should we be killed on the way
-    contents = tuple(sorted(unused, key=lambda c: rank.get(c.digest, len(rank))))
     data = tuple(
         r
         for r in cached_copy.replicas(cached_copy.root_of(store))
@@ -134,7 +126,7 @@ def sweep(store: Store, *, older_than: float) -> Swept:
         for unpacked in swept.data:
             cached_copy.remove(unpacked)
         for content in swept.contents:
-            store.delete(layout.blob(content.digest))
+            store.delete(content.key)
         for group_id in swept.batches:
             store.delete(layout.group(group_id))
     return swept
@@ -160,54 +152,13 @@ def _empty_batches(store: LocalStore, older_than: float, without: Collection[str
             yield entry.name
 
 
-def _used(store: LocalStore, without: Collection[str]) -> set[str]:
-    """The digests of all content that a plan names."""
+def _named_by_plans(store: LocalStore, without: Collection[str]) -> set[str]:
+    """The digests that plans name, in any place."""
     used: set[str] = set()
-    roots: set[str] = set()
     for entry in _entries(store.path(layout.JOBS)):
         if entry.name not in without:
-            plan = _content(store, layout.plan(entry.name))
-            named = _digests(plan)
-            used |= named
-            roots |= named if (known := _roots(plan)) is None else known
-    return used | _below(store, roots)
-
-
-def _below(store: LocalStore, lists: set[str]) -> set[str]:
-    """The digests of all content that can be reached from these lists."""
-    reached: set[str] = set()
-    todo, seen = set(lists), set(lists)
-    while todo:
-        data = _content(store, layout.blob(todo.pop()))
-        reached |= _digests(data)
-        new = manifest.named(data) - seen
-        todo |= new
-        seen |= new
-    return reached
-
-
-def _from_the_root(lists: Mapping[str, set[str]]) -> dict[str, int]:
-    """Number lists, given what each of them names, so that each comes before those; without any
-    that name each other."""
-    named_by = Counter(digest for below in lists.values() for digest in below)
-    ordered = [digest for digest in lists if not named_by[digest]]
-    for digest in ordered:  # grows meanwhile
-        for below in lists[digest] & lists.keys():
-            named_by[below] -= 1
-            if not named_by[below]:
-                ordered.append(below)
-    return {digest: number for number, digest in enumerate(ordered)}
-
-
-def _roots(plan: bytes) -> set[str] | None:
-    """The roots' lists that a plan names; None when the plan cannot be read, for then any of its
-    digests may be one."""
-    try:
-        document = record.parse(plan)
-        trees = [document["tree"], *(data["tree"] for data in document.get("data", ()))]
-        return {tree["manifest"]["digest"] for tree in trees if tree is not None} & _digests(plan)
-    except (CorruptRecord, KeyError, TypeError):
-        return None
+            used |= _digests(_content(store, layout.plan(entry.name)))
+    return used
 
 
 def _content(store: LocalStore, key: str) -> bytes:
@@ -221,13 +172,15 @@ def _digests(data: bytes) -> set[str]:
     return {found.decode() for found in _DIGEST.findall(data)}
 
 
-def _contents(store: LocalStore) -> Iterator[Content]:
-    for folder in _entries(store.path(layout.BLOBS)):
-        for entry in _entries(Path(folder.path)):
-            if (facts := _facts(entry)) is not None:
-                yield Content(
-                    Path(entry.path), folder.name + entry.name, facts.st_size, facts.st_mtime
-                )
+def _contents(store: LocalStore, prefix: str) -> Iterator[Content]:
+    """All content below a prefix."""
+    for entry in _entries(store.path(prefix)):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _contents(store, f"{prefix}/{entry.name}")
+        elif (facts := _facts(entry)) is not None:
+            key = f"{prefix}/{entry.name}"
+            digest = "".join(key.split("/")[-2:])[-_DIGEST_DIGITS:]
+            yield Content(key, digest, facts.st_size, facts.st_mtime)
 
 
 def _is_older(entry: os.DirEntry[str], moment: float) -> bool:

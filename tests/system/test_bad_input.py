@@ -479,21 +479,23 @@ def payload_of_another_job(store, plan):
     store.put(layout.blob(plan["payload"]["digest"]), payload.pack(touch, (), {}, env_vars={}).data)
 
 
-def manifest_flipped(store, plan):
-    flipped(store.path(layout.blob(plan["tree"]["manifest"]["digest"])))
+def record_flipped(store, plan):
+    flipped(store.path(layout.tree(plan["tree"]["manifest"]["digest"])))
 
 
-def manifest_lost(store, plan):
-    store.delete(layout.blob(plan["tree"]["manifest"]["digest"]))
+def record_lost(store, plan):
+    store.delete(layout.tree(plan["tree"]["manifest"]["digest"]))
+
+
+def pack_lost(store, plan):
+    store.delete(layout.PACKS)
 
 
 def source_flipped(store, plan):
-    (file,) = [
-        f
-        for f in store.path("blobs").rglob("*")
-        if f.is_file() and f.read_bytes() == b"source = 1\n"
-    ]
-    flipped(file)
+    (key,) = store.list(layout.PACKS)
+    whole = store.get(key)
+    assert whole.count(b"source = 1\n") == 1
+    store.put(key, whole.replace(b"source = 1\n", b"source = 2\n"))
 
 
 def touch(marker):
@@ -506,8 +508,9 @@ def touch(marker):
         payload_flipped,
         payload_lost,
         payload_of_another_job,
-        manifest_flipped,
-        manifest_lost,
+        record_flipped,
+        record_lost,
+        pack_lost,
         source_flipped,
     ],
     ids=lambda c: c.__name__,

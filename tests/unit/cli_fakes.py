@@ -23,6 +23,7 @@ from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._pickling import results
+from kinetic._source import packs
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import Desk
 from kinetic.cli.main import call
@@ -133,6 +134,13 @@ class World:
         self.store.put(layout.blob(digest), data)
         os.utime(self.store.path(layout.blob(digest)), (NOW - age, NOW - age))
         return digest
+
+    def tree(self, digit: str, *blobs: str, age: float = 10 * DAY) -> str:
+        """The record of a source tree."""
+        key = layout.tree(digit * 64)
+        self.store.put(key, packs.Contents((), blobs).to_json())
+        os.utime(self.store.path(key), (NOW - age, NOW - age))
+        return digit * 64
 
     def end(self, job_id: str, outcome: Outcome) -> None:
         self.store.put(layout.outcome(job_id), json.dumps(outcome.to_json()).encode())

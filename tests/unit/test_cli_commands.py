@@ -406,18 +406,21 @@ def history(world: World) -> None:
     world.job("job-0000000f", age=90 * DAY)
     shared = world.blob("a")
     world.plan("job-0000000d", world.blob("b"), shared)
-    world.plan(
-        "job-0000000f", world.blob("c"), world.blob("1", b'{"files": {"x": "%s"}}' % (b"2" * 64))
-    )
+    world.plan("job-0000000f", world.blob("c"), world.tree("1", world.blob("2", b"source file")))
     world.plan("job-0000000e", world.blob("d"), shared)
-    world.blob("2", b"source file")
     world.blob("e")
     world.blob("f", age=3600)
     world.store.put(f"{layout.outputs('job-0000000d')}/model.bin", b"weights")
 
 
 def remaining(world: World) -> str:
-    return "".join(sorted(key[-1] for key in world.store.list(layout.BLOBS)))
+    return "".join(sorted(key[-1] for key in contents(world)))
+
+
+def contents(world: World) -> set[str]:
+    """The keys of all content."""
+    prefixes = (layout.BLOBS, layout.PACKS, layout.PACK_INDEXES, layout.TREES)
+    return {key for prefix in prefixes for key in world.store.list(prefix)}
 
 
 def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
@@ -494,141 +497,97 @@ def test_prune_removes_what_a_killed_submission_left(world: World) -> None:
 
 
 def ship(world: World, folder: Path, *, age: float) -> str:
-    """Send a real tree, as a submission does, and let it age. Returns the digest of its
-    manifest."""
+    """Send a real tree, as a submission does, and let it age. Returns its digest."""
     from kinetic._source import bundle
 
-    before = set(world.store.list(layout.BLOBS))
+    before = contents(world)
     built = bundle.build(folder, cache_dir=folder.parent / "cache")
     bundle.upload(built, world.store)
-    for key in set(world.store.list(layout.BLOBS)) - before:
+    for key in contents(world) - before:
         os.utime(world.store.path(key), (NOW - age, NOW - age))
     return built.tree.manifest.digest
 
 
+def plant(folder: Path, changing: str = "") -> None:
+    (folder / "pkg").mkdir(parents=True, exist_ok=True)
+    (folder / "pkg/a.py").write_text("a = 1" * 100)
+    (folder / "b.py").write_text(f"b = {changing!r}")
+    (folder / "weights").write_bytes(b"w" * 300_000)
+
+
 def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: Path) -> None:
-    (tmp_path / "tree/pkg").mkdir(parents=True)
-    (tmp_path / "tree/pkg/a.py").write_text("a = 1")
-    (tmp_path / "tree/b.py").write_text("b = 1")
+    plant(tmp_path / "tree")
     world.job("job-00000001")
     world.plan("job-00000001", world.blob("a"), ship(world, tmp_path / "tree", age=9 * DAY))
-    before = set(world.store.list(layout.BLOBS))
-    assert len(before) == 5
+    before = contents(world)
+    assert len(before) == 5, "payload, large file, pack, index, record"
     pruning.sweep(world.store, older_than=NOW - DAY)
-    assert set(world.store.list(layout.BLOBS)) == before
+    assert contents(world) == before
     world.succeed("job-00000001")
     assert world("jobs", "cleanup", "job-00000001") == 0
     pruning.sweep(world.store, older_than=NOW - DAY)
-    assert set(world.store.list(layout.BLOBS)) == set()
+    assert contents(world) == set()
 
 
-def test_old_files_of_a_young_tree_stay_with_its_manifest(world: World, tmp_path: Path) -> None:
-    """Or the next submission would find the manifest, send nothing, and the job would miss its
-    files."""
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree/a.py").write_text("a = 1")
+def test_old_content_of_a_young_tree_stays_with_its_record(world: World, tmp_path: Path) -> None:
+    """Or the next submission would find the record, send nothing, and the job would miss its
+    files. The same for a tree that a plan names."""
+    from kinetic._source import bundle
+
+    plant(tmp_path / "tree", "first")
     old = ship(world, tmp_path / "tree", age=9 * DAY)
-    (tmp_path / "tree/b.py").write_text("b = 1")
+    before = contents(world)
+    plant(tmp_path / "tree", "second")
     young = ship(world, tmp_path / "tree", age=60)
-    swept = pruning.sweep(world.store, older_than=NOW - DAY)
-    assert [content.digest for content in swept.contents] == [old]
-    assert world.store.has(layout.blob(young))
-    assert len(list(world.store.list(layout.BLOBS))) == 3
+    assert len(contents(world) - before) == 3, "a small pack, its index, a record"
+    made = bundle.build(tmp_path / "tree", cache_dir=tmp_path / "cache")
+    for older_than in (NOW - DAY, NOW + DAY):
+        swept = pruning.sweep(world.store, older_than=older_than)
+        keys = [content.key for content in swept.contents]
+        assert keys == ([layout.tree(old)] if older_than < NOW else [])
+        bundle.unpack(world.store, made.tree, tmp_path / f"dest{older_than}")
+        world.plan("job-00000001", world.blob("a"), young)
+        world.job("job-00000001")
 
 
-def test_a_sweep_that_is_killed_leaves_no_manifest_without_its_files(
+def test_a_sweep_that_is_killed_leaves_nothing_that_vouches_for_what_is_gone(
     world: World, tmp_path: Path
 ) -> None:
-    (tmp_path / "tree").mkdir()
-    for number in range(20):
-        (tmp_path / f"tree/{number}.py").write_text(f"a = {number}")
-    manifest = ship(world, tmp_path / "tree", age=9 * DAY)
-    found = pruning.find_unused(world.store, older_than=NOW - DAY)
-    assert len(found.contents) == 21
-    assert found.contents[0].digest == manifest
-
-
-def grove(root: Path, leaf: str) -> None:
-    """A tree with folders in folders, some of them the same, and a folder that is wide."""
-    for folder in ("same/in/here", "here", "z/same/in/here", "wide"):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        (root / folder / "a.py").write_text("a = 1")
-    for number in range(70):
-        (root / f"wide/{number}.py").write_text(f"a = {number}")
-    (root / "z/leaf.py").write_text(leaf)
-
-
-def names_below(world: World, key: str) -> set[str]:
-    """The keys of what a list names; none for other content."""
-    from kinetic._source import manifest
-
-    data = world.store.get(key)
-    if not data.startswith(b'{"schema"'):
-        return set()
-    return {
-        layout.blob(each.digest)
-        for each in manifest.contents("", data)
-        if not isinstance(each, manifest.Link)
-    }
-
-
-def test_a_sweep_takes_lists_from_the_root_down(world: World, tmp_path: Path) -> None:
-    """Wherever it is killed, a list that is left has all below it."""
-    grove(tmp_path / "tree", "a = 0")
+    plant(tmp_path / "tree")
     ship(world, tmp_path / "tree", age=9 * DAY)
-    left = set(world.store.list(layout.BLOBS))
-    below = {key: names_below(world, key) for key in left}
-    for content in pruning.find_unused(world.store, older_than=NOW - DAY).contents:
-        left.remove(layout.blob(content.digest))
-        assert all(below[key] <= left for key in left)
-    assert not left
+    found = pruning.find_unused(world.store, older_than=NOW - DAY)
+    kinds = [content.key.partition("/")[0] for content in found.contents]
+    assert kinds == ["trees", "pack-indexes", "packs", "blobs"]
 
 
-def test_what_a_young_tree_took_over_from_an_old_one_stays(world: World, tmp_path: Path) -> None:
-    """Deep below lists that are old themselves; also what a plan names by a root that is young."""
-    grove(tmp_path / "tree", "a = 0")
-    old = ship(world, tmp_path / "tree", age=9 * DAY)
-    before = set(world.store.list(layout.BLOBS))
-    grove(tmp_path / "tree", "a = -1")
-    young = ship(world, tmp_path / "tree", age=60)
-    needed = set(world.store.list(layout.BLOBS)) - before
-    assert len(needed) == 3, "the file, and the lists on the way to it"
-    assert {
-        content.digest for content in pruning.find_unused(world.store, older_than=NOW).contents
-    } >= {old, young}
-    kept = {layout.blob(young)}
-    while new := {key for each in kept for key in names_below(world, each)} - kept:
-        kept |= new
-    pruning.sweep(world.store, older_than=NOW - DAY)
-    assert set(world.store.list(layout.BLOBS)) == kept >= needed
-    world.plan("job-00000001", world.blob("a"), young)
-    world.job("job-00000001")
-    pruning.sweep(world.store, older_than=NOW + DAY)
-    assert set(world.store.list(layout.BLOBS)) == kept | {layout.blob("a" * 64)}
+def test_a_pack_that_was_sent_again_is_young(world: World, tmp_path: Path) -> None:
+    """A submission that was killed left it; the next one wrote its index."""
+    plant(tmp_path / "tree")
+    digest = ship(world, tmp_path / "tree", age=9 * DAY)
+    world.store.delete(layout.tree(digest))
+    (index,) = world.store.list(layout.PACK_INDEXES)
+    os.utime(world.store.path(index), (NOW, NOW))
+    swept = pruning.sweep(world.store, older_than=NOW - DAY)
+    assert [content.key.partition("/")[0] for content in swept.contents] == ["blobs"]
 
 
 def test_a_sweep_survives_content_that_vanishes_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host removes what it finds damaged, without a lock."""
-    young, old = (
-        world.blob("1", b'{"schema":2,"entries":[]}', age=60),
-        world.blob("2", b'{"schema":2,"entries":[]}'),
-    )
-    found = list(pruning._contents(world.store))
-    for digest in (young, old):
-        world.store.delete(layout.blob(digest))
-    monkeypatch.setattr(pruning, "_contents", lambda _: found)
-    assert [each.digest for each in pruning.sweep(world.store, older_than=NOW - DAY).contents] == [
-        old
-    ]
+    listed = pruning._contents
 
+    def vanishing(store: Any, prefix: str) -> list[pruning.Content]:
+        found = list(listed(store, prefix))
+        for each in found:
+            store.delete(each.key)
+        return found
 
-def test_lists_that_damage_has_made_to_name_each_other_are_swept(world: World) -> None:
-    for one, other in ("ab", "ba", "cc"):
-        world.blob(one, b'{"schema":2,"entries":[["d","x",493,"%b"]]}' % (other.encode() * 64))
-    pruning.sweep(world.store, older_than=NOW - DAY)
-    assert remaining(world) == ""
+    young, old = world.tree("1", world.blob("3"), age=60), world.tree("2")
+    monkeypatch.setattr(pruning, "_contents", vanishing)
+    swept = pruning.sweep(world.store, older_than=NOW - DAY)
+    assert [each.digest for each in swept.contents] == [old, "3" * 64]
+    assert young not in {each.digest for each in swept.contents}
 
 
 def test_prune_of_nothing(world: World, capsys: Capture) -> None:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Tree
-from kinetic._source import bundle, cache, hashing, manifest, walk
+from kinetic._source import bundle, cache, hashing, manifest, packs, walk
 from kinetic._source import upload as departure
 from kinetic._store.local import LocalStore
-from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull, UsageError
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 
 FOREVER = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -345,15 +346,15 @@ def test_an_unchanged_tree_is_not_read_again(root, reads, monkeypatch):
 
 
 def test_only_what_changed_is_read_and_sent(root, place, reads):
-    write(root, {"a": "1", "d/b": "2"})
+    write(root, {"a": "1", "d/b": os.urandom(5000)})
     made, store = sent(root, place, clock_ns=later)
     reads.clear()
     write(root, {"a": "3"})
     made = build(root)
     assert reads == ["a"]
-    assert bundle.upload(made, store) == bundle.Sent(1, 1, made.tree.manifest.size_bytes), (
-        "and the list of its folder, no other"
-    )
+    upload = bundle.upload(made, store)
+    assert (upload.files, upload.size_bytes) == (1, 1)
+    assert upload.lists_bytes < 1000, "the list of its folder, no other"
     assert bundle.upload(made, store) == bundle.Sent(0, 0)
 
 
@@ -491,72 +492,51 @@ def test_a_large_file_is_read_in_parts(root, place, monkeypatch):
 # Sending
 
 
-def test_a_list_comes_after_what_it_names(root, place):
-    write(root, {f"f{i}": f"{i:02}" for i in range(30)})
+def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
+    monkeypatch.setattr(packs, "SMALL_BYTES", 1)
+    write(root, {"large": "22"} | {f"f{i}": f"{i}" for i in range(10)})
     made = build(root)
-    keys = []
+    kinds = []
 
     class Full(LocalStore):
         def put(self, key, data, *, if_absent=False):
-            keys.append(key)
-            if len(keys) == 20:
+            if len(kinds) == 3:
+                kinds.clear()
                 raise StoreFull("full")
+            kinds.append(key.partition("/")[0])
             return super().put(key, data, if_absent=if_absent)
 
     store = Full(place / "store")
     with pytest.raises(StoreFull):
         bundle.upload(made, store)
-    assert not store.has(layout.blob(made.tree.manifest.digest))
-    assert bundle.upload(made, store) == bundle.Sent(11, 22, made.tree.manifest.size_bytes)
-    assert keys[-1] == layout.blob(made.tree.manifest.digest)
-
-
-class Elsewhere:
-    """A store that is no folder of this machine."""
-
-    uri = "fake://"
-
-    def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-
-    def get(self, key):
-        try:
-            return self.held[key]
-        except KeyError:
-            raise NotFound(key) from None
-
-    def put(self, key, data, *, if_absent=False):
-        if if_absent and key in self.held:
-            return False
-        self.held[key] = (
-            data.read_bytes()
-            if isinstance(data, Path)
-            else data
-            if isinstance(data, bytes)
-            else b"".join(data)
-        )
-        return True
-
-    def has(self, key):
-        return key in self.held
-
-    def list(self, prefix):
-        return iter(sorted(self.held))
-
-    def delete(self, prefix):
-        raise StoreError("read only")
+    assert not store.has(layout.tree(made.tree.manifest.digest))
+    assert bundle.upload(made, store).files == 0, "all that was missing is the record"
+    assert kinds == ["trees"]
+    store = Full(place / "another")
+    kinds.clear()
+    with pytest.raises(StoreFull):
+        bundle.upload(made, store)
+    assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "pack-indexes", "packs"]
 
 
 def test_any_store_will_do(root, place):
     write(root, {f"d{i}/f": f"{i}" for i in range(100)})
-    store = Elsewhere()
+    store = MemoryStore()
+    write(root, {"large": os.urandom(300_000), "executable": os.urandom(300_000)})
+    (root / "executable").chmod(0o755)
     made = build(root)
-    assert bundle.upload(made, store).files == 100
+    assert bundle.upload(made, store).files == 102
     bundle.unpack(store, made.tree, place / "dest")
     assert shape(place / "dest") == shape(root)
-    store.held[layout.blob(hashlib.sha256(b"7").hexdigest())] = b"8"
-    with pytest.raises(CorruptRecord, match="d7/f"):
-        bundle.unpack(store, made.tree, place / "dest2")
+    for key in (layout.blob(made.digests()["large"]), *store.list(layout.PACKS)):
+        content = store.get(key)
+        store.put(key, content[:-1])
+        with pytest.raises(CorruptRecord, match="not what was sent"):
+            bundle.unpack(store, made.tree, place / f"dest-{key[-5:]}")
+        assert not store.has(layout.tree(made.tree.manifest.digest))
+        assert not store.has(key)
+        bundle.upload(made, store)
+    bundle.unpack(store, made.tree, place / "dest2")
 
 
 def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
@@ -586,23 +566,32 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
 
 
 def whole(store: LocalStore) -> None:
-    """Assert that each list in the store has all below it there too: a submission that finds it
-    sends nothing of that."""
-    keys = set(store.list(layout.BLOBS))
-    for key in keys:
+    """Assert that each record in the store has all there that it vouches for: a submission that
+    finds it sends nothing."""
+    for key in store.list(layout.TREES):
+        contents = packs.Contents.from_json(store.get(key))
+        for name in contents.packs:
+            assert store.has(layout.pack_index(name))
+        for digest in contents.blobs:
+            assert store.has(layout.blob(digest))
+    for key in store.list(layout.PACK_INDEXES):
         data = store.get(key)
-        if data.startswith(b'{"schema":2,"entries":'):
-            named = [
-                each.digest
-                for each in manifest.contents("", data)
-                if not isinstance(each, manifest.Link)
-            ]
-            assert keys >= {layout.blob(digest) for digest in named}
+        assert layout.pack_index(packs.parse(data).name) == key
+        assert store.get(layout.pack(packs.parse(data).name)).startswith(data)
 
 
 @FOREVER
-@given(tree=TREES, second=TREES, stop=st.integers(1, 30), wide=st.sampled_from([2, 64]))
-def test_a_list_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, wide):
+@given(
+    tree=TREES,
+    second=TREES,
+    stop=st.integers(1, 12),
+    wide=st.sampled_from([2, 64]),
+    small=st.sampled_from([-1, 10, 1000]),
+    full=st.sampled_from([1, 60, 1000]),
+)
+def test_a_record_never_precedes_what_it_names(
+    tmp_path_factory, tree, second, stop, wide, small, full
+):
     """Whenever a submission is cut off; what it left is of use to the next."""
 
     class Cut(LocalStore):
@@ -618,6 +607,8 @@ def test_a_list_never_precedes_what_it_names(tmp_path_factory, tree, second, sto
     store = Cut(place / "store")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manifest, "_WIDE", wide)
+        patched.setattr(packs, "SMALL_BYTES", small)
+        patched.setattr(packs, "PACK_BYTES", full)
         for name, each in (("first", tree), ("second", {"shared": tree, "own": second})):
             (place / name).mkdir()
             plant(place / name, each)
@@ -633,22 +624,22 @@ def test_a_list_never_precedes_what_it_names(tmp_path_factory, tree, second, sto
 
 
 def test_of_an_unchanged_folder_nothing_is_sent(root, place):
-    write(root, {f"d{i}/e{j}/f": f"{i} {j}" for i in range(5) for j in range(5)})
+    write(root, {f"d{i}/e{j}/f": os.urandom(500) for i in range(5) for j in range(5)})
     _, store = sent(root, place)
-    before = set(store.list(layout.BLOBS))
+    before = set(store.list(layout.PACK_INDEXES))
     write(root, {"d1/e2/f": "changed"})
     made = build(root)
     upload = bundle.upload(made, store)
-    new = set(store.list(layout.BLOBS)) - before
+    (new,) = set(store.list(layout.PACK_INDEXES)) - before
     lists = manifest.split(made.manifests)
-    assert len(new) == 4, "a file, and the lists of e2, d1 and the root"
-    assert upload == bundle.Sent(
-        1, 7, sum(len(data) for digest, data in lists.items() if layout.blob(digest) in new)
-    )
+    sent_too = packs.parse(store.get(new)).spans.keys()
+    assert len(sent_too) == 4, "a file, and the lists of e2, d1 and the root"
+    assert len(sent_too & lists.keys()) == 3
+    assert (upload.files, upload.size_bytes) == (1, 7)
 
 
 def test_of_a_wide_folder_a_part_is_sent(root, place):
-    write(root, {f"f{i}": f"{i}" for i in range(700)})
+    write(root, {f"f{i}": f"{i}" * 100 for i in range(700)})
     _, store = sent(root, place)
     write(root, {"f77": "changed"})
     made = build(root)
@@ -683,71 +674,101 @@ def test_a_file_becomes_a_folder_and_a_file_again(root, place, name):
 # Unpacking what is not what was sent
 
 
+def noticed(store: LocalStore, made: bundle.Bundle, dest: Path) -> bool:
+    """Whether a host finds something wrong, and sees to it that the next submission sends it."""
+    try:
+        bundle.unpack(store, made.tree, dest)
+    except CorruptRecord as error:
+        told = str(error).lower()
+    else:
+        return False
+    assert "submit the job again" in told
+    assert not store.has(layout.tree(made.tree.manifest.digest))
+    return True
+
+
 @FOREVER
 @given(data=st.data())
 def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, data):
     place = tmp_path_factory.mktemp("p").resolve()
     same = {f"{folder}/{name}": name for folder in ("d", "p/q/d", "p/d") for name in "bef"}
-    write(place / "root", {"a": "one", "p/q/only": "b"} | same)
+    write(place / "root", {"a": "one", "large": "five!", "p/q/only": "b"} | same)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manifest, "_WIDE", 2)
+        patched.setattr(packs, "SMALL_BYTES", 4)
         made, store = sent(place / "root", place)
-    key = data.draw(st.sampled_from(sorted(store.list(layout.BLOBS))))
-    content = bytearray(store.get(key))
-    at = data.draw(st.integers(0, len(content) - 1))
-    content[at] ^= data.draw(st.integers(1, 255))
-    store.put(key, bytes(content))
-    with pytest.raises(CorruptRecord):
-        bundle.unpack(store, made.tree, place / "dest")
-    assert bundle.upload(made, store).files <= 1
-    bundle.unpack(store, made.tree, place / "dest2")
-    assert shape(place / "dest2") == shape(place / "root")
+        key = data.draw(st.sampled_from(sorted(store.list(""))))
+        content = bytearray(store.get(key))
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] ^= data.draw(st.integers(1, 255))
+        store.put(key, bytes(content))
+        # Whole in spite of it: what only a submission reads, or what only prune does.
+        if not noticed(store, made, place / "dest"):
+            assert shape(place / "dest") == shape(place / "root")
+            assert key.startswith((layout.PACK_INDEXES, layout.TREES))
+        bundle.upload(made, store)
+        bundle.unpack(store, made.tree, place / "dest2")
+        assert shape(place / "dest2") == shape(place / "root")
 
 
-def test_missing_blobs_are_noticed_and_mended(root, place):
+def keys_of(store: LocalStore, digest: str) -> list[str]:
+    """Where a content lies: its own object, or a pack."""
+    own = layout.blob(digest)
+    return [own] if store.has(own) else packs_with(store, digest)
+
+
+def packs_with(store: LocalStore, digest: str) -> list[str]:
+    indexes = [packs.parse(store.get(key)) for key in store.list(layout.PACK_INDEXES)]
+    return [layout.pack(index.name) for index in indexes if digest in index.spans]
+
+
+@pytest.mark.parametrize("small", [0, 1000])
+def test_what_is_missing_is_noticed_and_mended(root, place, small, monkeypatch):
+    monkeypatch.setattr(packs, "SMALL_BYTES", small)
     write(root, {"a": "1", "b": "2"})
     made, store = sent(root, place)
-    for key in (
-        layout.blob(hashlib.sha256(b"1").hexdigest()),
-        layout.blob(made.tree.manifest.digest),
+    for number, find in enumerate(
+        (
+            lambda: keys_of(store, made.digests()["a"]),
+            lambda: keys_of(store, made.tree.manifest.digest),
+            lambda: [layout.tree(made.tree.manifest.digest)],
+        )
     ):
-        store.delete(key)
+        for key in find():
+            store.delete(key)
         with pytest.raises(CorruptRecord, match="missing"):
-            bundle.unpack(store, made.tree, place / f"dest-{key[-5:]}")
+            bundle.unpack(store, made.tree, place / f"dest{number}")
         bundle.upload(made, store)
-    bundle.unpack(store, made.tree, place / "dest")
-    assert shape(place / "dest") == shape(root)
+        bundle.unpack(store, made.tree, place / f"again{number}")
+        assert shape(place / f"again{number}") == shape(root)
 
 
-@pytest.mark.parametrize("how", ["damaged", "missing"])
-@pytest.mark.parametrize("path", ["deep/er", "wide/7", "", "deep/er/a"])
-def test_what_is_wrong_below_is_told_by_its_place_and_mended(root, place, path, how):
-    """Also for another tree that shares the folder, whose own lists are left as they were."""
-    write(root, {"deep/er/a": "1", "other/b": "2"} | {f"wide/{n}": f"{n}" for n in range(200)})
+@pytest.mark.parametrize("path", ["deep/er", "wide/7", "", "deep/er/a", "large"])
+def test_what_is_wrong_below_is_told_by_its_place_and_mended(root, place, path, monkeypatch):
+    """Also for another tree that shares what is damaged."""
+    monkeypatch.setattr(packs, "SMALL_BYTES", 10)
+    write(root, {"deep/er/a": "1", "other/b": "2", "large": "x" * 11})
+    write(root, {f"wide/{n}": f"{n}" for n in range(200)})
     made, store = sent(root, place)
     write(root, {"other/b": "3"})
     second, _ = sent(root, place)
     digest = {"": made.tree.manifest.digest} | {
         each.path: each.digest for each in manifest.unfold(made.manifests) if each.path == path
     }
-    if how == "missing":
-        store.delete(layout.blob(digest[path]))
-    else:
-        store.put(layout.blob(digest[path]), b"x")
-    told: list[str] = []
+    for key in keys_of(store, digest[path]):
+        content = bytearray(store.get(key))
+        index = None if path == "large" else packs.parse(content[: packs.index_bytes(content[:12])])
+        content[0 if index is None else index.spans[digest[path]].offset] ^= 1
+        store.put(key, bytes(content))
+    with pytest.raises(CorruptRecord, match=path or "The list of the source tree"):
+        bundle.unpack(store, made.tree, place / "dest")
     for number, each in enumerate([made, second]):
-        try:
-            bundle.unpack(store, each.tree, place / f"dest{number}")
-        except CorruptRecord as error:
-            told.append(str(error))
+        assert not store.has(layout.tree(each.tree.manifest.digest))
         write(root, {"other/b": "2" if each is made else "3"})
-        assert bundle.upload(each, store).files <= 1
+        bundle.upload(each, store)
         whole(store)
         bundle.unpack(store, each.tree, place / f"again{number}")
         assert shape(place / f"again{number}") == shape(root)
-    assert told, "the first tree is damaged"
-    assert (path or "The list of the source tree") in told[0]
-    assert all("submit the job again" in text.lower() for text in told)
 
 
 def test_it_unpacks_into_an_empty_folder_only(root, place):
@@ -813,13 +834,13 @@ HOSTILE = {
 }
 
 
-def keep(store: LocalStore, rows: list) -> tuple[Blob, int]:
-    """Put a list, and those that stand in it in place of their digests; return it, and how many
+def keep(rows: list, lists: dict[str, bytes]) -> tuple[Blob, int]:
+    """Make a list, and those that stand in it in place of their digests; return it, and how many
     files they name."""
     files, flat = 0, []
     for row in rows:
         if isinstance(row, list) and row and isinstance(row[-1], list):
-            below, inside = keep(store, row[-1])
+            below, inside = keep(row[-1], lists)
             flat.append([*row[:-1], below.digest])
             files += inside
         else:
@@ -827,47 +848,54 @@ def keep(store: LocalStore, rows: list) -> tuple[Blob, int]:
             files += isinstance(row, list) and row[:1] == ["f"]
     data = json.dumps({"schema": manifest.SCHEMA, "entries": flat}).encode()
     digest = hashlib.sha256(data).hexdigest()
-    store.put(layout.blob(digest), data)
+    lists[digest] = data
     return Blob(digest, len(data)), files
+
+
+def packed(place: Path, root: Blob, lists: dict[str, bytes]) -> LocalStore:
+    """A store with these lists, and one file."""
+    store = LocalStore(place / "store")
+    index, parts = packs.build({DIGEST: b"x"}, lists)
+    store.put(layout.pack(index.name), b"".join([index.data, *parts]))
+    store.put(layout.tree(root.digest), packs.Contents((index.name,)).to_json())
+    return store
 
 
 @pytest.mark.parametrize("rows", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_manifests_write_nothing(place, rows):
-    store = LocalStore(place / "store")
-    store.put(layout.blob(DIGEST), b"x")
-    root, files = keep(store, rows)
+    lists: dict[str, bytes] = {}
+    root, files = keep(rows, lists)
     with pytest.raises(CorruptRecord):
-        bundle.unpack(store, Tree(root, files, files), place / "deep/dest")
+        bundle.unpack(packed(place, root, lists), Tree(root, files, files), place / "deep/dest")
     assert not (place / "deep").exists()
 
 
 def test_harmless_manifests_written_by_hand_are_unpacked(place):
     """Or the test above could find fault with all of them."""
-    store = LocalStore(place / "store")
-    store.put(layout.blob(DIGEST), b"x")
+    lists: dict[str, bytes] = {}
     root, files = keep(
-        store,
         [["s", [FILE, ["l", "l", "d/a"]]], ["s", [["d", "d", 0o755, [FILE, ["l", "l", "../a"]]]]]],
+        lists,
     )
-    bundle.unpack(store, Tree(root, files, files), place / "dest")
+    bundle.unpack(packed(place, root, lists), Tree(root, files, files), place / "dest")
     assert sorted(shape(place / "dest")) == ["a", "d", "d/a", "d/l", "l"]
 
 
 def test_lists_that_unfold_without_end_are_refused(place, monkeypatch):
     monkeypatch.setattr(manifest, "_MOST_ENTRIES", 1000)
-    store = LocalStore(place / "store")
     for kind in (["d", "{}", 0o755], ["s"]):
-        below = keep(store, [])[0]
+        lists: dict[str, bytes] = {}
+        below = keep([], lists)[0]
         for _ in range(60):
             below = keep(
-                store,
                 [
                     [part.format(n) if part == "{}" else part for part in kind] + [below.digest]
                     for n in "12"
                 ],
+                lists,
             )[0]
         with pytest.raises(CorruptRecord, match="more than 1,000"):
-            bundle.unpack(store, Tree(below, 0, 0), place / "dest")
+            bundle.unpack(packed(place, below, lists), Tree(below, 0, 0), place / "dest")
 
 
 @given(

@@ -3,6 +3,7 @@ sent, and nothing fails."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from kinetic._core.plan import Blob, Plan
 from kinetic._core.spec import JobSpec, Options
 from kinetic._datasets import attach
 from kinetic._datasets.data import Data
-from kinetic._source import bundle, hashing, manifest, upload, walk
+from kinetic._source import bundle, hashing, manifest, packs, upload, walk
 from kinetic._store.local import LocalStore
 from kinetic.errors import SourceChanged, UsageError
 
@@ -42,9 +43,10 @@ def store(root) -> LocalStore:
 
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch) -> None:
-    """Files are sent whole, or in parts that are never all in memory."""
+    """Files are sent in packs, or in parts that are never all in memory."""
     if request.param == "large":
         monkeypatch.setattr(upload, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(packs, "SMALL_BYTES", 0)
 
 
 def build(root: Path) -> bundle.Bundle:
@@ -63,6 +65,14 @@ def sound(store: LocalStore) -> None:
     for path in store.path("blobs").rglob("*"):
         if path.is_file():
             assert hashing.read(str(path)).digest == path.parent.name + path.name
+    for key in store.list(layout.PACKS):
+        data = store.get(key)
+        index = packs.parse(data[: packs.index_bytes(data[: packs.HEAD_BYTES])])
+        assert key == layout.pack(index.name)
+        for digest, span in index.spans.items():
+            content = data[span.offset : span.offset + span.stored_bytes]
+            content = packs.inflated(content) if span.deflated else content
+            assert hashlib.sha256(content).hexdigest() == digest
     assert list(store.path("x").parent.joinpath(".tmp").iterdir()) == []
 
 
@@ -145,7 +155,7 @@ def test_a_content_is_taken_from_any_file_that_still_has_it(root, store):
 
 
 def test_what_the_store_has_is_not_read(root, store):
-    (root / "a").write_text("a")
+    (root / "a").write_text("a" * 1000)
     bundle.upload(build(root), store)
     (root / "b").write_text("b")
     made = build(root)
@@ -155,6 +165,7 @@ def test_what_the_store_has_is_not_read(root, store):
 
 def test_a_large_file_that_changes_while_it_is_copied_is_taken_aside(root, monkeypatch):
     monkeypatch.setattr(upload, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(packs, "SMALL_BYTES", 0)
     (root / "a").write_text("1")
 
     class Slow(LocalStore):

@@ -3,6 +3,7 @@ removed when unused."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import stat
@@ -16,7 +17,7 @@ import pytest
 from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._datasets import cached_copy
-from kinetic._source import bundle, download
+from kinetic._source import bundle, download, packs
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, StoreFull
 
@@ -35,6 +36,7 @@ def tree(tmp_path: Path, store: LocalStore) -> Tree:
     (folder / "sub" / "b.sh").write_text("b")
     (folder / "sub" / "b.sh").chmod(0o755)
     (folder / "nothing").write_text("")
+    (folder / "large").write_text(LARGE)
     (folder / "link").symlink_to("sub/b.sh")
     return sent(folder, store)
 
@@ -45,13 +47,20 @@ def sent(folder: Path, store: LocalStore) -> Tree:
     return found.tree
 
 
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def contents(files: Path) -> dict[str, str]:
     return {
         str(p.relative_to(files)): p.read_text() for p in sorted(files.rglob("*")) if p.is_file()
     }
 
 
-WHOLE = {"a.txt": "a", "same.txt": "a", "sub/b.sh": "b", "nothing": "", "link": "b"}
+LARGE = "l" * 300_000
+WHOLE = {
+    "a.txt": "a", "same.txt": "a", "sub/b.sh": "b", "nothing": "", "link": "b", "large": LARGE,
+}  # fmt: skip
 
 
 def test_the_content_is_there_without_write_permission(store, tree):
@@ -66,7 +75,7 @@ def test_the_content_is_there_without_write_permission(store, tree):
     }
     assert modes == {
         "files": 0o555, "sub": 0o555, "empty": 0o555, "a.txt": 0o444, "same.txt": 0o444,
-        "nothing": 0o444, "b.sh": 0o555,
+        "nothing": 0o444, "b.sh": 0o555, "large": 0o444,
     }  # fmt: skip
     assert os.readlink(files / "link") == "sub/b.sh"
 
@@ -77,11 +86,10 @@ def test_the_second_use_makes_nothing(store, tree, monkeypatch):
     assert cached_copy.replica(store, tree, cached_copy.root_of(store)) == first
 
 
-def test_plain_files_take_their_space_once(store, tree):
+def test_large_files_take_their_space_once(store, tree):
     files = cached_copy.replica(store, tree, cached_copy.root_of(store))
-    entry = next(e for e in download.listed(store, tree).entries if e.path == "a.txt")
-    assert os.path.samefile(files / "a.txt", store.path(layout.blob(entry.digest)))  # type: ignore[union-attr]
-    assert (files / "sub" / "b.sh").stat().st_nlink == 1  # it has another mode than the store's own
+    assert os.path.samefile(files / "large", store.path(layout.blob(digest_of(LARGE))))
+    assert (files / "sub" / "b.sh").stat().st_nlink == 1
 
 
 def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
@@ -91,7 +99,7 @@ def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     files = cached_copy.replica(store, tree, cached_copy.root_of(store))
     assert contents(files) == WHOLE
-    assert (files / "a.txt").stat().st_nlink == 1
+    assert (files / "large").stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
@@ -115,13 +123,19 @@ def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
     assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
-@pytest.mark.parametrize("name", ["a.txt", "sub/b.sh"])
+@pytest.mark.parametrize("name", ["sub/b.sh", "large"])
 def test_damaged_content_is_told_and_forgotten(store, tree, name):
-    entry = next(e for e in download.listed(store, tree).entries if e.path == name)
-    store.path(layout.blob(entry.digest)).write_text("x")  # type: ignore[union-attr]
+    if name == "large":
+        store.path(layout.blob(digest_of(LARGE))).write_text("x")
+    else:
+        (key,) = store.list(layout.PACKS)
+        pack = store.get(key)
+        index = packs.parse(pack[: packs.index_bytes(pack[: packs.HEAD_BYTES])])
+        at = index.spans[digest_of("b")].offset
+        store.put(key, pack[:at] + b"x" + pack[at + 1 :])
     with pytest.raises(CorruptRecord, match=name):
         cached_copy.replica(store, tree, cached_copy.root_of(store))
-    assert not store.has(layout.blob(tree.manifest.digest)), "the next submission sends it again"
+    assert not store.has(layout.tree(tree.manifest.digest)), "the next submission sends it again"
     assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"], (
         "nothing of it is left"
     )
@@ -218,7 +232,7 @@ def test_a_removed_replica_is_gone_and_can_be_made_again(store, tree):
     cached_copy.replica(store, tree, cached_copy.root_of(store))
     (found,) = cached_copy.replicas(cached_copy.root_of(store))
     assert found.digest == tree.manifest.digest
-    assert cached_copy.size_bytes(found) == len("b")  # the others are the store's own
+    assert cached_copy.size_bytes(found) == len("a" + "a" + "b")  # the large one is the store's own
     cached_copy.remove(found)
     assert cached_copy.replicas(cached_copy.root_of(store)) == []
     assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE

@@ -1,0 +1,83 @@
+"""Which packs the store has that a tree could use, found with one call or two.
+
+In: a bundle, a store. Out: indexes of packs, which may be fewer than the store has.
+
+What a tree was sent as is noted in the user's cache. The next submission of the tree looks whether
+the store still has the record of the last one, which vouches for its packs. Without that (another
+machine, a cache that was removed, a record that a host found broken) it lists the indexes in the
+store and reads some of them. Garbage in the cache is the same as no cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kinetic._core import layout
+from kinetic._source import cache, packs
+from kinetic._source.packs import Contents, Index
+from kinetic._store.base import Store
+from kinetic._store.many import get_many
+from kinetic.errors import CorruptRecord, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._source.bundle import Bundle
+
+_log = logging.getLogger("kinetic.packaging")
+
+_MOST_LEARNED = 100
+_DIGEST_BYTES = 64
+
+
+def known(bundle: Bundle, store: Store) -> Sequence[Index]:
+    """Return packs that are in the store."""
+    digest, noted = _noted(_note(bundle, store))
+    if digest:
+        with suppress(NotFound, CorruptRecord):
+            vouched = Contents.from_json(store.get(layout.tree(digest))).packs
+            return [index for index in noted if index.name in vouched]
+    keys = list(islice(store.list(layout.PACK_INDEXES), _MOST_LEARNED))
+    return list(_sound(get_many(store, keys)))
+
+
+def remember(bundle: Bundle, store: Store, indexes: Iterable[Index]) -> None:
+    """Note as what the tree was sent; failure to do so is ignored."""
+    content = bundle.tree.manifest.digest.encode() + b"".join(index.data for index in indexes)
+    note = _note(bundle, store)
+    if note is not None:
+        try:
+            cache.write(note, content)
+        except OSError as error:
+            _log.debug("what was sent could not be remembered in %s: %s", note, error)
+
+
+def _note(bundle: Bundle, store: Store) -> Path | None:
+    if bundle.note is None:
+        return None
+    name = hashlib.sha256(f"{bundle.note.name}:{store.uri}".encode()).hexdigest()[:32]
+    return bundle.note.parent.parent / "sent" / name
+
+
+def _noted(note: Path | None) -> tuple[str, list[Index]]:
+    """Return the digest of the tree that was sent last, "" for none, and its packs."""
+    if note is None:
+        return "", []
+    try:
+        content = cache.read(note)
+        return content[:_DIGEST_BYTES].decode(), [*packs.parse_many(content[_DIGEST_BYTES:])]
+    except (OSError, ValueError, CorruptRecord):
+        return "", []
+
+
+def _sound(stored: Mapping[str, bytes]) -> Iterator[Index]:
+    """Yield the indexes that are not damaged."""
+    for key, data in stored.items():
+        with suppress(CorruptRecord):
+            index = packs.parse(data)
+            if layout.pack_index(index.name) == key:
+                yield index
