@@ -12,6 +12,7 @@ ORDER = (
     "calls.py",
     "batch.py",
     "submit_tree.py",
+    "store_calls.py",
     "logs.py",
     "deaths.py",
     "gang_scale.py",
