@@ -39,6 +39,7 @@ class LogRequest:
             leaves them out.
         after: where to begin, by host: the `end` of the last chunk that the caller has. A host that
             is not in it begins at the start, or at its tail.
+        attempt: only what was printed in this attempt; None for all of them, one after the other.
     """
 
     hosts: tuple[int, ...] | None = (0,)
@@ -46,6 +47,7 @@ class LogRequest:
     tail: int | None = None
     failures: bool = True
     after: Mapping[int, Position] = field(default_factory=dict)
+    attempt: int | None = None
 
 
 class Backend(Protocol):
@@ -64,6 +66,7 @@ class Backend(Protocol):
            read. A stream that was begun while the job ran may end early; it may raise
            `BackendUnavailable` at any time. `after` takes it up: nothing is lost, nothing comes
            twice. With `tail`, each host's first chunk is empty and says where its tail begins.
+           An attempt's output comes after that of the attempt before.
         6. `cancel` asks the job to stop and returns; cancelling an ended job does nothing.
         7. `cleanup` removes what the backend created for an ended job (not the stored artifacts);
            twice is as good as once.

@@ -20,6 +20,7 @@ from kinetic._backends.base import Backend, Tunnels
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, launch_configuration
 from kinetic._core.ref import JobRef
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._system import peers
 from kinetic.errors import KineticError, NotFound, UsageError, UsageTypeError
@@ -214,7 +215,8 @@ def instructions(ref: JobRef, found: Debugger, port: int, local_root: str, *, no
 def read(store: Store, ref: JobRef) -> Debugger | None:
     """Return where the job's debugger stands, or None before it listens."""
     try:
-        return Debugger.from_json(json.loads(store.get(layout.debugger(ref.job_id))))
+        key = layout.debugger(ref.job_id, attempts.newest(store, ref.job_id))
+        return Debugger.from_json(json.loads(store.get(key)))
     except (NotFound, ValueError):
         return None
 

@@ -5,7 +5,6 @@ In: `JobRef`, a backend, a store. Out: `LogChunk`s and `Tick`s, then exactly one
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -21,6 +20,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import HostReport, Outcome, judge
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
@@ -240,27 +240,9 @@ def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
 
 
 def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
-    reports = list(_reports(store, ref))
-    attempt = max((r.attempt for r in reports), default=1)
-    attempt = max(attempt, _attempt_begun(store, ref))
-    return judge(
-        ref.hosts,
-        [r for r in reports if r.attempt == attempt],
-        reason=reason,
-        now=now,
-        attempt=attempt,
-    )
-
-
-def _attempt_begun(store: Store, ref: JobRef) -> int:
-    """The attempt that was under way: what an earlier one left must not be taken for its end."""
-    begun = 1
-    with contextlib.suppress(NotFound):
-        for line in store.get(layout.events(ref.job_id)).splitlines():
-            with contextlib.suppress(CorruptRecord, TypeError):
-                event = record.parse(line)
-                begun = max(begun, int(event.get("attempt", 1)) + (event.get("kind") == "retry"))
-    return begun
+    attempt = attempts.newest(store, ref.job_id)
+    reports = list(_reports(store, ref, attempt))
+    return judge(ref.hosts, reports, reason=reason, now=now, attempt=attempt)
 
 
 def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome:
@@ -286,10 +268,11 @@ def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Ou
     return outcome if first else stored(store, ref, now) or outcome
 
 
-def _reports(store: Store, ref: JobRef) -> Iterator[HostReport]:
+def _reports(store: Store, ref: JobRef, attempt: int) -> Iterator[HostReport]:
     for host in range(ref.hosts):
         try:
-            yield HostReport.from_json(record.parse(store.get(layout.report(ref.job_id, host))))
+            key = layout.report(ref.job_id, attempt, host)
+            yield HostReport.from_json(record.parse(store.get(key)))
         except (NotFound, CorruptRecord):
             continue  # The judge takes a host without a report for lost.
 

@@ -62,7 +62,7 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
     from kinetic._pickling import results
 
     try:
-        data = store.get(layout.result(ref.job_id, host))
+        data = store.get(layout.result(ref.job_id, outcome.attempt, host))
     except NotFound as error:
         raise ResultUnavailable(
             f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id

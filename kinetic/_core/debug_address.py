@@ -34,7 +34,6 @@ class Debugger:
         tree: where the job's source lies on the leader.
         client_root: where that source lies on the caller's machine; "" when none was sent.
         closes_at: until when the function waits for it, seconds since the epoch.
-        attempt: which start of the gang this belongs to, from 1.
         attached: whether a debugger attached before the function started.
     """
 
@@ -43,7 +42,6 @@ class Debugger:
     tree: str
     client_root: str
     closes_at: float
-    attempt: int = 1
     attached: bool = False
 
     @property

@@ -10,15 +10,16 @@ In: ids and indices. Out: keys with "/" between parts.
                                           written after them, deleted before them
     refs/<job_id>.json                    the reference: written first, deleted last
     jobs/<job_id>/plan.json
-    jobs/<job_id>/outcome.json            written last, once
-    jobs/<job_id>/result.pkl              the leader's value
-    jobs/<job_id>/events.jsonl            what happened when
-    jobs/<job_id>/debugger.json           where the debugger of a debug job listens
-    jobs/<job_id>/hosts/<i>/report.json   how host i ended
-    jobs/<job_id>/hosts/<i>/error.pkl     the exception it raised
-    jobs/<job_id>/hosts/<i>/result.pkl    its value, where the values of all hosts are kept
-    jobs/<job_id>/hosts/<i>/log           its output, as printed
-    jobs/<job_id>/hosts/<i>/log.idx       when and on which stream (see logformat)
+    jobs/<job_id>/outcome.json            the verdict: written last, once
+    jobs/<job_id>/events.jsonl            what happened when, in all attempts
+    jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
+        outcome.json                      its verdict; there exactly when attempt n+1 has begun
+        debugger.json                     where the debugger of a debug job listens
+        hosts/<i>/report.json             how host i ended
+        hosts/<i>/result.pkl              its value: the leader's, or that of each host
+        hosts/<i>/error.pkl               the exception it raised
+        hosts/<i>/log                     its output, as printed
+        hosts/<i>/log.idx                 when and on which stream (see log_format)
     groups/<group_id>/batch.json          a batch: written before its first job
     groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, where its id was not known before
     groups/<group_id>/refused/<i>.json    why input i could not be submitted
@@ -33,6 +34,9 @@ In: ids and indices. Out: keys with "/" between parts.
 
 from __future__ import annotations
 
+SCHEMA_VERSION = 2
+"""Of this layout and of the plans in it. Version 1 had no attempts: hosts lay in the job's
+folder."""
 JOBS = "jobs"
 REFS = "refs"
 BLOBS = "blobs/sha256"
@@ -84,44 +88,55 @@ def outcome(job_id: str) -> str:
     return f"{job(job_id)}/outcome.json"
 
 
-def result(job_id: str, host: int = 0) -> str:
-    """The pickled value of a host; that of the leader by default."""
-    return f"{job(job_id)}/result.pkl" if host == 0 else f"{job(job_id)}/hosts/{host}/result.pkl"
-
-
 def events(job_id: str) -> str:
     """What happened when, one JSON object a line."""
     return f"{job(job_id)}/events.jsonl"
 
 
-def debugger(job_id: str) -> str:
-    """Where the debugger of a debug job listens."""
-    return f"{job(job_id)}/debugger.json"
+def attempt(job_id: str, number: int) -> str:
+    """Prefix of all that belongs to one attempt, from 1."""
+    return f"{job(job_id)}/attempts/{number}"
 
 
-def host(job_id: str, index: int) -> str:
-    """Prefix of all that belongs to one host."""
-    return f"{job(job_id)}/hosts/{index}"
+def attempt_outcome(job_id: str, number: int) -> str:
+    """The verdict over an attempt that was followed by another one. The last attempt's is the
+    job's (`outcome`)."""
+    return f"{attempt(job_id, number)}/outcome.json"
 
 
-def report(job_id: str, index: int) -> str:
+def debugger(job_id: str, number: int) -> str:
+    """Where the debugger of an attempt of a debug job listens."""
+    return f"{attempt(job_id, number)}/debugger.json"
+
+
+def host(job_id: str, number: int, index: int) -> str:
+    """Prefix of all that belongs to one host in one attempt."""
+    return f"{attempt(job_id, number)}/hosts/{index}"
+
+
+def report(job_id: str, number: int, index: int) -> str:
     """How the host ended."""
-    return f"{host(job_id, index)}/report.json"
+    return f"{host(job_id, number, index)}/report.json"
 
 
-def error(job_id: str, index: int) -> str:
+def result(job_id: str, number: int, index: int) -> str:
+    """The pickled value of the host."""
+    return f"{host(job_id, number, index)}/result.pkl"
+
+
+def error(job_id: str, number: int, index: int) -> str:
     """The pickled exception of the host."""
-    return f"{host(job_id, index)}/error.pkl"
+    return f"{host(job_id, number, index)}/error.pkl"
 
 
-def log(job_id: str, index: int) -> str:
+def log(job_id: str, number: int, index: int) -> str:
     """The host's output, as printed."""
-    return f"{host(job_id, index)}/log"
+    return f"{host(job_id, number, index)}/log"
 
 
-def log_index(job_id: str, index: int) -> str:
+def log_index(job_id: str, number: int, index: int) -> str:
     """Times and streams of the host's output."""
-    return f"{host(job_id, index)}/log.idx"
+    return f"{host(job_id, number, index)}/log.idx"
 
 
 def group(group_id: str) -> str:

@@ -53,7 +53,6 @@ class HostReport:
             thread waited.
         lost_log_bytes: output that could not be kept (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
-        attempt: which start of the gang this belongs to, from 1.
         result_digest: SHA-256 of the pickled value in the store; "" of hosts whose value is not
             kept.
         result_size_bytes: length of the pickled value.
@@ -72,7 +71,6 @@ class HostReport:
     lost_log_bytes: int = 0
     started_at: float = 0.0
     ended_at: float = 0.0
-    attempt: int = 1
     result_digest: str = ""
     result_size_bytes: int = 0
     joined_jax: bool = False
@@ -225,7 +223,7 @@ def judge(
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."
     full = tuple(
-        by_host.get(i, HostReport(host=i, exit=Exit.AGENT_LOST, detail=missing, attempt=attempt))
+        by_host.get(i, HostReport(host=i, exit=Exit.AGENT_LOST, detail=missing))
         for i in range(hosts)
     )
     if all(r.ok for r in full) and full[0].result_digest:

@@ -93,9 +93,8 @@ class Agents:
         """Return the report that an agent left in the store: the only one of a gang need not
         deliver it."""
         with contextlib.suppress(KineticError, LookupError):
-            data = record.parse(self._store.get(layout.report(self._plan.job_id, host)))
-            report = HostReport.from_json(data)
-            return report if report.attempt == attempt else None
+            key = layout.report(self._plan.job_id, attempt, host)
+            return HostReport.from_json(record.parse(self._store.get(key)))
         return None
 
 
@@ -103,8 +102,8 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     """Return the files of a host's output: in the store where that is a folder, else beside the
     work."""
     if isinstance(store, LocalStore):
-        log, index = layout.log(who.job_id, who.host), layout.log_index(who.job_id, who.host)
-        return store.path(log), store.path(index)
+        where = who.job_id, who.attempt, who.host
+        return store.path(layout.log(*where)), store.path(layout.log_index(*where))
     return Path(who.scratch) / f"log-{who.host}", Path(who.scratch) / f"log-{who.host}.idx"
 
 

@@ -234,6 +234,14 @@ def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> No
             events.write(line)
 
 
+def repeat(store: Store, job_id: str, outcome: Outcome, *, make_room: Callable[[], None]) -> None:
+    """Write the verdict over an attempt that another one follows: when it is written, the job is in
+    that one."""
+    retry = GangEvent(EventKind.RETRY, detail=outcome.reason)
+    write_event(store, job_id, outcome.attempt, retry)
+    _write_verdict(store, layout.attempt_outcome(job_id, outcome.attempt), outcome, make_room)
+
+
 def conclude(
     store: Store,
     job_id: str,
@@ -247,14 +255,18 @@ def conclude(
     if attempt.removed and not store.has(layout.plan(job_id)):
         store.delete(layout.job(job_id))
         return
-    data = json.dumps(attempt.outcome.to_json()).encode()
-    try:
-        store.put(layout.outcome(job_id), data)
-    except StoreFull:
-        make_room()
-        store.put(layout.outcome(job_id), data)
+    _write_verdict(store, layout.outcome(job_id), attempt.outcome, make_room)
     if plan is not None:
         footprints.remember(store, plan, attempt.outcome)
+
+
+def _write_verdict(store: Store, key: str, outcome: Outcome, make_room: Callable[[], None]) -> None:
+    data = json.dumps(outcome.to_json()).encode()
+    try:
+        store.put(key, data)
+    except StoreFull:
+        make_room()
+        store.put(key, data)
 
 
 def learn_to_speak() -> None:

@@ -71,16 +71,15 @@ FILES = (
     "refs/{id}.json",
     "jobs/{id}/plan.json",
     "jobs/{id}/outcome.json",
-    "jobs/{id}/result.pkl",
+    "jobs/{id}/attempts/1/hosts/0/result.pkl",
     "jobs/{id}/events.jsonl",
-    "jobs/{id}/hosts/0/report.json",
-    "jobs/{id}/hosts/0/error.pkl",
-    "jobs/{id}/hosts/0/log",
-    "jobs/{id}/hosts/0/log.idx",
+    "jobs/{id}/attempts/1/hosts/0/report.json",
+    "jobs/{id}/attempts/1/hosts/0/error.pkl",
+    "jobs/{id}/attempts/1/hosts/0/log",
+    "jobs/{id}/attempts/1/hosts/0/log.idx",
     "jobs/{id}/local/lock",
     "jobs/{id}/local/supervisor.json",
     "jobs/{id}/local/supervisor.log",
-    "jobs/{id}/local/state.json",
 )
 LIVE_FILES = (
     *(
@@ -89,6 +88,7 @@ LIVE_FILES = (
         if not f.endswith(("outcome.json", "result.pkl", "report.json", "error.pkl"))
     ),
     "jobs/{id}/local/socket",
+    "jobs/{id}/local/state.json",
     "jobs/{id}/local/reserve",
 )
 

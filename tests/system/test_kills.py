@@ -143,7 +143,10 @@ def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothin
     wait_until(marker.exists, "the function has not started")
     stop(supervisor)
     marker.unlink()
-    wait_until(lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the host has not reported")
+    wait_until(
+        lambda: list(home.glob("jobs/*/attempts/*/hosts/0/report.json")),
+        "the host has not reported",
+    )
     kill(supervisor)
     listed = subprocess.run(
         [sys.executable, "-m", "kinetic", "jobs", "list", "--json"], capture_output=True, text=True
@@ -184,7 +187,8 @@ def wait_for_caller(phase, caller, home):
         assert caller.stdout.readline() == b"running\n"
     elif phase == "reporting":
         wait_until(
-            lambda: list(home.glob("jobs/*/hosts/0/report.json")), "the leader has not reported"
+            lambda: list(home.glob("jobs/*/attempts/*/hosts/0/report.json")),
+            "the leader has not reported",
         )
 
 

@@ -111,7 +111,7 @@ def test_every_reader_answers(make, home):
             shutil.move(kept, place)
 
 
-@pytest.mark.parametrize("name", ["outcome.json", "hosts/0/log", "local/lock"])
+@pytest.mark.parametrize("name", ["outcome.json", "attempts/1/hosts/0/log", "local/lock"])
 def test_every_command_answers(name, home):
     handle = kinetic.run(accelerator="cpu")(lambda: "value").run_async()
     handle.wait()

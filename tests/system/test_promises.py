@@ -540,7 +540,12 @@ def test_a_failing_gang_is_started_again(capfd):
         "attempt 3",
     ]
     shown = capfd.readouterr()
-    assert sorted((shown.out + shown.err).splitlines()) == sorted(log.splitlines()), (
+    shown_lines = [
+        line
+        for line in (shown.out + shown.err).splitlines()
+        if not line.startswith("kinetic: no cluster configured")  # once in a process
+    ]
+    assert sorted(shown_lines) == sorted(log.splitlines()), (
         "what nobody raises is shown as it happens"
     )
 

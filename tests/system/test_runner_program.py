@@ -84,8 +84,8 @@ def test_hosts_of_their_own_form_a_gang(plan, home):
     outcome = judge(plan.hosts, gang.reports, now=0.0)
     assert outcome.ok
     store = LocalStore(home)
-    assert results.unpack_value(store.get(layout.result(plan.job_id))) == 8
-    assert [store.get(layout.log(plan.job_id, i)) for i in (0, 1)] == [
+    assert results.unpack_value(store.get(layout.result(plan.job_id, 1, 0))) == 8
+    assert [store.get(layout.log(plan.job_id, 1, i)) for i in (0, 1)] == [
         b"host 0 speaks\n",
         b"host 1 speaks\n",
     ]

@@ -147,7 +147,7 @@ class World:
 
     def succeed(self, job_id: str, value: Any = None, *, ended: float = NOW) -> None:
         data = results.pack_value(value)
-        self.store.put(layout.result(job_id), data)
+        self.store.put(layout.result(job_id, 1, 0), data)
         digest = hashlib.sha256(data).hexdigest()
         reports = (HostReport(0, Exit.RETURNED),)
         self.end(

@@ -180,17 +180,19 @@ def put_outcome(store: Any, job: JobRef, *reports: HostReport, **more: Any) -> O
 
 def put_success(store: Any, job: JobRef, value: Any) -> Outcome:
     data = results.pack_value(value)
-    store.put(layout.result(job.job_id), data)
+    store.put(layout.result(job.job_id, 1, 0), data)
     digest = hashlib.sha256(data).hexdigest()
     return put_outcome(
         store, job, HostReport(0, Exit.RETURNED, result_digest=digest, result_size_bytes=len(data))
     )
 
 
-def raised(store: Any, job: JobRef, host: int, error: BaseException, **more: Any) -> HostReport:
+def raised(
+    store: Any, job: JobRef, host: int, error: BaseException, attempt: int = 1, **more: Any
+) -> HostReport:
     """The report of a host whose function raised."""
     text = "".join(traceback.format_exception(error))
-    key = layout.error(job.job_id, host)
+    key = layout.error(job.job_id, attempt, host)
     store.put(key, results.pack_exception(error))
     told = RemoteError(type(error).__name__, str(error), text, key, **more)
     return HostReport(
@@ -198,8 +200,16 @@ def raised(store: Any, job: JobRef, host: int, error: BaseException, **more: Any
     )
 
 
-def put_report(store: Any, job: JobRef, report: HostReport) -> None:
-    store.put(layout.report(job.job_id, report.host), json.dumps(report.to_json()).encode())
+def put_report(store: Any, job: JobRef, report: HostReport, attempt: int = 1) -> None:
+    key = layout.report(job.job_id, attempt, report.host)
+    store.put(key, json.dumps(report.to_json()).encode())
+
+
+def put_attempt(store: Any, job: JobRef, number: int, *reports: HostReport) -> Outcome:
+    """The verdict over an attempt that was followed by another one."""
+    outcome = judge(job.hosts, reports, now=NOW, attempt=number)
+    store.put(layout.attempt_outcome(job.job_id, number), json.dumps(outcome.to_json()).encode())
+    return outcome
 
 
 def is_gone(store: Any, job: JobRef) -> bool:

@@ -328,7 +328,7 @@ def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) 
         BrokenPipeError(32, "theirs"),
         SystemExit("theirs"),
     ):
-        key = layout.error("job-00000001", 1)
+        key = layout.error("job-00000001", 1, 1)
         world.store.put(key, results.pack_exception(problem))
         remote = RemoteError(
             type(problem).__name__, str(problem), "Traceback: line 7 in train\n", key=key

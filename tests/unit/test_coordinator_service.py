@@ -137,7 +137,7 @@ def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
     first.join("a", "x")
     second.join("b", "y")
     error = RemoteError(
-        "ValueError", "no \udcff good", "Traceback…", key="jobs/1/hosts/1/error.pkl"
+        "ValueError", "no \udcff good", "Traceback…", key="jobs/1/attempts/1/hosts/1/error.pkl"
     )
     report = ended(1, Exit.RAISED, error=error, leftover_threads=("t",), peak_rss_bytes=7, signal=0)
     second.report(report)

@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from laptop_fakes import NOW, FakeBackend, plan, put_ref, ref
+from laptop_fakes import NOW, FakeBackend, plan, put_attempt, put_ref, ref
 
 import kinetic
 import kinetic.debug
@@ -85,7 +85,7 @@ def debug_ref():
 
 
 def put_debugger(store, record):
-    store.put(layout.debugger("job-00000001"), json.dumps(record.to_json()).encode())
+    store.put(layout.debugger("job-00000001", 1), json.dumps(record.to_json()).encode())
 
 
 def talk(port, data):
@@ -408,8 +408,8 @@ def test_the_record_of_an_attempt_before_releases_nobody(store):
     other = gate(store, 1, attempt=2)
     other.take({"event": debugger.HELD}, "")
     assert not other.opens()
-    gate(store, 0, attempt=2)
-    assert debug.read(store, ref()) is None
+    put_attempt(store, ref(), 1)
+    assert debug.read(store, ref()) is None, "the debugger of attempt 1 is not that of attempt 2"
 
 
 def test_a_host_without_debugpy_says_what_to_install(monkeypatch):

@@ -230,7 +230,7 @@ def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 360
 def test_a_mess_is_found_and_tidied_up(store: LocalStore, tmp_path: Path) -> None:
     job(store, "job-00000001")
     store.put(
-        layout.report("job-00000001", 0),
+        layout.report("job-00000001", 1, 0),
         json.dumps(HostReport(0, Exit.RAISED, detail="no").to_json()).encode(),
     )
     store.put(layout.ref("job-00000002"), b"garbage")

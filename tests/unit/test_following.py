@@ -11,6 +11,7 @@ from laptop_fakes import (
     NOW,
     FakeBackend,
     chunk,
+    put_attempt,
     put_outcome,
     put_ref,
     put_report,
@@ -106,8 +107,10 @@ def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(st
 def test_reports_of_an_earlier_attempt_do_not_count(store, backend):
     job = put_ref(store, ref())
     backend.phases[job.job_id] = Phase.FAILED
-    put_report(store, job, raised(store, job, 2, ValueError("first attempt")))
-    put_report(store, job, HostReport(0, Exit.STOPPED, attempt=2))
+    first = raised(store, job, 2, ValueError("first attempt"))
+    put_report(store, job, first)
+    put_attempt(store, job, 1, first)
+    put_report(store, job, HostReport(0, Exit.STOPPED), attempt=2)
     (finished,) = follow(backend, store, job)
     assert finished.outcome.attempt == 2
     assert 2 in finished.outcome.blamed
@@ -180,11 +183,9 @@ def test_a_folder_that_was_removed_is_told_at_once(store, backend):
 def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, backend):
     job = put_ref(store, ref(hosts=1))
     backend.phases[job.job_id] = Phase.FAILED
-    put_report(store, job, HostReport(0, Exit.RAISED, detail="of attempt 1"))
-    store.put(
-        layout.events(job.job_id),
-        b'{"kind": "ended", "attempt": 1}\nno json\n{"kind": "retry", "attempt": 1}\n',
-    )
+    first = HostReport(0, Exit.RAISED, detail="of attempt 1")
+    put_report(store, job, first)
+    put_attempt(store, job, 1, first)
     (finished,) = follow(backend, store, job)
     assert finished.outcome.attempt == 2
     assert finished.outcome.first.exit is Exit.AGENT_LOST

@@ -199,7 +199,7 @@ def test_the_way_back_is_the_last_word_whoever_catches_the_interrupt(caught, tol
 
 def test_a_value_that_was_tampered_with_is_not_unpickled(store, job, handle):
     put_success(store, job, 1)
-    store.put(layout.result(job.job_id), pickle.dumps("evil"))
+    store.put(layout.result(job.job_id, 1, 0), pickle.dumps("evil"))
     with pytest.raises(errors.CorruptRecord, match="not unpickled"):
         handle.result(cleanup=True)
     assert not is_gone(store, job)
@@ -207,7 +207,7 @@ def test_a_value_that_was_tampered_with_is_not_unpickled(store, job, handle):
 
 def test_a_value_that_was_removed(store, job, handle):
     put_success(store, job, 1)
-    store.delete(layout.result(job.job_id))
+    store.delete(layout.result(job.job_id, 1, 0))
     with pytest.raises(errors.ResultUnavailable, match="removed"):
         handle.result()
 
@@ -272,7 +272,7 @@ def test_a_traceback_is_shown_once(store, job, handle):
 
 def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(store, job, handle):
     report = raised(store, job, 1, ValueError("no"))
-    store.put(layout.error(job.job_id, 1), b"garbage")
+    store.put(layout.error(job.job_id, 1, 1), b"garbage")
     put_outcome(store, job, report)
     with pytest.raises(errors.UserCodeFailed, match="host 1 of 4 raised ValueError: no") as caught:
         handle.result()

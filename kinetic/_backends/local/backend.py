@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from kinetic._backends.local import simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import status_of_verdict
-from kinetic._store import files
+from kinetic._store import attempts, files
 from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, KineticError, SubmitError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import socket
 
     from kinetic._backends.local.log_reader import LogReader
-    from kinetic._core.log_format import LogChunk
+    from kinetic._core.log_format import LogChunk, Position
     from kinetic._core.plan import Plan
 
 QUICK_POLL_S = 0.004
@@ -162,29 +163,81 @@ class LocalBackend:
         return verdict or Phase.FAILED
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read the hosts' files, and on, until the job has ended."""
-        hosts = request.hosts if request.hosts is not None else range(ref.hosts)
-        readers = [self._reader(ref, host, failures=request.failures) for host in hosts]
-        try:
-            for host, reader in zip(hosts, readers, strict=True):
-                if host in request.after:
-                    reader.start_at(request.after[host].offset)
-                elif request.tail is not None:
-                    reader.start_at_tail(request.tail)
-                    yield reader.here()
-            yield from self._follow(ref, readers) if request.follow else _drain(readers)
-        finally:
-            for reader in readers:
-                reader.close()
+        """Read the hosts' files, one attempt after the other, until the job has ended."""
+        from kinetic._core.log_format import Position
 
-    def _follow(self, ref: JobRef, readers: list[LogReader]) -> Iterator[LogChunk | None]:
+        first, newest = self._attempts_to_read(ref, request)
+        starts = dict[int, Position]()
+        for host in request.hosts if request.hosts is not None else range(ref.hosts):
+            if host in request.after:
+                starts[host] = request.after[host]
+            elif request.tail is not None:
+                yield (begin := self._tail(ref, host, request, range(first, newest + 1)))
+                starts[host] = begin.end
+            else:
+                starts[host] = Position(first)
+        for attempt in itertools.count(min(starts.values(), default=Position(newest)).attempt):
+            readers = self._readers(ref, attempt, starts, failures=request.failures)
+            try:
+                yield from (
+                    self._follow(ref, attempt, readers) if request.follow else _drain(readers)
+                )
+            finally:
+                for reader in readers:
+                    reader.close()
+            if attempt == request.attempt or not self._is_repeated(ref, attempt):
+                return
+
+    def _attempts_to_read(self, ref: JobRef, request: LogRequest) -> tuple[int, int]:
+        newest = attempts.newest(self._store, ref.job_id)
+        if request.attempt is None:
+            return 1, newest
+        attempts.check(ref.job_id, request.attempt, newest)
+        return request.attempt, request.attempt
+
+    def _tail(
+        self, ref: JobRef, host: int, request: LogRequest, numbers: Sequence[int]
+    ) -> LogChunk:
+        """An empty chunk that says where the last lines of a host begin, which may lie in several
+        attempts."""
+        left = request.tail or 0
+        for number in reversed(numbers):
+            reader = self._reader(ref, number, host, failures=request.failures)
+            left -= reader.start_at_tail(left)
+            begin = reader.here()
+            reader.close()
+            if left <= 0:
+                break
+        return begin
+
+    def _readers(
+        self, ref: JobRef, attempt: int, starts: Mapping[int, Position], *, failures: bool
+    ) -> list[LogReader]:
+        """Readers of what the hosts printed in this attempt, from where each of them starts."""
+        readers = []
+        for host, start in starts.items():
+            if start.attempt <= attempt:
+                readers.append(reader := self._reader(ref, attempt, host, failures=failures))
+                if start.attempt == attempt and start.offset:
+                    reader.start_at(start.offset)
+        return readers
+
+    def _is_repeated(self, ref: JobRef, attempt: int) -> bool:
+        """Whether the attempt is over and another one has begun."""
+        return self._store.has(layout.attempt_outcome(ref.job_id, attempt))
+
+    def _follow(
+        self, ref: JobRef, attempt: int, readers: list[LogReader]
+    ) -> Iterator[LogChunk | None]:
         begun = time.monotonic()
         watch = _SupervisorWatch(self._folder(ref))
         stuck = _StuckWatch(self._unreachable_after_s)
         try:
             while True:
                 # Looked at before reading: what was printed is there.
-                ended = not watch.is_alive() and self.phase(ref).ended
+                ended = self._is_repeated(ref, attempt) or (
+                    not watch.is_alive() and self.phase(ref).ended
+                )
                 got = False
                 for reader in readers:
                     for chunk in reader.read():
@@ -287,14 +340,14 @@ class LocalBackend:
         told = self._supervisor(ref) or {}
         return any(_is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
 
-    def _reader(self, ref: JobRef, host: int, *, failures: bool) -> LogReader:
+    def _reader(self, ref: JobRef, attempt: int, host: int, *, failures: bool) -> LogReader:
         from kinetic._backends.local.log_reader import LogReader
 
         files = (
-            self._store.path(layout.log(ref.job_id, host)),
-            self._store.path(layout.log_index(ref.job_id, host)),
+            self._store.path(layout.log(ref.job_id, attempt, host)),
+            self._store.path(layout.log_index(ref.job_id, attempt, host)),
         )
-        return LogReader(host, *files, failures=failures)
+        return LogReader(host, *files, attempt=attempt, failures=failures)
 
     def _verdict(self, ref: JobRef) -> Phase | None:
         try:

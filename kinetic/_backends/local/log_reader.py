@@ -27,10 +27,13 @@ BATCH_RECORDS = 1 << 14
 
 
 class LogReader:
-    """Follows the files of one host. A file that does not exist yet is empty."""
+    """Follows the files of one host in one attempt. A file that does not exist yet is empty."""
 
-    def __init__(self, host: int, log: Path, index: Path, *, failures: bool = True) -> None:
+    def __init__(
+        self, host: int, log: Path, index: Path, *, attempt: int = 1, failures: bool = True
+    ) -> None:
         self._host = host
+        self._attempt = attempt
         self._failures = failures
         self._paths = (log, index)
         self._log = self._index = -1
@@ -48,15 +51,13 @@ class LogReader:
         """An empty chunk that says where reading goes on."""
         return self._chunk(STDOUT, 0, b"")
 
-    def start_at_tail(self, lines: int) -> None:
-        """Skip all but the last `lines` lines that are there now."""
+    def start_at_tail(self, lines: int) -> int:
+        """Skip all but the last `lines` lines that are there now; return how many there are."""
         if not self._open():
-            return
-        self._log_at = _tail_offset(
-            self._log,
-            lines,
-            os.fstat(self._log).st_size if self._failures else self._end_of_output(),
-        )
+            return 0
+        size = os.fstat(self._log).st_size if self._failures else self._end_of_output()
+        self._log_at, found = _tail(self._log, lines, size)
+        return found
 
     def _end_of_output(self) -> int:
         """Where the output ends, without what is told of a failure after it."""
@@ -134,7 +135,7 @@ class LogReader:
         self._log = self._index = -1
 
     def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
-        return LogChunk(self._host, stream, time_ns, data, Position(offset=self._log_at))
+        return LogChunk(self._host, stream, time_ns, data, Position(self._attempt, self._log_at))
 
     def _take(self, size: int) -> bytes:
         data = os.pread(self._log, size, self._log_at)
@@ -174,11 +175,12 @@ def _index_offset(fd: int, offset: int) -> int:
     return low * RECORD.size
 
 
-def _tail_offset(fd: int, lines: int, size: int) -> int:
-    """Offset at which the last `lines` lines of the first `size` bytes begin."""
+def _tail(fd: int, lines: int, size: int) -> tuple[int, int]:
+    """Offset at which the last `lines` lines of the first `size` bytes begin, and how many they
+    are."""
     at = size
-    if lines <= 0:
-        return size
+    if lines <= 0 or size == 0:
+        return size, 0
     wanted = lines
     first = True
     while at > 0:
@@ -193,6 +195,6 @@ def _tail_offset(fd: int, lines: int, size: int) -> int:
             position = len(data)
             for _ in range(wanted):
                 position = data.rfind(b"\n", 0, position)
-            return at + position + 1
+            return at + position + 1, lines
         wanted -= found
-    return 0
+    return 0, lines - wanted + 1

@@ -542,9 +542,7 @@ class Gang:
 
     def _made_up(self, host: int, how: Exit, detail: str) -> HostReport:
         stacks = self._stacks_worth_keeping(self._hosts[host], how)
-        return HostReport(
-            host=host, exit=how, detail=detail, stacks=stacks, attempt=self.spec.attempt
-        )
+        return HostReport(host=host, exit=how, detail=detail, stacks=stacks)
 
     def _stacks_worth_keeping(self, member: Member, how: Exit) -> str:
         """Of a host that held a hung gang up all of it; of one that waited for it where it

@@ -46,8 +46,7 @@ of lines may be mixed."""
 
 
 class HostLog:
-    """The two files of one host. Opened for appending: a second attempt goes on where the first
-    ended."""
+    """The two files of one host in one attempt."""
 
     def __init__(
         self, log: Path, index: Path, *, clock_ns: Callable[[], int] = time.time_ns

@@ -490,7 +490,8 @@ class Agent:
         # The coordinator gets it as well; one of the two is enough.
         with contextlib.suppress(KineticError):
             self._store_put(
-                layout.report(self._who.job_id, self._who.host), json.dumps(data).encode()
+                layout.report(self._who.job_id, self._who.attempt, self._who.host),
+                json.dumps(data).encode(),
             )
             self._kept = True
         self._link.report(self._report)
@@ -517,18 +518,18 @@ class Agent:
         end = self._end or {}
         report = replace(
             report,
-            attempt=self._who.attempt,
             started_at=self._started_at,
             ended_at=time.time(),
             lost_log_bytes=self._log.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._standing() == joining.JOINED,
         )
+        where = self._who.job_id, self._who.attempt, self._who.host
         try:
             if report.ok:
-                self._put(layout.result(self._who.job_id, self._who.host), end, "result")
+                self._put(layout.result(*where), end, "result")
             elif report.error is not None:
-                key = layout.error(self._who.job_id, self._who.host)
+                key = layout.error(*where)
                 if self._put(key, end["error"], "error"):
                     report = replace(report, error=replace(report.error, key=key))
         except (KineticError, OSError) as error:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kinetic._core import layout
-from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.plan import Plan
 from kinetic._datasets import cached_copy
@@ -112,14 +111,8 @@ class Supervisor:
             if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(ended.outcome)
             ended = ended.cancelled()
-        reserve = self._own / "reserve"
-        leader.conclude(
-            self._store,
-            self._request.job_id,
-            ended,
-            plan,
-            make_room=lambda: reserve.unlink(missing_ok=True),
-        )
+        job_id = self._request.job_id
+        leader.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
         self._sweep_up()
         return 0
 
@@ -159,7 +152,8 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - see above
             traceback.print_exc()
             reason = f"The supervisor failed: {type(error).__name__}: {error}"
-            return None, Attempt(Outcome(Verdict.FAILED, reason=reason, ended_at=time.time()))
+            attempt, now = self._request.attempt, time.time()
+            return None, Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
 
     def _lead(self, plan: Plan) -> Attempt:
         token = os.urandom(16).hex()
@@ -233,12 +227,16 @@ class Supervisor:
             return False
 
     def _say_ready(self) -> None:
-        self._put("state.json", {"ready": True, "attempt": self._request.attempt})
+        self._put("state.json", {"ready": True})
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def _make_room(self) -> None:
+        """Free what was reserved on the disk for the verdict."""
+        (self._own / "reserve").unlink(missing_ok=True)
+
     def _sweep_up(self) -> None:
-        for name in ("reserve", "socket", "supervisor.json"):
+        for name in ("reserve", "socket", "supervisor.json", "state.json"):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -246,12 +244,10 @@ class Supervisor:
     def _start_over(self, outcome: Outcome) -> None:
         """Become the supervisor of the next attempt: same process id, same lock, nothing else
         kept."""
-        attempt, retry = self._request.attempt, GangEvent(EventKind.RETRY, detail=outcome.reason)
-        leader.write_event(self._store, self._request.job_id, attempt, retry)
+        leader.repeat(self._store, self._request.job_id, outcome, make_room=self._make_room)
         self._sweep_up()
-        (self._own / "state.json").unlink(missing_ok=True)
         again = asdict(self._request) | {
-            "attempt": attempt + 1,
+            "attempt": outcome.attempt + 1,
             "failed_before": outcome.reason,
         }
         spool = _in_memory(json.dumps(again).encode())

@@ -25,7 +25,6 @@ from kinetic._host.worker import main as worker
 LATE = (
     "setproctitle",
     *worker.IMPORTED_AHEAD,
-    "kinetic._datasets.delivery",
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
     *leader.SPEAKING,
 )

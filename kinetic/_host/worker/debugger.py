@@ -145,18 +145,14 @@ class Gate:
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._who, self._plan, self._store = identity, plan, store
-        self._key = layout.debugger(plan.job_id)
+        self._plan, self._store = plan, store
+        self._key = layout.debugger(plan.job_id, identity.attempt)
         self._port = port
         self._clock = clock
         self._record: Debugger | None = None
         self._given_up_at = self._next_look_at = 0.0
         self.holds = False
         """Whether this host's worker waits for `go`."""
-        # What an earlier attempt left must not be taken for this one's.
-        if identity.host == 0 and identity.attempt > 1:
-            with contextlib.suppress(KineticError):
-                store.delete(self._key)
 
     @property
     def state(self) -> str:
@@ -182,7 +178,6 @@ class Gate:
                     tree,
                     self._plan.client_root,
                     closes_at,
-                    attempt=self._who.attempt,
                 )
             )
         elif self._record is not None:
@@ -214,7 +209,7 @@ class Gate:
             ValueError,
         ):  # Not there yet, or the store cannot be reached just now.
             return False
-        return record.attempt == self._who.attempt and record.state is not DebuggerState.WAITING
+        return record.state is not DebuggerState.WAITING
 
     def _write(self, record: Debugger) -> None:
         self._record = record

@@ -1,0 +1,30 @@
+"""Which attempts a job has had: starts of its gang, from 1.
+
+In: a store, a job's id. Out: numbers of attempts.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from kinetic._core import layout
+from kinetic._store.base import Store
+from kinetic.errors import UsageError
+
+
+def newest(store: Store, job_id: str) -> int:
+    """Return the attempt that is under way, or that was the last: an attempt has a verdict of its
+    own exactly when another one has begun."""
+    numbers = itertools.count(1)
+    return next(n for n in numbers if not store.has(layout.attempt_outcome(job_id, n)))
+
+
+def check(job_id: str, attempt: int, newest: int) -> None:
+    """Refuse an attempt that the job has not had.
+
+    Raises:
+        UsageError: there is no such attempt (yet).
+    """
+    if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= newest:
+        known = "only attempt 1" if newest == 1 else f"attempts 1 to {newest}"
+        raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {known} so far.")
