@@ -1,11 +1,11 @@
 """The seam to the place where jobs run.
 
-In: a `Plan`, later a `JobRef`. Out: JSON documents, phases, log chunks.
+In: a `Plan`, later `JobRef`s. Out: JSON documents, what the backend knows of jobs, log chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -24,6 +24,31 @@ Document = dict[str, Any]
 
 Phase = JobStatus
 """What a job is, as far as the place that runs it knows; see `state.status_of`."""
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """What a backend knows of one host."""
+
+    host: int
+    phase: Phase
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a backend knows of a job.
+
+    Attributes:
+        phase: what the job is; a stored verdict outweighs it.
+        reason: why, as a sentence for people, such as "its hosts are starting"; "" when there is
+            nothing to say.
+        hosts: those of which there is more to say than of the job.
+    """
+
+    phase: Phase
+    reason: str = ""
+    hosts: tuple[HostStatus, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +84,8 @@ class Backend(Protocol):
         2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, no
            vendor package.
         3. `submit` creates all or nothing; after it returns the job runs on without the caller.
-        4. `phase` reads; it never raises for a job that is gone (NOT_FOUND).
+        4. `status` reads, and asks for many jobs at once: each of them is in the answer, also one
+           that is gone (NOT_FOUND). It raises `BackendUnavailable` where nothing can be said.
         5. `logs` yields each host's chunks in the order in which they were printed, and None at
            least every 0.1 s while there is nothing new, so that the caller can look at its clock.
            It ends when the job has ended and all was read (`follow`), or when what is there was
@@ -69,7 +95,7 @@ class Backend(Protocol):
            An attempt's output comes after that of the attempt before.
         6. `cancel` asks the job to stop and returns; cancelling an ended job does nothing.
         7. `cleanup` removes what the backend created for an ended job (not the stored artifacts);
-           twice is as good as once.
+           idempotent.
     """
 
     name: str
@@ -86,8 +112,8 @@ class Backend(Protocol):
         """Create the job; `secrets` are values that travel apart from every document."""
         ...
 
-    def phase(self, ref: JobRef) -> Phase:
-        """Return where the job stands."""
+    def status(self, refs: Sequence[JobRef]) -> Mapping[str, Status]:
+        """Return what the backend knows of the jobs, by id."""
         ...
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
@@ -101,6 +127,11 @@ class Backend(Protocol):
     def cleanup(self, ref: JobRef) -> None:
         """Remove what the backend holds for the job."""
         ...
+
+
+def phase_of(backend: Backend, ref: JobRef) -> Phase:
+    """Return what the backend says of one job."""
+    return backend.status([ref])[ref.job_id].phase
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kinetic._backends.base import Backend, LogRequest
@@ -22,7 +23,8 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
 from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
+from kinetic._store.many import at_once
+from kinetic.errors import BackendUnavailable, CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 PAUSE_S = 0.1
@@ -177,10 +179,38 @@ def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome |
     Raises:
         NotFound: the job's records were removed.
     """
-    found = stored(store, ref, now)
-    if found is not None:
-        return found
-    phase = backend.phase(ref)
+    found = settle_many(backend, store, [ref], now)[ref.job_id]
+    if isinstance(found, KineticError):
+        raise found
+    return found
+
+
+def settle_many(
+    backend: Backend, store: Store, refs: Sequence[JobRef], now: float
+) -> dict[str, Outcome | KineticError | None]:
+    """Return what `settle` returns or raises for each of the jobs, by id. The backend is asked
+    once for all of them."""
+    verdicts = at_once(
+        lambda ref: _caught(lambda: stored(store, ref, now)), refs, store.calls_at_once
+    )
+    found = {ref.job_id: verdict for ref, verdict in zip(refs, verdicts, strict=True)}
+    going_on = [ref for ref in refs if found[ref.job_id] is None]
+    known = backend.status(going_on) if going_on else {}
+    for ref in going_on:
+        phase = known[ref.job_id].phase
+        found[ref.job_id] = _caught(partial(_settled, store, ref, phase, now))
+    return found
+
+
+def _caught(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
+    try:
+        return act()
+    except KineticError as error:
+        return error
+
+
+def _settled(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome | None:
+    """Return the verdict of a job that had none when its backend said `phase`."""
     status = _status_without_verdict(store, ref, phase, now)
     if status is JobStatus.NOT_FOUND:
         raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")

@@ -24,7 +24,8 @@ from kinetic._client import waiter
 from kinetic._client.board import console
 from kinetic._client.waiter import Endings
 from kinetic._core.duration import Duration, patience_s
-from kinetic.errors import UsageTypeError, WaitTimeout, a_type
+from kinetic._core.outcome import Outcome
+from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type
 
 if TYPE_CHECKING:
     import asyncio
@@ -139,7 +140,7 @@ class Callbacks:
     def _begin(self) -> None:
         with suppress(RuntimeError):  # No thread can be started while the interpreter ends.
             threading.Thread(
-                target=self._call_all, name=f"kinetic-done-{self._job.job_id}", daemon=True
+                target=self._call_all, name=f"kinetic-done-{self._job.ref.job_id}", daemon=True
             ).start()
 
     def _call_all(self) -> None:
@@ -152,14 +153,14 @@ class Callbacks:
             try:
                 _called(call, self._job)
             except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are called all the same
-                _log.warning("a callback of %s raised %r", self._job.job_id, error)
+                _log.warning("a callback of %s raised %r", self._job.ref.job_id, error)
 
 
 def _called(call: Tell, job: Job) -> None:
     try:
         call()
     except Exception:  # noqa: BLE001 - a user's own code
-        _log.exception("a callback of %s failed", job.job_id)
+        _log.exception("a callback of %s failed", job.ref.job_id)
 
 
 async def ended(job: Job) -> None:
@@ -257,9 +258,10 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
     over: queue.SimpleQueue[J] = queue.SimpleQueue()
     left = {job: functools.partial(over.put, job) for job in jobs}
     try:
-        for job in [job for job in jobs if job.done()]:
-            del left[job]
-            yield job
+        for job, found in zip(jobs, waiter.look(jobs), strict=True):
+            if isinstance(found, Outcome | NotFound):
+                del left[job]
+                yield job
         for job, tell in left.items():
             watch().add(job, tell)
         while left:
@@ -288,7 +290,7 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
 
 
 def _ids(jobs: Iterable[Job]) -> str:
-    ids = [job.job_id for job in jobs]
+    ids = [job.ref.job_id for job in jobs]
     return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
 
 

@@ -12,12 +12,12 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._backends import registry
-from kinetic._backends.base import Backend, Controls, LogRequest, Signals
+from kinetic._backends.base import Backend, Controls, LogRequest, Signals, phase_of
 from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
@@ -155,13 +155,18 @@ class JobHandle(Generic[R_co]):
         found = self._stored()
         if found is not None:
             return status_of_verdict(found.verdict)
-        return following.standing(self._store, self.ref, self._place.phase(self.ref), time.time())[
-            0
-        ]
+        return following.standing(
+            self._store, self.ref, phase_of(self._place, self.ref), time.time()
+        )[0]
 
     def outcome(self) -> Outcome | None:
         """Return the verdict over all hosts, or None while the job goes on."""
         return following.settle(self._place, self._store, self.ref, time.time())
+
+    def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
+        """Return the verdicts of jobs of the same place and store as this one, by id; an error for
+        a job that cannot be looked at, or whose records were removed."""
+        return following.settle_many(self._place, self._store, refs, time.time())
 
     def ending_fd(self) -> int | None:
         """Return a descriptor that becomes readable when the job has ended; None where there is

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from kinetic._backends.base import Backend, Phase
+from kinetic._backends.base import Backend, Phase, phase_of
 from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import Plan, Tree
@@ -137,7 +137,7 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
         ) from error
     except BaseException:  # Ctrl-C: the job may or may not have been created.
         backend.cancel(ref)
-        if backend.phase(ref) is Phase.NOT_FOUND:
+        if phase_of(backend, ref) is Phase.NOT_FOUND:
             _remove(store, ref.job_id)
         raise
 

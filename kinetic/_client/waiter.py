@@ -15,12 +15,14 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from kinetic._core.outcome import Outcome
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
 from kinetic.errors import KineticError, NotFound
 
 _log = logging.getLogger("kinetic.batch")
@@ -31,22 +33,42 @@ MOST_SIGNALS = 256
 """A process may have a thousand open files; other rooms need some."""
 
 
+Found = Outcome | KineticError | None
+
+
 class Job(Protocol):
     """What a handle offers to whoever waits for its job."""
 
     @property
-    def job_id(self) -> str:
+    def ref(self) -> JobRef:
         """The job."""
         ...
 
-    def outcome(self) -> Outcome | None:
-        """Return the verdict, or None while the job goes on."""
+    def settle(self, refs: Sequence[JobRef]) -> Mapping[str, Found]:
+        """Return the verdicts of jobs of the same place and store as this one, by id; None while
+        they go on, an error for one that cannot be looked at, or whose records were removed."""
         ...
 
     def ending_fd(self) -> int | None:
         """Return a descriptor that becomes readable when the job has ended; None where there is
         none."""
         ...
+
+
+def look(jobs: Sequence[Job]) -> list[Found]:
+    """Return the verdict of each job. All jobs of one place are asked for at once."""
+    alike: dict[tuple[Place, str], list[Job]] = {}
+    for job in jobs:
+        alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
+    found: dict[JobRef, Found] = {}
+    for several in alike.values():
+        refs = [job.ref for job in several]
+        try:
+            verdicts = several[0].settle(refs)
+            found |= {ref: verdicts[ref.job_id] for ref in refs}
+        except KineticError as error:
+            found |= dict.fromkeys(refs, error)
+    return [found[job.ref] for job in jobs]
 
 
 @dataclass(frozen=True)
@@ -114,20 +136,19 @@ class Endings:
         with self._lock:
             now = self._clock()
             due = [(index, job) for index, job in self._watched.items() if job.look_at <= now]
-        return [ended for index, job in due if (ended := self._verdict(index, job)) is not None]
+        found = look([job.handle for _, job in due])
+        return [
+            ended
+            for (index, job), each in zip(due, found, strict=True)
+            if (ended := self._enter(index, job, each)) is not None
+        ]
 
-    def _verdict(self, index: int, job: _Watched) -> Ended | None:
-        try:
-            outcome = job.handle.outcome()
-        except NotFound:
+    def _enter(self, index: int, job: _Watched, found: Found) -> Ended | None:
+        if isinstance(found, Outcome | NotFound):
             self._forget(index)
-            return Ended(index, None)
-        except KineticError as error:
-            _log.warning("%s cannot be looked at just now: %s", job.handle.job_id, error)
-            outcome = None
-        if outcome is not None:
-            self._forget(index)
-            return Ended(index, outcome)
+            return Ended(index, found if isinstance(found, Outcome) else None)
+        if found is not None:
+            _log.warning("%s cannot be looked at just now: %s", job.handle.ref.job_id, found)
         self._later(job)
         return None
 

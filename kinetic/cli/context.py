@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -18,17 +18,19 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import index as stored
+from kinetic._store.many import get_many
 from kinetic.cli.options import NEWEST
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from kinetic._backends.base import Backend, LogRequest
+    from kinetic._backends.base import Backend, LogRequest, Status
     from kinetic._client.decorator import RemoteCallable
     from kinetic._client.handle import JobHandle
     from kinetic._client.planning import PlanView
     from kinetic._core.events import GangPicture
     from kinetic._core.log_format import LogChunk
     from kinetic._core.outcome import Outcome
+    from kinetic._core.place import Place
     from kinetic._store.base import Store
 
 UNKNOWN = "UNKNOWN"
@@ -50,6 +52,20 @@ class Ending(NamedTuple):
     state: JobStatus
     at: float
     started_at: float | None = None
+
+
+class Standing(NamedTuple):
+    """Where a job stands.
+
+    Attributes:
+        state: what the job is, a `JobStatus`; UNKNOWN when nobody here can tell.
+        reason: what the backend says why it is so, or "".
+        ending: how it ended, where the store says so.
+    """
+
+    state: str
+    reason: str = ""
+    ending: Ending | None = None
 
 
 def _unplanned(function: Callable[[], None], options: Mapping[str, Any]) -> PlanView:
@@ -131,18 +147,9 @@ class Desk:
 
     def ending(self, ref: JobRef) -> Ending | None:
         """Return how the job ended as the store says, or None while it does not say."""
-        try:
-            told = record.parse(self.store.get(layout.outcome(ref.job_id)))
-            status = status_of_verdict(told["verdict"])
-            started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
-            ended_at = float(told.get("ended_at") or ref.created_at)
-            return Ending(
-                status,
-                ended_at,
-                min(filter(None, started), default=None),
-            )
-        except (NotFound, CorruptRecord, ValueError, KeyError, TypeError, AttributeError):
-            return None  # absent, or damaged: the backend knows whether it ended
+        with contextlib.suppress(NotFound):
+            return _ending(self.store.get(layout.outcome(ref.job_id)), ref)
+        return None
 
     def started_at(self, ref: JobRef) -> float | None:
         """Return when the function of a job that runs started, in its current attempt; None when it
@@ -158,22 +165,61 @@ class Desk:
             told = events.parse(self.store.get(layout.events(ref.job_id)))
         return events.picture_of(told, ref.hosts, outcome)
 
-    def state(self, ref: JobRef) -> str:
-        """Return what the job is, a `JobStatus`; UNKNOWN when nobody here can tell."""
-        ending = self.ending(ref)
-        if ending is not None:
-            return ending.state
-        try:
-            phase = self.backend_of(ref).phase(ref)
-            if not phase.ended:
-                return phase
-            from kinetic._client import following  # a list of running jobs does without
+    def standing(self, ref: JobRef) -> Standing:
+        """Return where the job stands."""
+        return self.standings([ref])[ref.job_id]
 
-            return following.standing(self.store, ref, phase, self.now())[0]
+    def standings(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
+        """Return where the jobs stand, by id. The store and each backend are asked once for all of
+        them."""
+        keys = {layout.outcome(ref.job_id): ref for ref in refs}
+        found: dict[str, Standing] = {}
+        for key, data in get_many(self.store, keys).items():
+            ending = _ending(data, keys[key])
+            if ending is not None:
+                found[keys[key].job_id] = Standing(ending.state, ending=ending)
+        alike: dict[tuple[Place, str], list[JobRef]] = {}
+        for ref in refs:
+            if ref.job_id not in found:
+                alike.setdefault((ref.place, ref.store_uri), []).append(ref)
+        for several in alike.values():
+            found |= self._as_backend_says(several)
+        return found
+
+    def _as_backend_says(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
+        try:
+            known = self.backend_of(refs[0]).status(refs)
         except KineticError:
             # of a backend that this version or this machine cannot ask: the other jobs are shown
             # all the same
-            return UNKNOWN
+            return {ref.job_id: Standing(UNKNOWN) for ref in refs}
+        return {ref.job_id: self._judged(ref, known[ref.job_id]) for ref in refs}
+
+    def _judged(self, ref: JobRef, status: Status) -> Standing:
+        if not status.phase.ended:
+            return Standing(status.phase, status.reason)
+        from kinetic._client import following  # a list of running jobs does without
+
+        try:
+            state, _ = following.standing(self.store, ref, status.phase, self.now())
+        except KineticError:
+            return Standing(UNKNOWN)
+        return Standing(state, status.reason)
+
+
+def _ending(data: bytes, ref: JobRef) -> Ending | None:
+    """How the job ended, as its stored verdict says; None for a damaged one: the backend knows
+    whether it ended."""
+    try:
+        told = record.parse(data)
+        started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
+        return Ending(
+            status_of_verdict(told["verdict"]),
+            float(told.get("ended_at") or ref.created_at),
+            min(filter(None, started), default=None),
+        )
+    except (CorruptRecord, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
@@ -204,10 +250,15 @@ def configured(flags: Mapping[str, str | None]) -> Desk:
     settings = configuration.load(flags=flags)
     store = open_store(settings.home)
 
+    made: dict[tuple[Place, str], Backend] = {}
+
     def backend_of(ref: JobRef) -> Backend:
         from kinetic._backends import registry
 
-        return registry.backend_of(ref)
+        key = (ref.place, ref.store_uri)
+        if key not in made:
+            made[key] = registry.backend_of(ref)
+        return made[key]
 
     def handle_of(ref: JobRef) -> JobHandle[Any]:
         from kinetic._client.handle import JobHandle

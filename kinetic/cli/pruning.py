@@ -24,7 +24,7 @@ from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import sweeping
 from kinetic._store.local import LocalStore
-from kinetic.cli.context import Desk
+from kinetic.cli.context import Desk, Standing
 from kinetic.errors import NotFound
 
 CONTENT_AGE_S = 86400.0
@@ -58,16 +58,17 @@ class Swept:
 
 def ended_before(desk: Desk, moment: float) -> list[JobRef]:
     """Return the jobs that ended before the moment (seconds since the epoch), oldest first."""
-    return [ref for ref in reversed(desk.refs()) if _ended_at(desk, ref) < moment]
+    refs = desk.refs()
+    standings = desk.standings(refs)
+    return [ref for ref in reversed(refs) if _ended_at(ref, standings[ref.job_id]) < moment]
 
 
-def _ended_at(desk: Desk, ref: JobRef) -> float:
+def _ended_at(ref: JobRef, found: Standing) -> float:
     """When the job ended; the end of time for one that has not, or of which nobody here can
     tell."""
-    ending = desk.ending(ref)
-    if ending is not None:
-        return ending.at
-    return ref.created_at if desk.state(ref) in _ENDED else float("inf")
+    if found.ending is not None:
+        return found.ending.at
+    return ref.created_at if found.state in _ENDED else float("inf")
 
 
 def remove(desk: Desk, ref: JobRef) -> None:

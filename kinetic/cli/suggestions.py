@@ -52,7 +52,7 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
     for ref in desk.refs():
         bare = ref.job_id.removeprefix("job-")
         word = ref.job_id if ref.job_id.startswith(begun) else bare
-        if word.startswith(begun) and wanted(state := desk.state(ref)):
+        if word.startswith(begun) and wanted(state := desk.standing(ref).state):
             age = text.age(desk.now() - ref.created_at)
             yield CompletionItem(
                 word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"

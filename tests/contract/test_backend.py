@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from kinetic._backends.base import LogRequest, Phase, Signals
+from kinetic._backends.base import LogRequest, Phase, Signals, phase_of
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._config.settings import worker_environ
 from kinetic._core import layout
@@ -72,13 +72,13 @@ def test_a_job_that_is_being_submitted_has_not_failed(store):
         "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
     )
     folder = store.path("jobs/job-00000001/local")
-    assert backend.phase(ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is Phase.NOT_FOUND
     folder.mkdir(parents=True)
-    assert backend.phase(ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is Phase.NOT_FOUND
     (folder / "lock").touch()
-    assert backend.phase(ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is Phase.NOT_FOUND
     (folder / "lock").write_text("held\n")
-    assert backend.phase(ref) is Phase.FAILED, "a supervisor began, and is gone"
+    assert phase_of(backend, ref) is Phase.FAILED, "a supervisor began, and is gone"
 
 
 def submitted(backend, store, func, **more):
@@ -132,7 +132,7 @@ def test_output_comes_in_order_and_following_ends(backend, store):
     chunks = read(backend, ref)
     assert text(chunks) == b"one\nthree\n"
     assert text(chunks, STDERR) == b"two\n"
-    assert backend.phase(ref) is Phase.SUCCEEDED
+    assert phase_of(backend, ref) is Phase.SUCCEEDED
 
 
 def test_output_goes_on_after_any_chunk(backend, store):
@@ -176,16 +176,16 @@ def test_cancel_stops_the_job_and_is_harmless_afterwards(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     backend.cancel(ref)
     read(backend, ref)
-    assert backend.phase(ref) in UNSUCCESSFUL
+    assert phase_of(backend, ref) in UNSUCCESSFUL
     backend.cancel(ref)
     backend.cleanup(ref)
     backend.cleanup(ref)
-    assert backend.phase(ref) in UNSUCCESSFUL
+    assert phase_of(backend, ref) in UNSUCCESSFUL
 
 
 def test_an_unknown_job_is_not_found(backend, store):
     ref = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
-    assert backend.phase(ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is Phase.NOT_FOUND
     assert read(backend, ref) == []
     backend.cancel(ref)
     backend.cleanup(ref)
@@ -195,8 +195,8 @@ def test_phases_follow_the_job(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     follower = backend.logs(ref, LogRequest())
     while next(follower) is None:
-        assert backend.phase(ref) in (Phase.PENDING, Phase.RUNNING)
-    assert backend.phase(ref) is Phase.RUNNING
+        assert phase_of(backend, ref) in (Phase.PENDING, Phase.RUNNING)
+    assert phase_of(backend, ref) is Phase.RUNNING
     follower.close()
     backend.cancel(ref)
     read(backend, ref)
@@ -214,7 +214,7 @@ def test_a_signal_of_the_end_comes_with_the_end(backend, store):
     assert select.select([ends], [], [], 0)[0] == []
     backend.cancel(ref)
     assert select.select([ends], [], [], 30)[0] == [ends]
-    assert backend.phase(ref) in UNSUCCESSFUL, "what was signalled can be seen"
+    assert phase_of(backend, ref) in UNSUCCESSFUL, "what was signalled can be seen"
     os.close(ends)
     assert backend.ending_fd(ref) is None
 
@@ -246,7 +246,7 @@ def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
         told = backend.processes(ref)
     os.kill(told["supervisor"], 9)
     read(backend, ref)
-    assert backend.phase(ref) is Phase.FAILED
+    assert phase_of(backend, ref) is Phase.FAILED
     assert backend.processes(ref) == {}
 
 

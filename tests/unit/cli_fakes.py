@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._backends.base import Document, LogRequest, Phase
+from kinetic._backends.base import Document, LogRequest, Phase, Status
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -43,6 +43,8 @@ class FakeBackend:
 
     name: str = "fake"
     phases: dict[str, Phase] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    asked: list[list[str]] = field(default_factory=list)
     output: dict[str, list[LogChunk | None]] = field(default_factory=dict)
     requests: list[LogRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -59,8 +61,14 @@ class FakeBackend:
         self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]
     ) -> None: ...
 
-    def phase(self, ref: JobRef) -> Phase:
-        return self.phases.get(ref.job_id, Phase.RUNNING)
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        self.asked.append([ref.job_id for ref in refs])
+        return {
+            ref.job_id: Status(
+                self.phases.get(ref.job_id, Phase.RUNNING), self.reasons.get(ref.job_id, "")
+            )
+            for ref in refs
+        }
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         self.requests.append(request)

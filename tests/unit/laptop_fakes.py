@@ -13,10 +13,10 @@ import inspect
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from kinetic._backends.base import LogRequest, Phase
+from kinetic._backends.base import LogRequest, Phase, Status
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
@@ -46,6 +46,8 @@ class FakeBackend:
         self.store = store
         self.calls: list[str] = []
         self.phases: dict[str, Phase] = {}
+        self.reasons: dict[str, str] = {}
+        self.asked: list[list[str]] = []
         self.output: list[LogChunk | None] = []
         self.finish: Callable[[], None] = lambda: None
         self.refusal: Exception | None = None
@@ -73,8 +75,14 @@ class FakeBackend:
         self.secrets = dict(secrets)
         self.phases[ref.job_id] = Phase.RUNNING
 
-    def phase(self, ref: JobRef) -> Phase:
-        return self.phases.get(ref.job_id, Phase.NOT_FOUND)
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        self.asked.append([ref.job_id for ref in refs])
+        return {
+            ref.job_id: Status(
+                self.phases.get(ref.job_id, Phase.NOT_FOUND), self.reasons.get(ref.job_id, "")
+            )
+            for ref in refs
+        }
 
     def logs(self, ref: JobRef, request: LogRequest) -> Any:
         self.requests.append(request)

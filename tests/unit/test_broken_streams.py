@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laptop_fakes import NOW, FakeBackend, put_ref, put_success, ref
 
-from kinetic._backends.base import LogRequest, Phase
+from kinetic._backends.base import LogRequest, Phase, Status
 from kinetic._client import following
 from kinetic._client.following import Finished
 from kinetic._core.log_format import STDOUT, LogChunk, Position
@@ -137,12 +137,12 @@ def test_a_status_that_cannot_be_had_is_asked_for_again(store):
     backend = Breaking(store, job, printed((0, b"a\n")), [Break(1, raises=False)], ends_with=3)
     refusals = iter([True, True])
 
-    def phase(ref: JobRef) -> Phase:
+    def status(refs: Sequence[JobRef]) -> dict[str, Status]:
         if next(refusals, False):
             raise BackendUnavailable("Too many requests.")
-        return Phase.RUNNING
+        return {ref.job_id: Status(Phase.RUNNING) for ref in refs}
 
-    backend.phase = phase
+    backend.status = status
     events = follow(backend, LogRequest())
     assert [e.data for e in events if isinstance(e, LogChunk)] == [b"a\n"]
 

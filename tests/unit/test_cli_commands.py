@@ -16,7 +16,7 @@ import pytest
 from cli_fakes import DAY, NOW, World, chunk
 
 import kinetic
-from kinetic._backends.base import LogRequest
+from kinetic._backends.base import LogRequest, Phase
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
@@ -57,6 +57,38 @@ def test_list_shows_all_states_newest_first(world: World, capsys: Capture) -> No
         ["job-00000002", "f2", "tpu-v6e-8", "1", "CANCELLED", "-", "33m"],
         ["job-00000001", "f1", "tpu-v6e-8", "1", "FAILED", "-", "50m"],
         ["job-00000000", "f0", "tpu-v6e-8", "1", "SUCCEEDED", "-", "66m"],
+    ]
+
+
+def test_the_backend_is_asked_once_for_all_jobs_of_a_place(world: World, capsys: Capture) -> None:
+    for number in range(8):
+        world.job(f"job-0000000{number}", age=number)
+    world.succeed("job-00000003")
+    assert world("jobs", "list", "--limit", "5") == 0
+    assert world.backend.asked == [[f"job-0000000{number}" for number in (0, 1, 2, 4)]]
+    world.backend.asked.clear()
+    assert world("jobs", "prune", "--yes") == 0
+    assert [len(asked) for asked in world.backend.asked] == [7]
+
+
+def test_why_a_job_waits_is_shown(world: World, capsys: Capture) -> None:
+    world.job("job-00000001")
+    world.job("job-00000002", age=30)
+    world.backend.phases["job-00000001"] = Phase.PENDING
+    world.backend.reasons["job-00000001"] = "waiting for memory"
+    assert world("jobs", "list") == 0
+    head, second, first = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "REASON"
+    assert first.endswith("waiting for memory")
+    assert second.split()[-1] == "30s"
+    assert world("jobs", "status", "job-00000001") == 0
+    assert re.search(r"Reason: +waiting for memory", capsys.readouterr().out)
+    assert world("jobs", "status", "--json", "job-00000001") == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "waiting for memory"
+    assert world("jobs", "list", "--json") == 0
+    assert [job["reason"] for job in json.loads(capsys.readouterr().out)] == [
+        "",
+        "waiting for memory",
     ]
 
 

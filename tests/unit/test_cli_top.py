@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from kinetic._backends.base import ControlAddress, Phase
+from kinetic._backends.base import ControlAddress, Phase, Status
 from kinetic._client.board import activity
 from kinetic._client.board.activity import Rates
 from kinetic._client.handle import JobHandle
@@ -138,9 +138,9 @@ class Backend:
         self.phases: dict[str, Phase] = {}
         self.asked: list[str] = []
 
-    def phase(self, job: JobRef) -> Phase:
-        self.asked.append(job.job_id)
-        return self.phases[job.job_id]
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        self.asked += [ref.job_id for ref in refs]
+        return {ref.job_id: Status(self.phases[ref.job_id]) for ref in refs}
 
     def control(self, job: JobRef) -> ControlAddress | None:
         return ControlAddress(job.job_id, "token")

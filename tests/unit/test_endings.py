@@ -78,7 +78,7 @@ def test_jobs_without_signals_are_looked_at_ever_less_often(tmp_path):
     job = laptop_fakes.put_ref(source.store, laptop_fakes.ref(hosts=1))
     source.phases[job.job_id] = laptop_fakes.Phase.RUNNING
     handle = handle_of(job, source)
-    handle.outcome = lambda: looks.append(clock.now)
+    handle.settle = lambda refs: looks.append(clock.now) or {job.job_id: None}
     clock = Clock()
     waiting = Endings(slowest_s=1.0, clock=clock)
     waiting.add(0, handle)
@@ -98,8 +98,8 @@ def handle_of(job, source):
 def test_a_job_that_cannot_be_looked_at_just_now_is_looked_at_again(source, caplog):
     handle = handles(source, 1)[0]
     source.ending_fd = lambda ref: None
-    real, failures = handle.outcome, [errors.StoreError("no route")]
-    handle.outcome = lambda: (_ for _ in ()).throw(failures.pop()) if failures else real()
+    real, failures = handle.settle, [errors.StoreError("no route")]
+    handle.settle = lambda refs: {handle.job_id: failures.pop()} if failures else real(refs)
     waiting = Endings(first_look_s=0.0)
     waiting.add(0, handle)
     put_success(source.store, handle.ref, 1)
@@ -108,6 +108,32 @@ def test_a_job_that_cannot_be_looked_at_just_now_is_looked_at_again(source, capl
         found = waiting.wait(PATIENCE_S)
     assert found[0].outcome.ok
     assert "no route" in caplog.text
+
+
+def test_a_backend_that_does_not_answer_is_asked_again(source, caplog):
+    handle = handles(source, 1)[0]
+    source.ending_fd = lambda ref: None
+    real, failures = source.status, [errors.BackendUnavailable("Too many requests.")]
+    source.status = lambda refs: (_ for _ in ()).throw(failures.pop()) if failures else real(refs)
+    waiting = Endings(first_look_s=0.0)
+    waiting.add(0, handle)
+    while failures:
+        assert waiting.wait(0.0) == []
+    put_success(source.store, handle.ref, 1)
+    found = []
+    while not found:
+        found = waiting.wait(PATIENCE_S)
+    assert found[0].outcome.ok
+    assert "Too many requests" in caplog.text
+
+
+def test_many_jobs_are_asked_for_at_once(source):
+    waiting = Endings(first_look_s=0.0, clock=Clock())
+    several = handles(source, 20)
+    for index, handle in enumerate(several):
+        waiting.add(index, JobHandle(handle.ref, source))
+    assert waiting.wait(0.0) == []
+    assert source.asked == [[handle.job_id for handle in several]]
 
 
 def test_removed_records_are_an_end(source):

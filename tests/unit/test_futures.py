@@ -53,6 +53,16 @@ def test_done(source, job):
     assert job.exception() is None
 
 
+def test_many_jobs_are_asked_for_at_once(source):
+    several = jobs(source, 20)
+    source.asked.clear()
+    first = as_completed(several)
+    for index in range(20):
+        source.release(index)
+    assert set(first) == set(several)
+    assert all(len(asked) > 1 for asked in source.asked)
+
+
 def test_the_exception_of_a_job_that_failed(source):
     failed = put_ref(source.store, ref())
     put_outcome(source.store, failed, raised(source.store, failed, 1, ValueError("no")))

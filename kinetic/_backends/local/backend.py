@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic._backends.base import ControlAddress, Document, LogRequest, Phase
+from kinetic._backends.base import ControlAddress, Document, LogRequest, Phase, Status
 from kinetic._backends.local import simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
@@ -41,6 +41,9 @@ LINGER_S = 2.0
 """How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a
 second."""
 LOOK_EVERY_S = 1.0
+_STARTING = "its hosts are starting"
+_ENDING = "its supervisor was killed, and its hosts are ending"
+_KILLED = "its supervisor was killed"
 _FLOCK = "hhqqi4x"
 """`struct flock`: kind, origin, start, length, process."""
 
@@ -146,21 +149,25 @@ class LocalBackend:
         }
         launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
 
-    def phase(self, ref: JobRef) -> Phase:
-        """From the verdict, else from the supervisor's lock and state."""
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        """From the verdicts, else from the supervisors' locks and states."""
+        return {ref.job_id: self._status(ref) for ref in refs}
+
+    def _status(self, ref: JobRef) -> Status:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
         if self._is_supervised(ref):
-            return Phase.RUNNING if (self._folder(ref) / "state.json").exists() else Phase.PENDING
+            is_ready = (self._folder(ref) / "state.json").exists()
+            return Status(Phase.RUNNING) if is_ready else Status(Phase.PENDING, _STARTING)
         if not self._was_supervised(ref):  # It is being submitted, or that was interrupted.
-            return self._verdict(ref) or Phase.NOT_FOUND
+            return self._verdict(ref) or Status(Phase.NOT_FOUND)
         verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
         if verdict is None and self._lingers(ref):
-            return Phase.RUNNING
+            return Status(Phase.RUNNING, _ENDING)
         if verdict is None:
             self._end_family(ref)
-        return verdict or Phase.FAILED
+        return verdict or Status(Phase.FAILED, _KILLED)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, one attempt after the other, until the job has ended."""
@@ -236,7 +243,7 @@ class LocalBackend:
             while True:
                 # Looked at before reading: what was printed is there.
                 ended = self._is_repeated(ref, attempt) or (
-                    not watch.is_alive() and self.phase(ref).ended
+                    not watch.is_alive() and self._status(ref).phase.ended
                 )
                 got = False
                 for reader in readers:
@@ -349,7 +356,7 @@ class LocalBackend:
         )
         return LogReader(host, *files, attempt=attempt, failures=failures)
 
-    def _verdict(self, ref: JobRef) -> Phase | None:
+    def _verdict(self, ref: JobRef) -> Status | None:
         try:
             data = self._store.get(layout.outcome(ref.job_id))
             from kinetic._core.outcome import Outcome  # a list of running jobs does without
@@ -358,8 +365,8 @@ class LocalBackend:
         except LookupError:
             return None
         except KineticError:
-            return Phase.FAILED
-        return status_of_verdict(outcome.verdict)
+            return Status(Phase.FAILED, "its verdict is damaged")
+        return Status(status_of_verdict(outcome.verdict))
 
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, CorruptRecord):

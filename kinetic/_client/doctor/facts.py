@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from kinetic._backends.base import phase_of
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._backends.local.simulation import available_memory_bytes, usable_cpus
 from kinetic._client.doctor.checks import Folder, Machine, Preloader
@@ -173,7 +174,7 @@ def _job(store: LocalStore, backend: LocalBackend, ref: JobRef, now: float) -> J
 
 
 def _has_ended(backend: LocalBackend, ref: JobRef, now: float) -> bool:
-    return backend.phase(ref).ended and now - ref.created_at >= SETTLED_S
+    return phase_of(backend, ref).ended and now - ref.created_at >= SETTLED_S
 
 
 def _is_old(path: Path, now: float) -> bool:

@@ -12,7 +12,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core.state import JobStatus
 from kinetic.cli import output
-from kinetic.cli.context import UNKNOWN, Desk, with_desk
+from kinetic.cli.context import UNKNOWN, Desk, Ending, Standing, with_desk
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import accepted, job_argument, json_option
 from kinetic.errors import NotFound, UsageError
@@ -27,6 +27,7 @@ _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
 _RUNNING_COLUMNS = ("HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _HOSTS_SHOWN = 32
+_PORTION = 100
 
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
@@ -138,7 +139,12 @@ def list_jobs(
     shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
         return output.json_document(
-            [ref.attributes() | {"state": state} | _times(desk, ref) for ref, state in shown]
+            [
+                ref.attributes()
+                | {"state": found.state, "reason": found.reason}
+                | _times(desk, ref, found.ending)
+                for ref, found in shown
+            ]
         )
     if not shown:
         return output.notice(
@@ -146,12 +152,10 @@ def list_jobs(
         )
     if group is not None:
         output.notice(f"Batch {desk.batch_name(shown[0][0].group_id or group)}:")
-    output.table(
-        _COLUMNS,
-        [_cells(desk, ref, state) for ref, state in shown],
-        right=("HOSTS", "TIME", "AGE"),
-        cut="NAME",
-    )
+    # Of most jobs there is no reason to give: the column is there where one has any.
+    columns = (*_COLUMNS, "REASON") if any(found.reason for _, found in shown) else _COLUMNS
+    rows = [_cells(desk, ref, found)[: len(columns)] for ref, found in shown]
+    output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", wrap="REASON")
     if more:
         output.notice("There are more jobs: --all shows them.")
     return None
@@ -184,22 +188,25 @@ def _of_batch(desk: Desk, text: str) -> list[JobRef]:
 
 def _select(
     desk: Desk, refs: list[JobRef], limit: int | None, states: set[str]
-) -> tuple[list[tuple[JobRef, str]], bool]:
+) -> tuple[list[tuple[JobRef, Standing]], bool]:
     """The first `limit` jobs in one of the states, and whether there may be more. States are read
-    only as far as needed."""
-    shown: list[tuple[JobRef, str]] = []
-    for index, ref in enumerate(refs):
-        state = desk.state(ref)
-        if not states or state in states:
-            shown.append((ref, state))
-        if limit is not None and len(shown) == limit:
-            return shown, index + 1 < len(refs)
+    in portions, only as far as needed."""
+    portion = len(refs) or 1 if limit is None else max(limit, _PORTION) if states else limit
+    shown: list[tuple[JobRef, Standing]] = []
+    for begin in range(0, len(refs), portion):
+        standings = desk.standings(refs[begin : begin + portion])
+        for index, ref in enumerate(refs[begin : begin + portion], begin):
+            found = standings[ref.job_id]
+            if not states or found.state in states:
+                shown.append((ref, found))
+            if limit is not None and len(shown) == limit:
+                return shown, index + 1 < len(refs)
     return shown, False
 
 
-def _cells(desk: Desk, ref: JobRef, state: str) -> tuple[str, ...]:
+def _cells(desk: Desk, ref: JobRef, found: Standing) -> tuple[str, ...]:
     now = desk.now()
-    times = _times(desk, ref)
+    times = _times(desk, ref, found.ending)
     started_at, ended_at = times["started_at"], times["ended_at"]
     ran = "-" if started_at is None else text.duration((ended_at or now) - started_at)
     return (
@@ -207,15 +214,15 @@ def _cells(desk: Desk, ref: JobRef, state: str) -> tuple[str, ...]:
         ref.display_name,
         ref.accelerator,
         str(ref.hosts),
-        state,
+        found.state,
         ran,
         text.age(now - ref.created_at),
+        found.reason,
     )
 
 
-def _times(desk: Desk, ref: JobRef) -> dict[str, float | None]:
+def _times(desk: Desk, ref: JobRef, ending: Ending | None) -> dict[str, float | None]:
     """When the function started and the job ended, as far as it is known."""
-    ending = desk.ending(ref)
     if ending is None:
         return {"started_at": desk.started_at(ref), "ended_at": None}
     return {"started_at": ending.started_at, "ended_at": ending.at}
@@ -229,15 +236,20 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
     ref = desk.find(job_id)
     outcome = desk.handle_of(ref).outcome()
-    state = desk.state(ref)
-    times = _times(desk, ref)
+    found = desk.standing(ref)
+    times = _times(desk, ref, found.ending)
     members = _members(desk, ref) if outcome is None else []
     if as_json:
-        known = {"state": state, **times, "members": [line.to_json() for line in members]}
+        known = {
+            "state": found.state,
+            "reason": found.reason,
+            **times,
+            "members": [line.to_json() for line in members],
+        }
         return output.json_document(
             ref.attributes() | known | {"outcome": outcome.to_json() if outcome else None}
         )
-    output.line(text.pairs(_facts(desk, ref, state, outcome, times["started_at"])))
+    output.line(text.pairs(_facts(desk, ref, found, outcome, times["started_at"])))
     if members:
         _print_running(members)
     if outcome is not None and len(outcome.reports) > 1:
@@ -254,13 +266,14 @@ def _members(desk: Desk, ref: JobRef) -> list[HostLine]:
 
 
 def _facts(
-    desk: Desk, ref: JobRef, state: str, outcome: Outcome | None, started_at: float | None
+    desk: Desk, ref: JobRef, found: Standing, outcome: Outcome | None, started_at: float | None
 ) -> list[tuple[str, str]]:
     now = desk.now()
     facts = [
         ("Job", ref.job_id),
         ("Name", ref.display_name),
-        ("State", state),
+        ("State", found.state),
+        ("Reason", found.reason),
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
         *(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -124,8 +123,10 @@ class Watch:
     def look(self) -> list[HostLine]:
         """Return the hosts of all jobs that go on, newest job first."""
         found: list[HostLine] = []
-        for ref in self._going_on():
-            state = self._desk.state(ref)
+        going_on = self._going_on()
+        standings = self._desk.standings(going_on)
+        for ref in going_on:
+            state = standings[ref.job_id].state
             if state not in _GOES_ON:
                 self._ended.add(ref.job_id)
                 self._hang_up(ref.job_id)
@@ -133,7 +134,7 @@ class Watch:
             found += activity.lines(ref, state, self._snapshot(ref), self._rates, self._desk.now())
         return found
 
-    def _going_on(self) -> Iterable[JobRef]:
+    def _going_on(self) -> list[JobRef]:
         ids = set(self._desk.ids()) - self._ended
         for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
             try:
