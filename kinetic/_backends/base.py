@@ -5,7 +5,7 @@ In: a `Plan`, later `JobRef`s. Out: JSON documents, what the backend knows of jo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,9 +15,6 @@ from kinetic._core.state import JobStatus
 if TYPE_CHECKING:
     from kinetic._core.log_format import LogChunk, Position
     from kinetic._core.plan import Plan
-
-if TYPE_CHECKING:
-    import socket
 
 Document = dict[str, Any]
 
@@ -134,6 +131,38 @@ def phase_of(backend: Backend, ref: JobRef) -> Phase:
     return backend.status([ref])[ref.job_id].phase
 
 
+@runtime_checkable
+class WarmUp(Protocol):
+    """Optional: a backend that can prepare what takes time, while the call is still planned."""
+
+    def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
+        """Prepare a job of so many hosts that sets these variables. Returns at once; nothing
+        depends on it."""
+        ...
+
+
+@dataclass(frozen=True)
+class GangProcesses:
+    """The processes of a running job that lie on this machine.
+
+    Attributes:
+        supervisor: the process id of what leads the gang.
+        agents: the process ids of the agents, by host.
+    """
+
+    supervisor: int
+    agents: Mapping[int, int]
+
+
+@runtime_checkable
+class Processes(Protocol):
+    """Optional: a backend whose jobs are processes of this machine."""
+
+    def processes(self, ref: JobRef) -> GangProcesses | None:
+        """Return the processes of a job, or None when it is not running."""
+        ...
+
+
 @dataclass(frozen=True)
 class ControlAddress:
     """How to call a running job's coordinator: a gRPC target and the job's token."""
@@ -151,11 +180,38 @@ class Controls(Protocol):
         ...
 
 
+class Connection(Protocol):
+    """Bytes to and from a port of a host. One thread may read while another one writes.
+
+    All methods raise `OSError` when the connection is lost, except the last two.
+    """
+
+    def read(self) -> bytes:
+        """Wait for bytes and return them; b"" when no more will come."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send all of the bytes."""
+        ...
+
+    def finish(self) -> None:
+        """Say that nothing more will be written; reading goes on."""
+        ...
+
+    def end(self) -> None:
+        """End both directions, from any thread: a read that waits returns b"". Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Free it, once nobody reads or writes any more. Idempotent."""
+        ...
+
+
 @runtime_checkable
 class Tunnels(Protocol):
     """Optional: a backend that can reach a port of a host (the debugger)."""
 
-    def open_port(self, ref: JobRef, host: int, port: int) -> socket.socket:
+    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
         """Connect to a port of the loopback address of a running host.
 
         Raises:

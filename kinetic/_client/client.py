@@ -78,8 +78,9 @@ class Client:
 
     def warm_up(self, options: Options) -> None:
         """Let the backend prepare what takes time, while the call is planned."""
-        warm_up = getattr(self.backend, "warm_up", None)
-        if warm_up is None or self.settings.preload == "off":
+        from kinetic._backends.base import WarmUp
+
+        if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
             return
         from kinetic._config import settings as configuration
 
@@ -87,7 +88,7 @@ class Client:
             configuration.captured(options.capture_env_vars) if options.capture_env_vars else ()
         )
         hosts = options.topology.hosts * options.slices
-        warm_up(
+        self.backend.warm_up(
             hosts,
             joins_jax=options.joins_jax,
             variables=[*options.env, *options.secrets, *captured],

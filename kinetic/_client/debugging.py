@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kinetic._backends.base import Backend, Tunnels
+from kinetic._backends.base import Backend, Connection, Tunnels
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, launch_configuration
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._system import peers
+from kinetic._system.connection import SocketConnection
 from kinetic.errors import KineticError, NotFound, UsageError, UsageTypeError
 
 _log = logging.getLogger("kinetic.debug")
@@ -45,7 +46,7 @@ class PortForward:
     def __init__(
         self,
         listener: socket.socket,
-        connect: Callable[[], socket.socket],
+        connect: Callable[[], Connection],
         ended: Callable[[], bool],
         *,
         check_every_s: float = CHECK_EVERY_S,
@@ -57,8 +58,8 @@ class PortForward:
         self._ended = ended
         self._check_every_s = check_every_s
         self._closing = threading.Event()
-        self._open: set[socket.socket] = set()
-        self._far: set[socket.socket] = set()
+        self._open: set[Connection] = set()
+        self._far: set[Connection] = set()
         self._thread = threading.Thread(
             target=self._serve, name="kinetic-port-forward", daemon=True
         )
@@ -88,11 +89,10 @@ class PortForward:
         return 0
 
     def terminate(self) -> None:
-        """End it, with the connections that are open. The job goes on. Twice is as good as once."""
+        """End it, with the connections that are open. The job goes on. Idempotent."""
         self._closing.set()
         for side in list(self._open):
-            with contextlib.suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
+            side.end()
 
     kill = terminate
 
@@ -110,9 +110,10 @@ class PortForward:
                         self.terminate()
 
     def _accept(self) -> None:
-        near, _ = self._listener.accept()
-        near.settimeout(None)
-        if not peers.is_own(near):
+        caller, _ = self._listener.accept()
+        caller.settimeout(None)
+        near = SocketConnection(caller)
+        if not peers.is_own(caller):
             _log.warning(
                 "somebody else of this machine tried to attach to the job's debugger, and was "
                 "refused"
@@ -132,12 +133,12 @@ class PortForward:
                 target=self._pump, args=(source, target), name="kinetic-port-forward", daemon=True
             ).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+    def _pump(self, source: Connection, target: Connection) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
+            while data := source.read():
+                target.write(data)
         with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
+            target.finish()
         self._open.discard(source)
         if target not in self._open:  # The other direction has ended too.
             self._far -= {source, target}
@@ -187,7 +188,7 @@ def attach(
     except BaseException:
         listener.close()
         raise
-    forward = PortForward(listener, lambda: backend.open_port(ref, 0, found.port), ended)
+    forward = PortForward(listener, lambda: backend.connect(ref, 0, found.port), ended)
     forward.instructions = instructions(
         ref, found, forward.port, working_dir or "", now=time.time()
     )

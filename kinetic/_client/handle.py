@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._backends import registry
-from kinetic._backends.base import Backend, Controls, LogRequest, Signals, phase_of
+from kinetic._backends.base import Backend, Controls, LogRequest, Processes, Signals, phase_of
 from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
@@ -296,8 +296,10 @@ class JobHandle(Generic[R_co]):
     def processes(self) -> dict[str, Any]:
         """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":
         {host: pid}}; else {}."""
-        found = getattr(self._place, "processes", None)
-        return {} if found is None else cast("dict[str, Any]", found(self.ref))
+        found = self._place.processes(self.ref) if isinstance(self._place, Processes) else None
+        if found is None:
+            return {}
+        return {"supervisor": found.supervisor, "agents": dict(found.agents)}
 
     # -- waiting -----------------------------------------------------------------------------------
 

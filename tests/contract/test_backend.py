@@ -244,10 +244,10 @@ def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
     told = backend.processes(ref)
     while not told:
         told = backend.processes(ref)
-    os.kill(told["supervisor"], 9)
+    os.kill(told.supervisor, 9)
     read(backend, ref)
     assert phase_of(backend, ref) is Phase.FAILED
-    assert backend.processes(ref) == {}
+    assert backend.processes(ref) is None
 
 
 TAKEN_BYTES = 400 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from kinetic._core.plan import Limits
 from kinetic._host.agent.identity import Identity, from_environ
 from kinetic._host.worker import debugger
 from kinetic._store.local import LocalStore
+from kinetic._system.connection import SocketConnection
 from kinetic.errors import (
     CorruptRecord,
     NotFound,
@@ -44,6 +46,10 @@ def store(home):
     return LocalStore(home)
 
 
+def connection_to(port):
+    return SocketConnection(socket.create_connection(("127.0.0.1", port), timeout=200))
+
+
 class Reachable(FakeBackend):
     """A backend whose hosts' ports are those of a server in this process."""
 
@@ -52,9 +58,9 @@ class Reachable(FakeBackend):
         self.port = port
         self.opened = []
 
-    def open_port(self, ref, host, port):
+    def connect(self, ref, host, port):
         self.opened.append((host, port))
-        return socket.create_connection(("127.0.0.1", self.port), timeout=200)
+        return connection_to(self.port)
 
 
 @pytest.fixture
@@ -115,6 +121,32 @@ def test_a_port_is_forwarded_both_ways(store, echo):
         socket.create_connection(("127.0.0.1", forward.port), timeout=1)
 
 
+class Loop:
+    """A connection that is no socket: what is written comes back."""
+
+    def __init__(self):
+        self.bytes = queue.SimpleQueue()
+
+    def read(self):
+        return self.bytes.get()
+
+    def write(self, data):
+        self.bytes.put(data)
+
+    def finish(self):
+        self.bytes.put(b"")
+
+    end = close = finish
+
+
+def test_a_tunnel_need_not_be_a_socket():
+    listener = socket.create_server(("127.0.0.1", 0))
+    forward = debug.PortForward(listener, Loop, lambda: False)
+    assert talk(forward.port, b"x" * 200_000) == b"x" * 200_000
+    forward.terminate()
+    assert forward.wait(200) == 0
+
+
 def test_terminate_ends_open_connections(store, echo):
     put_debugger(store, WAITING)
     forward = debug.attach(
@@ -131,7 +163,7 @@ def test_terminate_ends_open_connections(store, echo):
 def test_it_ends_with_the_job(echo):
     over = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
-    connect = lambda: socket.create_connection(("127.0.0.1", echo))  # noqa: E731
+    connect = lambda: connection_to(echo)  # noqa: E731
     forward = debug.PortForward(listener, connect, over.is_set, check_every_s=0.0)
     with pytest.raises(subprocess.TimeoutExpired):
         forward.wait(timeout=0)

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic._backends.base import ControlAddress, Document, LogRequest, Phase, Status
+from kinetic._backends.base import (
+    ControlAddress,
+    Document,
+    GangProcesses,
+    LogRequest,
+    Phase,
+    Status,
+)
 from kinetic._backends.local import simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
@@ -28,8 +35,7 @@ from kinetic.errors import CorruptRecord, KineticError, SubmitError
 
 # a list of running jobs does without these, and without what is imported in functions
 if TYPE_CHECKING:
-    import socket
-
+    from kinetic._backends.base import Connection
     from kinetic._backends.local.log_reader import LogReader
     from kinetic._core.log_format import LogChunk, Position
     from kinetic._core.plan import Plan
@@ -300,22 +306,20 @@ class LocalBackend:
             else None
         )
 
-    def open_port(self, ref: JobRef, host: int, port: int) -> socket.socket:
+    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
         """Connect to a port of a host, which is this machine."""
         import socket
 
-        return socket.create_connection(("127.0.0.1", port))
+        from kinetic._system.connection import SocketConnection
 
-    def processes(self, ref: JobRef) -> dict[str, Any]:
-        """Process ids of a running job: {"supervisor": pid, "agents": {host: pid}}; {} when it is
-        not running."""
+        return SocketConnection(socket.create_connection(("127.0.0.1", port)))
+
+    def processes(self, ref: JobRef) -> GangProcesses | None:
+        """What the supervisor left on record, while it lives."""
         told = self._supervisor(ref)
         if not told or not self._is_supervised(ref):
-            return {}
-        return {
-            "supervisor": told["pid"],
-            "agents": {int(host): pid for host, pid in told["agents"].items()},
-        }
+            return None
+        return GangProcesses(told["pid"], {int(host): pid for host, pid in told["agents"].items()})
 
     def ending_fd(self, ref: JobRef) -> int | None:
         """A descriptor of the supervisor's process."""

@@ -16,20 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kinetic._backends.base import phase_of
-from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends import registry
+from kinetic._backends.base import Backend, Processes
 from kinetic._backends.local.simulation import available_memory_bytes, usable_cpus
 from kinetic._client.doctor.checks import Folder, Machine, Preloader
 from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic._core import kinship, layout
 from kinetic._core.outcome import Outcome
+from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._store import index, privacy
 from kinetic._store.local import LocalStore
+from kinetic._store.many import has_many
 from kinetic.errors import CorruptRecord, KineticError, NotFound
 
 _PACKAGES = ("kinetic-sdk", "jax", "keras")
@@ -39,6 +41,7 @@ _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host 
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
 """CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
+HERE = Place("local")
 
 
 def machine() -> Machine:
@@ -122,9 +125,8 @@ def traces(store: LocalStore, now: float) -> Traces:
     """Look for what jobs left in the store, in the folder for temporary files, and among the
     processes."""
     found, damaged = _references(store)
-    backend = LocalBackend(store, {})
     return Traces(
-        jobs=tuple(_job(store, backend, ref, now) for ref in found if ref.backend == backend.name),
+        jobs=tuple(_jobs(store, [ref for ref in found if ref.backend == HERE.backend], now)),
         processes=tuple(_processes()),
         scraps=(*_writes(store, now), *_socket_folders(now)),
         damaged=(*damaged, *(fault for ref in found for fault in _damaged(store, ref))),
@@ -159,22 +161,29 @@ def _damaged(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
                 yield str(store.path(key)), str(fault)
 
 
-def _job(store: LocalStore, backend: LocalBackend, ref: JobRef, now: float) -> Job:
+def _jobs(store: LocalStore, refs: Sequence[JobRef], now: float) -> Iterator[Job]:
+    backend = registry.make(HERE, store)
+    judged = has_many(store, [layout.outcome(ref.job_id) for ref in refs])
+    open_ = [ref for ref in refs if layout.outcome(ref.job_id) not in judged]
+    known = backend.status(open_) if open_ else {}
+    for ref in refs:
+        has_verdict = ref.job_id not in known
+        has_ended = has_verdict or (
+            known[ref.job_id].phase.ended and now - ref.created_at >= SETTLED_S
+        )
+        goes_on = _has_processes(backend, ref) or not has_ended
+        left = () if goes_on else tuple(_left(store, ref, now))
+        yield Job(ref.job_id, ref.created_at, has_verdict, goes_on, left)
+
+
+def _has_processes(backend: Backend, ref: JobRef) -> bool:
+    return isinstance(backend, Processes) and backend.processes(ref) is not None
+
+
+def _left(store: LocalStore, ref: JobRef, now: float) -> Iterator[str]:
+    """What is there of a running job."""
     local = store.path(f"{layout.job(ref.job_id)}/local")
-    has_verdict = store.has(layout.outcome(ref.job_id))
-    goes_on = bool(backend.processes(ref)) or (
-        not has_verdict and not _has_ended(backend, ref, now)
-    )
-    left = (
-        ()
-        if goes_on
-        else tuple(str(local / name) for name in _OF_A_RUNNING_JOB if _is_old(local / name, now))
-    )
-    return Job(ref.job_id, ref.created_at, has_verdict, goes_on, left)
-
-
-def _has_ended(backend: LocalBackend, ref: JobRef, now: float) -> bool:
-    return phase_of(backend, ref).ended and now - ref.created_at >= SETTLED_S
+    return (str(local / name) for name in _OF_A_RUNNING_JOB if _is_old(local / name, now))
 
 
 def _is_old(path: Path, now: float) -> bool:

@@ -11,14 +11,16 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends import registry
 from kinetic._client import following
 from kinetic._client.doctor import leftovers
+from kinetic._client.doctor.facts import HERE
 from kinetic._client.doctor.leftovers import Traces
 from kinetic._core import layout
+from kinetic._core.ref import JobRef
 from kinetic._store import index
 from kinetic._store.local import LocalStore
 from kinetic.errors import KineticError
@@ -26,20 +28,27 @@ from kinetic.errors import KineticError
 
 def repair(store: LocalStore, traces: Traces, now: Callable[[], float] = time.time) -> list[str]:
     """Judge and remove; return what was done."""
-    done = [said for job_id in leftovers.orphans(traces) if (said := _judge(store, job_id, now()))]
-    return done + [
+    return _judge(store, leftovers.orphans(traces), now()) + [
         said
         for job_id, path in leftovers.removable(traces)
         if (said := _remove(store, job_id, Path(path)))
     ]
 
 
-def _judge(store: LocalStore, job_id: str, now: float) -> str:
-    try:
-        outcome = following.settle(LocalBackend(store, {}), store, index.find(store, job_id), now)
-    except KineticError as error:
-        return f"{job_id} could not be judged: {error}"
-    return "" if outcome is None else f"{job_id} is judged: {outcome.verdict}."
+def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
+    refs, said = list[JobRef](), list[str]()
+    for job_id in job_ids:
+        try:
+            refs.append(index.find(store, job_id))
+        except KineticError as error:
+            said.append(f"{job_id} could not be judged: {error}")
+    found = following.settle_many(registry.make(HERE, store), store, refs, now)
+    for job_id, outcome in found.items():
+        if isinstance(outcome, KineticError):
+            said.append(f"{job_id} could not be judged: {outcome}")
+        elif outcome is not None:
+            said.append(f"{job_id} is judged: {outcome.verdict}.")
+    return said
 
 
 def _remove(store: LocalStore, job_id: str, path: Path) -> str:

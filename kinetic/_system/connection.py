@@ -1,0 +1,40 @@
+"""A TCP connection as bytes that come and go.
+
+In: a connected socket. Out: what a tunnel to a host promises (`_backends.base.Connection`).
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+_READ_BYTES = 1 << 16
+
+
+class SocketConnection:
+    """Bytes to and from a socket, which it owns."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def read(self) -> bytes:
+        """Wait for bytes and return them; b"" when no more will come."""
+        return self._socket.recv(_READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        """Send all of the bytes."""
+        self._socket.sendall(data)
+
+    def finish(self) -> None:
+        """Say that nothing more will be written; reading goes on."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        """End both directions, from any thread. Idempotent."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Free it, once nobody reads or writes any more: the number of an open descriptor may be
+        another file's a moment after it was closed. Idempotent."""
+        self._socket.close()
