@@ -31,7 +31,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Tree:
-    """A source tree in the store: the blob from which all of it can be reached, and its size.
+    """A source tree in the store, and its size.
 
     Attributes:
         manifest: the list of its root, which names the lists of the folders inside; its digest is

@@ -26,12 +26,13 @@ from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._source import manifest, packs
 from kinetic._source.packs import Contents, Index
-from kinetic._source.threads import THREADS, worth_it
+from kinetic._source.threads import THREADS
 from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._store.many import at_once
 from kinetic.errors import CorruptRecord, NotFound, StoreError, StoreFull
 
+_WORTH_THREADS_BYTES = 8 << 20
 _AGAIN = "The damaged copy was removed from the store: submit the job again."
 
 
@@ -199,12 +200,11 @@ def _write(arrived: Arrived, dest: str) -> None:
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
     found = [entry for entry in arrived.entries if isinstance(entry, manifest.File)]
+    small = [file for file in found if file.digest in arrived.packs]
     large = [file for file in found if file.digest not in arrived.packs]
-    for file in found:
-        if file.digest in arrived.packs:
-            write_file(arrived, file, dest)
-    worth = worth_it(len(large), sum(file.size_bytes for file in large))
-    threads = max(arrived.store.calls_at_once, THREADS if worth else 1)
+    threads = THREADS if arrived.tree.size_bytes > _WORTH_THREADS_BYTES else 1
+    at_once(lambda file: write_file(arrived, file, dest), small, threads)
+    threads = max(threads, arrived.store.calls_at_once)
     at_once(lambda file: write_file(arrived, file, dest), large, threads)
     for entry in arrived.entries:
         if isinstance(entry, manifest.Link):

@@ -35,7 +35,6 @@ SCHEMA = 2
 _WIDE = 64
 _MOST_ENTRIES = 5_000_000  # A few lists that name each other twice could unfold into any number.
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_NAMED = re.compile(rb'\["[ds]",(?:"(?:[^"\\]|\\.)*",\d+,)?"([0-9a-f]{64})"\]')
 _MODES = 0o777
 _NO_NAMES = frozenset(("", ".", ".."))
 _Row = tuple[str | int, ...]
@@ -164,11 +163,6 @@ def contents(folder: str, data: bytes) -> list[Entry | Part]:
         return [_entry(folder, inside, *row) for row in document["entries"]]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptRecord(f"The manifest of the source tree is damaged: {error!r}.") from error
-
-
-def named(data: bytes) -> set[str]:
-    """Return the digests of all lists that a list names, as far as it can be read."""
-    return {found.decode() for found in _NAMED.findall(data)}
 
 
 def connected(entries: Sequence[Entry]) -> list[Entry]:

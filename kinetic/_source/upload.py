@@ -18,7 +18,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from typing import IO, TYPE_CHECKING
@@ -40,6 +40,8 @@ _WHOLE_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _NAMED = 5
 
+_Sources = Mapping[str, Sequence[manifest.File]]
+"""Files by the digest of the content that they had."""
 Changes = Mapping[str, manifest.File | None]
 """Files that were not what they were packed as, by path: what was sent instead, or None for one
 that could not be read."""
@@ -113,32 +115,17 @@ def upload(
     """
     if store.has(layout.tree(bundle.tree.manifest.digest)):
         return Sent(0, 0)
-    lists = manifest.split(bundle.manifests)
-    sources = _sources(bundle)
-    sizes = {digest: same[0].size_bytes for digest, same in sources.items()}
-    small = {digest: size for digest, size in sizes.items() if size <= packs.SMALL_BYTES}
-    kept = packs.choose(
-        small | {digest: len(data) for digest, data in lists.items()},
-        known_packs.known(bundle, store),
-    )
+    sources, lists = _sources(bundle), manifest.split(bundle.manifests)
+    needed = _small(sources) | {digest: len(data) for digest, data in lists.items()}
+    kept = packs.choose(needed, known_packs.known(bundle, store))
     there = {digest for pack in kept for digest in pack.spans}
-    *groups, last = packs.groups({d: size for d, size in small.items() if d not in there})
-    baskets = _send_large(bundle, store, [s for d, s in sources.items() if d not in small])
-    made: list[_Packed] = []
-    for basket, pack in at_once(
-        lambda group: _send_group(bundle, store, [sources[digest] for digest in group]),
-        groups,
-        min(store.calls_at_once, THREADS),
-    ):
-        baskets.append(basket)
-        made += pack
-    baskets.append(_read(bundle, store, [sources[digest] for digest in last]))
+    baskets, made = _send_files(bundle, store, sources, there)
     now = _as_sent(bundle, baskets, on_change)
     if now is not bundle:
-        lists, sources = manifest.split(now.manifests), _sources(now)
-    # Among them files that were large when they were packed.
-    rest = {digest: data for basket in baskets for digest, data in basket.small.items()}
-    made += _send_pack(store, rest, {d: lists[d] for d in lists if d not in there})
+        sources, lists = _sources(now), manifest.split(now.manifests)
+    # Among the files are some that were large when they were packed.
+    files = {digest: data for basket in baskets for digest, data in basket.small.items()}
+    made += _send_pack(store, files, {d: data for d, data in lists.items() if d not in there})
     found = [*kept, *(pack.index for pack in made)]
     recorded = _record(now, store, packs.naming({*sources, *lists}, found), found)
     written = [size for basket in baskets for size in basket.written]
@@ -150,13 +137,40 @@ def upload(
     )
 
 
-def _sources(bundle: Bundle) -> dict[str, list[manifest.File]]:
+def _send_files(
+    bundle: Bundle, store: Store, sources: _Sources, there: Collection[str]
+) -> tuple[list[_Basket], list[_Packed]]:
+    """Send the contents that are not there; those of the last pack are only read, for the lists go
+    with them."""
+    absent = {digest: same for digest, same in sources.items() if digest not in there}
+    small = _small(absent)
+    *groups, last = packs.groups(small)
+    large = [same for digest, same in absent.items() if digest not in small]
+    baskets = _send_large(bundle, store, large)
+    made: list[_Packed] = []
+    for basket, pack in at_once(
+        lambda group: _send_group(bundle, store, [absent[digest] for digest in group]),
+        groups,
+        min(store.calls_at_once, THREADS),
+    ):
+        baskets.append(basket)
+        made += pack
+    return [*baskets, _read(bundle, store, [absent[digest] for digest in last])], made
+
+
+def _sources(bundle: Bundle) -> _Sources:
     """Return the files of a tree by content."""
     sources: dict[str, list[manifest.File]] = {}
     for entry in manifest.unfold(bundle.manifests):
         if isinstance(entry, manifest.File):
             sources.setdefault(entry.digest, []).append(entry)
     return sources
+
+
+def _small(sources: _Sources) -> dict[str, int]:
+    """Return the sizes of the contents that travel in packs, by digest."""
+    sizes = {digest: same[0].size_bytes for digest, same in sources.items()}
+    return {digest: size for digest, size in sizes.items() if size <= packs.SMALL_BYTES}
 
 
 def _send_large(

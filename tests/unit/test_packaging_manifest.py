@@ -77,13 +77,13 @@ def test_what_is_read_is_what_was_written_whatever_the_order(entries, data):
 
 @settings(deadline=None)
 @given(entries=trees())
-def test_each_list_comes_after_those_that_it_names_and_a_sweep_finds_them(entries):
+def test_each_list_comes_after_those_that_it_names(entries):
     before: set[str] = set()
     for digest, data in manifest.encode(entries).items():
         below = {
             each.digest for each in manifest.contents("", data) if isinstance(each, Folder | Part)
         }
-        assert manifest.named(data) == below <= before
+        assert below <= before
         before.add(digest)
 
 

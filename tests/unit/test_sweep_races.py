@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from kinetic._core import layout
-from kinetic._source import bundle
+from kinetic._source import bundle, packs
 from kinetic._store.gc_lock import submitting
 from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
@@ -25,7 +25,8 @@ def plant(root: Path) -> None:
         (root / folder).mkdir(parents=True)
         (root / folder / "file").write_text(folder)
     for number in range(70):
-        (root / f"{number}").write_text(str(number))
+        (root / f"{number}").write_text(str(number) * 20)
+    (root / "large").write_bytes(b"x" * (packs.SMALL_BYTES + 1))
 
 
 def submit(place: Path, number: int, answers) -> None:
