@@ -254,9 +254,6 @@ HARMLESS = [
     write_into_all_descriptors,
     break_standard_output,
     no_standard_output,
-    clear_the_import_system,
-    replace_the_import_system,
-    break_builtins,
     lower_the_recursion_limit,
     raise_from_a_tracer,
     remove_the_working_folder,
@@ -279,6 +276,8 @@ HARMLESS = [
     recurse,
     leave_handlers_that_fork,
 ]
+FATAL = [clear_the_import_system, replace_the_import_system, break_builtins]
+"""These take apart what kinetic's own code needs in the process."""
 STRIKING = (set_an_alarm, interrupt_afterwards)
 """These may strike while the function is still at it."""
 
@@ -319,6 +318,18 @@ def test_an_exception_comes_back_all_the_same(havoc):
         assert str(error) == "still told"
         assert "raise mine" in told(handle, error)
         assert not any(word in told(handle, error) for word in OURS)
+
+
+@pytest.mark.parametrize("havoc", FATAL, ids=lambda h: h.__name__)
+@pytest.mark.parametrize("then", [then_return, then_raise], ids=lambda f: f.__name__)
+def test_a_function_that_takes_python_apart_gets_its_end_or_a_clear_error(havoc, then):
+    handle = started(then, havoc, timeout=PATIENCE_S)
+    if then is then_return and handle.wait(PATIENCE_S).result_digest:
+        assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
+        return
+    kinds = (errors.HostLost, errors.ResultUnavailable, errors.UserCodeFailed, Mine)
+    with pytest.raises(kinds, match=r"took apart what|broke kinetic's own code|still told"):
+        handle.result(timeout=PATIENCE_S, stream_logs=False)
 
 
 # -- processes that stay behind --------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import HostView
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._host.agent.memory import Verdict
+from kinetic._host.worker import report
 from kinetic._system import processes
 
 NEARLY_ALL = 0.85
@@ -129,7 +130,10 @@ def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Momen
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
-        how = "; ".join(filter(None, ("os._exit, or native code", peak)))
+        cause = "os._exit, or native code"
+        if code == report.BROKEN_CODE:
+            cause += ", or the function took apart what kinetic needs of Python"
+        how = "; ".join(filter(None, (cause, peak)))
         detail = f"The worker process ended with exit code {code} {moment} ({how})."
         return HostReport(
             host, Exit.OS_EXIT, detail=detail, exit_code=code, peak_rss_bytes=peak_bytes

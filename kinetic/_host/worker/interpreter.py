@@ -1,12 +1,13 @@
-"""What the worker's own code needs of the interpreter, put back where the function took it away.
+"""Signals, timers and tracers that the function has left: none may strike while its end is
+reported.
 
-In: the interpreter before the function runs. Out: one in which kinetic can still import, pickle and
-tell.
+In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
+a function has taken apart (builtins, modules) is not put back: it costs the function its result,
+and the error says so.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import signal
 import sys
@@ -22,36 +23,6 @@ _SIGNALS = (
     signal.SIGPROF,
 )
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-
-
-class Interpreter:
-    """The interpreter as it is now."""
-
-    def __init__(self) -> None:
-        self._modules = sys.modules
-        self._loaded = dict(sys.modules)
-        self._lists = {
-            name: list(getattr(sys, name)) for name in ("path", "meta_path", "path_hooks")
-        }
-        self._builtins = dict(vars(builtins))
-        self._depth = sys.getrecursionlimit()
-
-    def mend(self) -> None:
-        """Put back what is missing; what the function added or replaced stays."""
-        names = builtins.__dict__
-        for name in self._builtins:  # First, and without calling any of them.
-            if names.get(name) is None:
-                names[name] = self._builtins[name]
-        sys.modules = self._modules
-        for name, module in self._loaded.items():
-            if self._modules.get(name) is None:
-                self._modules[name] = module
-        for name, before in self._lists.items():
-            now = getattr(sys, name, None)
-            now = now if isinstance(now, list) else []
-            setattr(sys, name, now + [entry for entry in before if entry not in now])
-        if sys.getrecursionlimit() < self._depth:
-            sys.setrecursionlimit(self._depth)
 
 
 def silence_signals() -> None:

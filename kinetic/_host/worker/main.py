@@ -41,6 +41,7 @@ STANDS_BY = "stands_by"
 """The message that names the thread which takes that signal."""
 IMPORTED_AHEAD = (
     "cloudpickle",
+    "resource",
     "traceback",
     "kinetic._pickling.call",
     "kinetic._pickling.results",
@@ -75,7 +76,7 @@ class _Ended(Exception):
 
 def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
     """Run one call and leave. Never returns into the code of the process that forked."""
-    code = 70
+    code = report.BROKEN_CODE
     try:
         _settle(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": "armed"})
@@ -223,17 +224,15 @@ def _attempt(channel: Channel, start: Start) -> Message:
 
 def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> Message:
     """Call the function, and tell how it ended however it left the interpreter."""
-    before, own_pid, end = interpreter.Interpreter(), os.getpid(), [_NOTHING]
+    own_pid, end = os.getpid(), [_NOTHING]
     try:
         _call(end, func, *args, **kwargs)
     except BaseException:  # noqa: BLE001 - a tracer of the function's that strikes at our frames; `end` has what counts
         pass
     for turn in range(TURNS):
         try:
-            before.mend()
             if end[0][1] is None and hasattr(type(end[0][0]), "__await__"):
                 _call(end, _await, end[0][0])
-                before.mend()
             value, error = end[0]
             if os.getpid() != own_pid:
                 _end_fork(error)

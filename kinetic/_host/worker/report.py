@@ -30,6 +30,8 @@ TEXT_LIMIT = 100_000
 THREADS_NAMED = 10
 _OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
 """What decorated functions have, and plain functions have not."""
+BROKEN_CODE = 70
+"""With this a worker ends whose own code could not go on, for example without Python's builtins."""
 ENDING = "ending"
 """The message that the function has ended, and that how it did is about to be told."""
 ENCLOSED_BYTES = 1 << 16
