@@ -1,8 +1,7 @@
-"""What every backend promises (see kinetic._backends.base.Backend), run over each one that there
-is.
+"""What every backend promises (see kinetic._backends.base), run over each one that there is.
 
-In: a backend over a fresh store. Out: its promises, kept. Called by pytest. A new backend is added
-to `BACKENDS`.
+Each test names the promise that it holds a backend to: its number in `Backend`, or the optional
+protocol. What a backend does not have is skipped.
 """
 
 from __future__ import annotations
@@ -11,31 +10,31 @@ import json
 import os
 import re
 import select
-import sys
-import time
 
 import pytest
+from backend_cases import BACKENDS, planned, read, speak, submitted, text, wait_for_ever
 
-from kinetic._backends.base import LogRequest, Phase, Signals, phase_of
-from kinetic._backends.local.backend import LocalBackend
-from kinetic._config.settings import worker_environ
+from kinetic._backends import base
+from kinetic._backends.base import (
+    Backend,
+    Capacity,
+    Controls,
+    LogRequest,
+    Phase,
+    Processes,
+    Signals,
+    Tunnels,
+    WarmUp,
+    phase_of,
+)
 from kinetic._core import layout
-from kinetic._core.accelerators.resolve import resolve
-from kinetic._core.log_format import STDERR, STDOUT
+from kinetic._core.accelerators.catalog import catalog_rows
+from kinetic._core.log_format import STDERR
 from kinetic._core.place import Place
-from kinetic._core.plan import Blob, Plan
-from kinetic._core.ref import JobRef, new_job_id
-from kinetic._pickling import call
-from kinetic._pickling.modules import Shipped
+from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
-from kinetic.errors import InsufficientMemory, PreflightError
+from kinetic.errors import PreflightError
 
-
-def local(store, **options):
-    return LocalBackend(store, worker_environ(), **options)
-
-
-BACKENDS = [pytest.param(local, id="local")]
 UNSUCCESSFUL = (Phase.FAILED, Phase.CANCELLED)
 """What a backend may say of a cancelled job: not every one knows why its job has ended."""
 
@@ -50,74 +49,98 @@ def backend(request, store):
     return request.param(store)
 
 
-def planned(store, func, accelerator="cpu", **more):
-    packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
-    store.put(layout.blob(packed.digest), packed.data, if_absent=True)
-    return Plan(
-        job_id=new_job_id(),
-        name=func.__name__,
-        place=Place("local", "gke"),
-        topology=resolve(accelerator),
-        payload=Blob(packed.digest, packed.size_bytes),
-        versions=packed.versions,
-        created_at=1_700_000_000.0,
-        **more,
-    )
+def needs(backend, protocol):
+    if not isinstance(backend, protocol):
+        pytest.skip(f"{backend.name} has no {protocol.__name__}")
 
 
-def test_a_job_that_is_being_submitted_has_not_failed(store):
-    """Another process may look at it between any two of the steps."""
-    backend = local(store)
-    ref = JobRef(
-        "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
-    )
-    folder = store.path("jobs/job-00000001/local")
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
-    folder.mkdir(parents=True)
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
-    (folder / "lock").touch()
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
-    (folder / "lock").write_text("held\n")
-    assert phase_of(backend, ref) is Phase.FAILED, "a supervisor began, and is gone"
+def running(backend, store, func=wait_for_ever, **more):
+    """A job that has printed something, and what it printed."""
+    ref = submitted(backend, store, func, **more)
+    follower = backend.logs(ref, LogRequest())
+    while (chunk := next(follower)) is None:
+        pass
+    follower.close()
+    return ref, chunk.data
 
 
-def submitted(backend, store, func, **more):
-    plan = planned(store, func, **more)
-    ref = JobRef(
-        plan.job_id,
-        Place(backend.name, "gke"),
-        plan.topology.name,
-        plan.name,
-        plan.name,
-        0.0,
-        store.uri,
-        hosts=plan.hosts,
-    )
-    store.put(layout.ref(plan.job_id), json.dumps(ref.to_json()).encode())
-    store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
-    backend.submit(ref, backend.render(plan), {})
-    return ref
+def ended(backend, ref):
+    """Stop the job, and read it to its end."""
+    backend.cancel(ref)
+    read(backend, ref)
 
 
-def read(backend, ref, **request):
-    return [chunk for chunk in backend.logs(ref, LogRequest(**request)) if chunk is not None]
+def test_every_promise_has_a_test():
+    numbers = set(map(int, re.findall(r"^        (\d+)\. ", Backend.__doc__, re.MULTILINE)))
+    optional = {
+        each.__name__
+        for each in vars(base).values()
+        if (each.__doc__ or "").startswith("Optional: ") and each.__module__ == base.__name__
+    }
+    tests = [value for name, value in globals().items() if name.startswith("test_")]
+    marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
+    held = {mark.args[0] for mark in marks if mark.name == "promise"}
+    assert held == numbers | optional
 
 
-def text(chunks, stream=STDOUT):
-    return b"".join(c.data for c in chunks if c.stream == stream)
+@pytest.mark.promise(1)
+def test_what_cannot_run_here_is_refused_and_leaves_nothing(backend, store):
+    largest = max(catalog_rows(), key=lambda row: row.hosts)
+    plan = planned(store, speak, largest.name)
+    before = sorted(store.list(""))
+    with pytest.raises(PreflightError, match=r"\d+ hosts"):
+        backend.preflight(plan)
+    assert sorted(store.list("")) == before
+    backend.preflight(planned(store, speak))
 
 
-def speak():
-    print("one", flush=True)
-    print("two", file=sys.stderr, flush=True)
-    print("three", flush=True)
+@pytest.mark.promise(3)
+def test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(
+    backend, store, request
+):
+    ref = submitted(backend, store, speak)
+    other = request.node.callspec.params["backend"](store)
+    assert phase_of(other, ref) is not Phase.NOT_FOUND
+    assert text(read(other, ref)) == b"one\nthree\n"
 
 
-def wait_for_ever():
-    print("waiting", flush=True)
-    time.sleep(1000)
+@pytest.mark.promise(4)
+def test_many_jobs_are_asked_for_at_once(backend, store):
+    over = submitted(backend, store, speak)
+    read(backend, over)
+    going_on, _ = running(backend, store)
+    unknown = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
+    found = backend.status([over, unknown, going_on])
+    assert {job_id: status.phase for job_id, status in found.items()} == {
+        over.job_id: Phase.SUCCEEDED,
+        going_on.job_id: Phase.RUNNING,
+        unknown.job_id: Phase.NOT_FOUND,
+    }
+    assert all(isinstance(status.reason, str) for status in found.values())
+    assert not backend.status([])
+    ended(backend, going_on)
 
 
+def fail_once():
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    print(f"begin {attempt}", flush=True)
+    print(f"end {attempt}", flush=True)
+    if attempt == "1":
+        os._exit(7)
+
+
+@pytest.mark.promise(5)
+def test_the_output_of_attempts_comes_in_order_and_goes_on_after_any_chunk(backend, store):
+    ref = submitted(backend, store, fail_once, retries=1)
+    whole = read(backend, ref, failures=False)
+    assert text(whole) == b"begin 1\nend 1\nbegin 2\nend 2\n"
+    assert [c.end for c in whole] == sorted({c.end for c in whole})
+    for number, chunk in enumerate(whole):
+        rest = read(backend, ref, follow=False, failures=False, after={0: chunk.end})
+        assert rest == whole[number + 1 :]
+
+
+@pytest.mark.promise(2)
 def test_rendering_is_pure_and_plain(backend, store):
     plan = planned(store, speak)
     before = sorted(store.list("jobs")), sorted(store.list("blobs"))
@@ -127,6 +150,7 @@ def test_rendering_is_pure_and_plain(backend, store):
     assert (sorted(store.list("jobs")), sorted(store.list("blobs"))) == before
 
 
+@pytest.mark.promise(5)
 def test_output_comes_in_order_and_following_ends(backend, store):
     ref = submitted(backend, store, speak)
     chunks = read(backend, ref)
@@ -135,6 +159,7 @@ def test_output_comes_in_order_and_following_ends(backend, store):
     assert phase_of(backend, ref) is Phase.SUCCEEDED
 
 
+@pytest.mark.promise(5)
 def test_output_goes_on_after_any_chunk(backend, store):
     ref = submitted(backend, store, speak)
     whole = read(backend, ref)
@@ -145,6 +170,7 @@ def test_output_goes_on_after_any_chunk(backend, store):
             assert [c.end for c in rest] == [c.end for c in whole[number + 1 :]]
 
 
+@pytest.mark.promise(5)
 def test_a_tail_begins_where_its_first_chunk_says(backend, store):
     ref = submitted(backend, store, speak)
     lines = b"".join(chunk.data for chunk in read(backend, ref)).splitlines(keepends=True)
@@ -154,6 +180,7 @@ def test_a_tail_begins_where_its_first_chunk_says(backend, store):
         assert b"".join(chunk.data for chunk in chunks) == b"".join(lines[1:])
 
 
+@pytest.mark.promise(5)
 def test_an_ended_job_can_be_read_again(backend, store):
     ref = submitted(backend, store, speak)
     first = read(backend, ref)
@@ -161,6 +188,7 @@ def test_an_ended_job_can_be_read_again(backend, store):
     assert text(read(backend, ref, tail=1)) == b"three\n"
 
 
+@pytest.mark.promise(5)
 def test_a_follower_is_never_kept_waiting_for_long(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     follower = backend.logs(ref, LogRequest())
@@ -172,6 +200,7 @@ def test_a_follower_is_never_kept_waiting_for_long(backend, store):
     read(backend, ref)
 
 
+@pytest.mark.promise(6)
 def test_cancel_stops_the_job_and_is_harmless_afterwards(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     backend.cancel(ref)
@@ -183,6 +212,7 @@ def test_cancel_stops_the_job_and_is_harmless_afterwards(backend, store):
     assert phase_of(backend, ref) in UNSUCCESSFUL
 
 
+@pytest.mark.promise(4)
 def test_an_unknown_job_is_not_found(backend, store):
     ref = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
     assert phase_of(backend, ref) is Phase.NOT_FOUND
@@ -191,6 +221,7 @@ def test_an_unknown_job_is_not_found(backend, store):
     backend.cleanup(ref)
 
 
+@pytest.mark.promise(4)
 def test_phases_follow_the_job(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     follower = backend.logs(ref, LogRequest())
@@ -202,9 +233,9 @@ def test_phases_follow_the_job(backend, store):
     read(backend, ref)
 
 
+@pytest.mark.promise("Signals")
 def test_a_signal_of_the_end_comes_with_the_end(backend, store):
-    if not isinstance(backend, Signals):
-        pytest.skip("optional")
+    needs(backend, Signals)
     ref = submitted(backend, store, wait_for_ever)
     follower = backend.logs(ref, LogRequest())
     while next(follower) is None:
@@ -219,59 +250,77 @@ def test_a_signal_of_the_end_comes_with_the_end(backend, store):
     assert backend.ending_fd(ref) is None
 
 
-def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):
-    small = local(store, available_memory_bytes=lambda: 1 << 30)
-    with pytest.raises(InsufficientMemory, match="enough for 7 hosts") as caught:
-        small.preflight(planned(store, speak, "tpu-v6e-256"))
-    assert isinstance(caught.value, PreflightError)
-    assert (caught.value.hosts, caught.value.hosts_that_fit) == (64, 7)
-    small.preflight(planned(store, speak, "tpu-v6e-16"))
-
-
-def test_a_machine_that_does_not_tell_its_memory_is_trusted(store):
-    local(store, available_memory_bytes=lambda: None).preflight(
-        planned(store, speak, "tpu-v6e-256")
-    )
-
-
-def test_a_machine_without_linux_is_refused(store):
-    with pytest.raises(PreflightError, match="need Linux; this is 'darwin'"):
-        local(store, system="darwin").preflight(planned(store, speak, "cpu"))
-
-
-def test_the_lock_is_free_when_the_supervisor_is_gone(backend, store):
-    ref = submitted(backend, store, wait_for_ever)
-    told = backend.processes(ref)
-    while not told:
-        told = backend.processes(ref)
-    os.kill(told.supervisor, 9)
+@pytest.mark.promise(7)
+def test_cleaning_up_leaves_the_records(backend, store):
+    ref = submitted(backend, store, speak)
     read(backend, ref)
-    assert phase_of(backend, ref) is Phase.FAILED
+    before = {key for key in store.list(layout.job(ref.job_id)) if "/local/" not in key}
+    for _ in range(2):
+        backend.cleanup(ref)
+    assert before <= set(store.list(layout.job(ref.job_id)))
+    assert text(read(backend, ref)) == b"one\nthree\n"
+
+
+@pytest.mark.promise("WarmUp")
+def test_nothing_depends_on_warming_up(backend, store):
+    needs(backend, WarmUp)
+    backend.warm_up(1, joins_jax=False, variables=["SEED"])
+    assert text(read(backend, submitted(backend, store, speak))) == b"one\nthree\n"
+
+
+@pytest.mark.promise("Processes")
+def test_the_processes_of_a_running_job_are_known(backend, store):
+    needs(backend, Processes)
+    ref, _ = running(backend, store)
+    found = backend.processes(ref)
+    assert list(found.agents) == [0]
+    for pid in (found.supervisor, *found.agents.values()):
+        assert pid is None or os.kill(pid, 0) is None
+    ended(backend, ref)
     assert backend.processes(ref) is None
 
 
-TAKEN_BYTES = 400 << 20
+def answer_one_call():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        with server.accept()[0] as caller:
+            while data := caller.recv(100):
+                caller.sendall(data.upper())
+            caller.sendall(b"!")
 
 
-def take_much():
-    return len(b"x" * TAKEN_BYTES)
-
-
-def test_what_a_function_took_is_expected_of_its_next_run(store, caplog):
-    backend = local(store)
-    read(backend, submitted(backend, store, take_much))
-    busy = local(store, available_memory_bytes=lambda: 800 << 20)
+@pytest.mark.promise("Tunnels")
+def test_a_tunnel_reaches_a_port_of_a_host(backend, store):
+    needs(backend, Tunnels)
+    ref, port = running(backend, store, answer_one_call)
+    connection = backend.connect(ref, 0, int(port))
+    connection.write(b"hello")
+    assert connection.read() == b"HELLO"
+    connection.finish()
+    assert connection.read() == b"!"
+    assert connection.read() == b""
     for _ in range(2):
-        busy.preflight(planned(store, take_much, "tpu-v6e-16"))
-    (warning,) = caplog.messages
-    assert re.fullmatch(
-        r"kinetic: take_much took 0\.\d GiB on a host when it ran last: 4 hosts may need about .* "
-        r"GiB.*",
-        warning,
-    )
-    caplog.clear()
-    local(store, available_memory_bytes=lambda: 8 << 30).preflight(
-        planned(store, take_much, "tpu-v6e-16")
-    )
-    busy.preflight(planned(store, speak, "tpu-v6e-16"))
-    assert caplog.messages == []
+        connection.end()
+        connection.close()
+    read(backend, ref)
+    assert phase_of(backend, ref) is Phase.SUCCEEDED
+    with pytest.raises(OSError, match="refused"):
+        backend.connect(ref, 0, int(port))
+
+
+@pytest.mark.promise("Controls")
+def test_only_a_running_job_can_be_called(backend, store):
+    needs(backend, Controls)
+    ref, _ = running(backend, store)
+    assert backend.control(ref) is not None
+    ended(backend, ref)
+    assert backend.control(ref) is None
+
+
+@pytest.mark.promise("Capacity")
+def test_there_is_always_room_for_one(backend, store):
+    needs(backend, Capacity)
+    assert backend.room(None) >= 1
+    assert backend.room(planned(store, speak)) >= 1

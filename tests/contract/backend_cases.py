@@ -1,0 +1,84 @@
+"""Backends that the contract suite is run over, and jobs for them.
+
+In: a store. Out: backends, jobs that were submitted, their output. A new backend is added to
+`BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+
+from kinetic._backends.base import LogRequest
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._config.settings import worker_environ
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.log_format import STDOUT
+from kinetic._core.place import Place
+from kinetic._core.plan import Blob, Plan
+from kinetic._core.ref import JobRef, new_job_id
+from kinetic._pickling import call
+from kinetic._pickling.modules import Shipped
+
+
+def local(store, **options):
+    return LocalBackend(store, worker_environ(), **options)
+
+
+BACKENDS = [pytest.param(local, id="local")]
+
+
+def planned(store, func, accelerator="cpu", **more):
+    packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
+    store.put(layout.blob(packed.digest), packed.data, if_absent=True)
+    return Plan(
+        job_id=new_job_id(),
+        name=func.__name__,
+        place=Place("local", "gke"),
+        topology=resolve(accelerator),
+        payload=Blob(packed.digest, packed.size_bytes),
+        versions=packed.versions,
+        created_at=1_700_000_000.0,
+        **more,
+    )
+
+
+def submitted(backend, store, func, **more):
+    plan = planned(store, func, **more)
+    ref = JobRef(
+        plan.job_id,
+        Place(backend.name, "gke"),
+        plan.topology.name,
+        plan.name,
+        plan.name,
+        0.0,
+        store.uri,
+        hosts=plan.hosts,
+    )
+    store.put(layout.ref(plan.job_id), json.dumps(ref.to_json()).encode())
+    store.put(layout.plan(plan.job_id), json.dumps(plan.to_json()).encode())
+    backend.submit(ref, backend.render(plan), {})
+    return ref
+
+
+def read(backend, ref, **request):
+    return [chunk for chunk in backend.logs(ref, LogRequest(**request)) if chunk is not None]
+
+
+def text(chunks, stream=STDOUT):
+    return b"".join(c.data for c in chunks if c.stream == stream)
+
+
+def speak():
+    print("one", flush=True)
+    print("two", file=sys.stderr, flush=True)
+    print("three", flush=True)
+
+
+def wait_for_ever():
+    print("waiting", flush=True)
+    time.sleep(1000)
