@@ -128,12 +128,7 @@ def substituted(name: str, maker: Maker) -> Iterator[None]:
 
 def _local(_: Place, store: Store) -> Backend:
     from kinetic._backends.local.backend import LocalBackend
-    from kinetic._store.local import LocalStore
 
-    if not isinstance(store, LocalStore):
-        raise PreflightError(
-            f"The local backend needs a store in a folder of this machine, not {store.uri}."
-        )
     return LocalBackend(store)
 
 

@@ -20,7 +20,6 @@ from kinetic._core.plan import Plan
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.loop import Agent
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic._system import processes
 from kinetic.errors import KineticError
 
@@ -101,9 +100,9 @@ class Agents:
 def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     """Return the files of a host's output: in the store where that is a folder, else beside the
     work."""
-    if isinstance(store, LocalStore):
+    if (folder := store.as_folder()) is not None:
         where = who.job_id, who.attempt, who.host
-        return store.path(layout.log(*where)), store.path(layout.log_index(*where))
+        return folder / layout.log(*where), folder / layout.log_index(*where)
     return Path(who.scratch) / f"log-{who.host}", Path(who.scratch) / f"log-{who.host}.idx"
 
 

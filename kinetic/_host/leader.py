@@ -27,7 +27,6 @@ from kinetic._host.agent.loop import ALONE_S
 from kinetic._host.agents import Agents, cause_of_death
 from kinetic._store import footprints
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic.errors import KineticError, StoreFull
 
 if TYPE_CHECKING:
@@ -222,14 +221,14 @@ def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> No
     """Append to the job's events; a full disk must not end a job that runs."""
     line = json.dumps(replace(event, time=time.time(), attempt=attempt).to_json()) + "\n"
     key = layout.events(job_id)
-    if not isinstance(store, LocalStore):
+    if (folder := store.as_folder()) is None:
         with contextlib.suppress(KineticError):
             before = store.get(key) if store.has(key) else b""
             store.put(key, before + line.encode())
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     with contextlib.suppress(OSError):
-        fd = os.open(store.path(key), flags, 0o600)
+        fd = os.open(folder / key, flags, 0o600)
         with open(fd, "a") as events:
             events.write(line)
 

@@ -5,6 +5,12 @@ In: a store. Out: a lock, held for a `with` block.
 A submission sends only the content that the store lacks, and its plan, which names the content,
 comes last. A sweep that looked between the two would find that content unused. The lock is the
 kernel's: it ends with the process that held it, however it ends.
+
+A store that is no folder has no such lock, and a lease in its place would outlive its holder or be
+lost while it works. So `jobs prune` removes the records of jobs there, and leaves content alone: it
+is shared and small beside the outputs, and goes with the store. Whoever lets rules of a bucket
+expire content does so by its age, with an age no submission and no job reaches: a job whose content
+has expired fails with "submit the job again", and then sends it anew.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic.errors import StoreError
 
 
@@ -35,11 +40,9 @@ def sweeping(store: Store) -> Iterator[None]:
 
 @contextmanager
 def _held(store: Store, *, exclusive: bool) -> Iterator[None]:
-    if not isinstance(store, LocalStore):  # buckets expire content by rules of their own
-        yield
-        return
-    descriptor = _open(store.uri)
-    if descriptor is None:  # a store that does not exist yet has nothing to sweep
+    folder = store.as_folder()
+    descriptor = None if folder is None else _open(str(folder))
+    if descriptor is None:  # no folder, or none yet: nothing is swept there
         yield
         return
     try:

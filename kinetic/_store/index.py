@@ -14,7 +14,6 @@ from kinetic._core import layout, record
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, NotFound, UsageError
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -59,11 +58,11 @@ def find_to_end(store: Store, text: str) -> JobRef:
         return find(store, text)
     except (CorruptRecord, NotFound) as error:
         wanted = _checked(text)
-        if not isinstance(store, LocalStore):
+        if (folder := store.as_folder()) is None:
             raise
         if isinstance(error, CorruptRecord):
             wanted = _only(wanted, ids(store))
-        elif not store.path(layout.job(wanted)).is_dir():
+        elif not (folder / layout.job(wanted)).is_dir():
             raise
         return JobRef(wanted, Place("local"), "", "", wanted, 0.0, store.uri)
 
@@ -82,8 +81,8 @@ def _keys(store: Store) -> list[str]:
 
 
 def _misplaced(store: Store) -> list[str]:
-    if isinstance(store, LocalStore):
-        with suppress(OSError), os.scandir(store.path(layout.REFS)) as entries:
+    if (folder := store.as_folder()) is not None:
+        with suppress(OSError), os.scandir(folder / layout.REFS) as entries:
             return [
                 f"{layout.REFS}/{e.name}"
                 for e in entries

@@ -23,7 +23,6 @@ from kinetic._datasets.cached_copy import Replica
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import sweeping
-from kinetic._store.local import LocalStore
 from kinetic.cli.context import Desk, Standing
 from kinetic.errors import NotFound
 
@@ -81,40 +80,39 @@ def remove(desk: Desk, ref: JobRef) -> None:
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return what a sweep would remove, taking the jobs `without` as gone. Stores other than
-    folders have rules of their own."""
-    if not isinstance(store, LocalStore):
+    """Return what a sweep would remove, taking the jobs `without` as gone. Of a store that is no
+    folder, nothing (see gc_lock)."""
+    if (folder := store.as_folder()) is None:
         return Swept()
-    orphans = tuple(_orphans(store, older_than))
-    used = _named_by_plans(store, {*without, *orphans})
-    trees = [*_contents(store, layout.TREES)]
+    orphans = tuple(_orphans(store, folder, older_than))
+    used = _named_by_plans(store, folder, {*without, *orphans})
+    trees = [*_contents(folder, layout.TREES)]
     # A submission that finds the record of a tree sends nothing: what it names stays as long.
     kept = [tree for tree in trees if tree.digest in used or tree.written_at >= older_than]
     used |= {tree.digest for tree in kept}
     for tree in kept:
         used |= _digests(_content(store, tree.key))
-    written_at = {pack.digest: pack.written_at for pack in _contents(store, layout.PACK_INDEXES)}
+    written_at = {pack.digest: pack.written_at for pack in _contents(folder, layout.PACK_INDEXES)}
     contents = tuple(
         content
         # Should we be killed on the way: each comes before what it vouches for.
         for content in (
             *trees,
-            *_contents(store, layout.PACK_INDEXES),
-            *_contents(store, layout.PACKS),
-            *_contents(store, layout.BLOBS),
+            *_contents(folder, layout.PACK_INDEXES),
+            *_contents(folder, layout.PACKS),
+            *_contents(folder, layout.BLOBS),
         )
         if content.digest not in used
         and max(content.written_at, written_at.get(content.digest, 0.0)) < older_than
     )
     data = tuple(
         r
-        for r in cached_copy.replicas(cached_copy.root_of(store))
+        for r in cached_copy.replicas(folder / layout.DATA)
         if r.used_at < older_than and r.digest not in used
     )
     size_bytes = sum(c.size_bytes for c in contents) + sum(map(cached_copy.size_bytes, data))
-    return Swept(
-        contents, orphans, data, size_bytes, tuple(_empty_batches(store, older_than, without))
-    )
+    batches = tuple(_empty_batches(store, folder, older_than, without))
+    return Swept(contents, orphans, data, size_bytes, batches)
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
@@ -133,16 +131,18 @@ def sweep(store: Store, *, older_than: float) -> Swept:
     return swept
 
 
-def _orphans(store: LocalStore, older_than: float) -> Iterator[str]:
+def _orphans(store: Store, folder: Path, older_than: float) -> Iterator[str]:
     """Jobs without a reference: submission was killed before it was written."""
-    for entry in _entries(store.path(layout.JOBS)):
+    for entry in _entries(folder / layout.JOBS):
         if not store.has(layout.ref(entry.name)) and _is_older(entry, older_than):
             yield entry.name
 
 
-def _empty_batches(store: LocalStore, older_than: float, without: Collection[str]) -> Iterator[str]:
+def _empty_batches(
+    store: Store, folder: Path, older_than: float, without: Collection[str]
+) -> Iterator[str]:
     """Batches that have no job any more."""
-    groups = _entries(store.path(layout.GROUPS))
+    groups = _entries(folder / layout.GROUPS)
     used = (
         {ref.group_id for ref in stored.refs(store) if ref.job_id not in without}
         if groups
@@ -153,16 +153,16 @@ def _empty_batches(store: LocalStore, older_than: float, without: Collection[str
             yield entry.name
 
 
-def _named_by_plans(store: LocalStore, without: Collection[str]) -> set[str]:
+def _named_by_plans(store: Store, folder: Path, without: Collection[str]) -> set[str]:
     """The digests that plans name, in any place."""
     used: set[str] = set()
-    for entry in _entries(store.path(layout.JOBS)):
+    for entry in _entries(folder / layout.JOBS):
         if entry.name not in without:
             used |= _digests(_content(store, layout.plan(entry.name)))
     return used
 
 
-def _content(store: LocalStore, key: str) -> bytes:
+def _content(store: Store, key: str) -> bytes:
     try:
         return store.get(key)
     except NotFound:
@@ -173,11 +173,11 @@ def _digests(data: bytes) -> set[str]:
     return {found.decode() for found in _DIGEST.findall(data)}
 
 
-def _contents(store: LocalStore, prefix: str) -> Iterator[Content]:
+def _contents(root: Path, prefix: str) -> Iterator[Content]:
     """All content below a prefix."""
-    for entry in _entries(store.path(prefix)):
+    for entry in _entries(root / prefix):
         if entry.is_dir(follow_symlinks=False):
-            yield from _contents(store, f"{prefix}/{entry.name}")
+            yield from _contents(root, f"{prefix}/{entry.name}")
         elif (facts := _facts(entry)) is not None:
             key = f"{prefix}/{entry.name}"
             digest = "".join(key.split("/")[-2:])[-_DIGEST_DIGITS:]

@@ -609,10 +609,10 @@ def test_a_sweep_survives_content_that_vanishes_meanwhile(
     """A host removes what it finds damaged, without a lock."""
     listed = pruning._contents
 
-    def vanishing(store: Any, prefix: str) -> list[pruning.Content]:
-        found = list(listed(store, prefix))
+    def vanishing(folder: Path, prefix: str) -> list[pruning.Content]:
+        found = list(listed(folder, prefix))
         for each in found:
-            store.delete(each.key)
+            world.store.delete(each.key)
         return found
 
     young, old = world.tree("1", world.blob("3"), age=60), world.tree("2")

@@ -30,8 +30,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import status_of_verdict
 from kinetic._store import attempts, files
-from kinetic._store.local import LocalStore
-from kinetic.errors import CorruptRecord, KineticError, SubmitError
+from kinetic.errors import CorruptRecord, KineticError, PreflightError, SubmitError
 
 # a list of running jobs does without these, and without what is imported in functions
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from kinetic._backends.local.log_reader import LogReader
     from kinetic._core.log_format import LogChunk, Position
     from kinetic._core.plan import Plan
+    from kinetic._store.base import Store
 
 QUICK_POLL_S = 0.004
 SLOW_POLL_S = 0.02
@@ -61,7 +61,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         worker_environ: Mapping[str, str] | None = None,
         *,
         available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
@@ -71,6 +71,7 @@ class LocalBackend:
         system: str = sys.platform,
     ) -> None:
         self._store = store
+        self._root = _folder_of(store)
         self._given_environ = worker_environ
         self._available_memory_bytes = available_memory_bytes
         self._usable_cpus = usable_cpus
@@ -330,7 +331,7 @@ class LocalBackend:
     # -- the job's folder --------------------------------------------------------------------------
 
     def _folder(self, ref: JobRef) -> Path:
-        return self._store.path(f"{layout.job(ref.job_id)}/local")
+        return self._root / layout.job(ref.job_id) / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
         """Whether agents of a supervisor that was killed are still ending their hosts: what they
@@ -355,8 +356,8 @@ class LocalBackend:
         from kinetic._backends.local.log_reader import LogReader
 
         files = (
-            self._store.path(layout.log(ref.job_id, attempt, host)),
-            self._store.path(layout.log_index(ref.job_id, attempt, host)),
+            self._root / layout.log(ref.job_id, attempt, host),
+            self._root / layout.log_index(ref.job_id, attempt, host),
         )
         return LogReader(host, *files, attempt=attempt, failures=failures)
 
@@ -437,6 +438,16 @@ class _SupervisorWatch:
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+def _folder_of(store: Store) -> Path:
+    folder = store.as_folder()
+    if folder is None:
+        raise PreflightError(
+            f"The local backend needs a store in a folder of this machine, not {store.uri}. Set "
+            "KINETIC_STORE to the path of a folder, or leave it out."
+        )
+    return folder
 
 
 def _is_locked(path: Path) -> bool:

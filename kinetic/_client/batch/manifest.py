@@ -22,7 +22,6 @@ from typing import IO, Any
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
 
 SCHEMA_VERSION = 1
@@ -274,10 +273,10 @@ class Lock:
     def __init__(self, store: Store, group_id: str) -> None:
         self._file: IO[bytes] | None = None
         self._note = (os.getpid(), group_id)
-        if isinstance(store, LocalStore):
+        if (folder := store.as_folder()) is not None:
             import fcntl
 
-            self._file = open(store.path(f"{layout.group(group_id)}/lock"), "wb")
+            self._file = open(folder / layout.group(group_id) / "lock", "wb")
             fcntl.lockf(self._file, fcntl.LOCK_EX)
         _held_here.add(self._note)
 
@@ -292,12 +291,12 @@ def is_held(store: Store, group_id: str) -> bool | None:
     """Whether a living process submits this batch; None when that cannot be told from here."""
     if (os.getpid(), group_id) in _held_here:
         return True
-    if not isinstance(store, LocalStore):
+    if (folder := store.as_folder()) is None:
         return None
     import fcntl
 
     try:
-        with open(store.path(f"{layout.group(group_id)}/lock"), "rb") as file:
+        with open(folder / layout.group(group_id) / "lock", "rb") as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

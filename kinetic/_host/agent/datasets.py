@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetic._core import layout
 from kinetic._core.plan import Dataset, Plan
 from kinetic._datasets import cached_copy
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic.errors import SetupFailed
 
 
@@ -34,11 +34,8 @@ class Datasets:
 def root(identity: Identity, store: Store) -> Path:
     """Return the folder in which this host keeps data: shared by all jobs of the machine where the
     store is a folder."""
-    return (
-        cached_copy.root_of(store)
-        if isinstance(store, LocalStore)
-        else Path(identity.scratch) / "data"
-    )
+    folder = store.as_folder()
+    return Path(identity.scratch) / "data" if folder is None else folder / layout.DATA
 
 
 def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datasets:

@@ -22,7 +22,6 @@ from kinetic._host.agent.datasets import Datasets
 from kinetic._host.agent.identity import Identity
 from kinetic._source import download, ignore, manifest
 from kinetic._store.base import Store
-from kinetic._store.local import LocalStore
 from kinetic.errors import SetupFailed, StoreError
 
 _MOST_LOOKED_AT = 20_000
@@ -140,9 +139,9 @@ def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 def _file_of(store: Store, blob: Blob, target: Path) -> Path:
     """A file with the content; the worker verifies its digest before it unpickles."""
     key = layout.blob(blob.digest)
-    if isinstance(store, LocalStore):
-        return store.path(key)
-    target.write_bytes(store.get(key))
+    if (folder := store.as_folder()) is not None:
+        return folder / key
+    store.fetch(key, target)
     return target
 
 
@@ -151,9 +150,9 @@ def _output_dir(store: Store, plan: Plan) -> str:
         if "://" not in plan.output_dir:
             Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
         return plan.output_dir
-    if not isinstance(store, LocalStore):
+    if (root := store.as_folder()) is None:
         return f"{store.uri.rstrip('/')}/{layout.outputs(plan.job_id)}"
-    folder = store.path(layout.outputs(plan.job_id))
+    folder = root / layout.outputs(plan.job_id)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(folder)
 
