@@ -96,7 +96,7 @@ def map(
         cancel_running_on_fail=cancel_running_on_fail,
     )
     made = calls(inputs, input_mode)
-    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
+    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
     title = spec.text("name", name) or spec.name_of(submit_fn)
     return launch.launch(
         Called(made, submit_fn, store), store, len(made), how, name=title, notes=launch.tags(tags)

@@ -42,4 +42,4 @@ def list_jobs(
 
 
 def _configured_store(**flags: str | None) -> Store:
-    return open_store(configuration.load(flags=flags).home)
+    return open_store(configuration.load(flags=flags).store)

@@ -111,7 +111,7 @@ def client_of(options: Options) -> Client:
 
         verbosity.show(settings.log_level)
     selection = registry.select(options, settings)
-    store = open_store(settings.home)
+    store = open_store(settings.store)
     backend = registry.make(selection.place, store)
     return Client(selection.place, settings, backend, store, selection.notice)
 

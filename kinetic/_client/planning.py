@@ -121,7 +121,7 @@ class PlanTemplate:
             cast("tuple[Data, ...]", packed.apart),
             self.volumes,
             cache_dir=cache_dir,
-            exclude=(self.settings.home, cache_dir),
+            exclude=(self.settings.folder, cache_dir),
         )
 
     @property
@@ -394,7 +394,7 @@ def _source(
     from kinetic._source import shipment
 
     place = shipment.Place(
-        settings.home,
+        settings.folder,
         settings.cache_dir,
         settings.package_root,
         not settings.no_default_excludes,

@@ -27,7 +27,8 @@ from typing import Any
 from kinetic._store import files
 from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 
-FIELDS = ("project", "zone", "cluster", "namespace")
+OF_THE_CLUSTER = ("project", "zone", "cluster", "namespace")
+FIELDS = (*OF_THE_CLUSTER, "store")
 """What a profile can say. Each is a setting."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEYS = {"checksum", "current", "profiles"}

@@ -39,7 +39,8 @@ class Settings:
     """Everything that can be set on the caller's side.
 
     Attributes:
-        home: root of the local store.
+        home: the folder of the store, where `store` names no other.
+        store: the store that takes jobs: a folder or a URI (see `_store.open`).
         cache_dir: what can be made again: hashes of source files.
         project, zone, cluster, namespace: which cluster; None when not set.
         profile: which profile was read, if any.
@@ -67,6 +68,7 @@ class Settings:
 
     home: Path
     cache_dir: Path
+    store: str = ""
     project: str | None = None
     zone: str | None = None
     cluster: str | None = None
@@ -93,6 +95,15 @@ class Settings:
     def setting(self, name: str) -> Setting:
         """Return one value together with its source."""
         return Setting(getattr(self, name), self.sources.get(name, "default"))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the store on this machine; `home` where the store is none."""
+        if self.store.startswith("file://"):
+            from urllib.parse import unquote, urlsplit
+
+            return Path(unquote(urlsplit(self.store).path))
+        return self.home if not self.store or "://" in self.store else Path(self.store)
 
     @property
     def cluster_settings(self) -> dict[str, Setting]:
@@ -178,7 +189,9 @@ def load(
     found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), "default"))
     values = {name: s.value for name, s in found.items()}
     folders = {name: _expanded(values[name], env) for name in ("home", "cache_dir")}
-    return Settings(**values | folders, sources={name: s.source for name, s in found.items()})
+    store = _address(values.get("store"), folders["home"], env)
+    sources = {"store": "home"} | {name: s.source for name, s in found.items()}
+    return Settings(**values | folders | {"store": store}, sources=sources)
 
 
 def names() -> tuple[str, ...]:
@@ -320,6 +333,13 @@ def _expanded(text: str, env: Environ) -> Path:
     return Path(text).absolute()
 
 
+def _address(text: str | None, home: Path, env: Environ) -> str:
+    """A store's URI, or the whole path of its folder."""
+    if not text:
+        return str(home)
+    return text if "://" in text else str(_expanded(text, env))
+
+
 def _passwd_home() -> Path:
     try:
         return Path.home()
@@ -349,6 +369,10 @@ def _lasting(variable: str, value: Any) -> str:
             f"of the working directory. Write {str(Path(text).absolute())!r}."
         )
     return text
+
+
+def _store(variable: str, value: Any) -> str:
+    return _path(variable, value) if "://" in str(value) else _lasting(variable, value)
 
 
 def _number(variable: str, value: Any) -> float:
@@ -405,6 +429,7 @@ def _level(variable: str, value: Any) -> str:
 
 _ROWS: dict[str, _Row] = {
     "home": _Row("KINETIC_HOME", _lasting),
+    "store": _Row("KINETIC_STORE", _store),
     "cache_dir": _Row("KINETIC_CACHE_DIR", _path),
     "project": _Row("KINETIC_PROJECT", _text, fallback="GOOGLE_CLOUD_PROJECT"),
     "zone": _Row("KINETIC_ZONE", _text),

@@ -248,7 +248,7 @@ def configured(flags: Mapping[str, str | None]) -> Desk:
     from kinetic._store.open import open_store
 
     settings = configuration.load(flags=flags)
-    store = open_store(settings.home)
+    store = open_store(settings.store)
 
     made: dict[tuple[Place, str], Backend] = {}
 

@@ -50,9 +50,9 @@ def test_the_life_of_a_profile(capsys: Capture) -> None:
     assert "kinetic profile use ops" in capsys.readouterr().err
     assert kn("profile", "ls") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["NAME", "PROJECT", "ZONE", "CLUSTER", "NAMESPACE"],
-        ["*", "dev", "my-dev", "us-central2-b", "dev", "-"],
-        ["ops", "-", "-", "ops", "alice"],
+        ["NAME", "PROJECT", "ZONE", "CLUSTER", "NAMESPACE", "STORE"],
+        ["*", "dev", "my-dev", "us-central2-b", "dev", "-", "-"],
+        ["ops", "-", "-", "ops", "alice", "-"],
     ]
     assert kn("profile", "use", "ops") == 0
     assert settings.load().cluster == "ops"
@@ -295,3 +295,13 @@ def test_help_is_whole(capsys: Capture) -> None:
         out = capsys.readouterr().out
         assert "Example" in out, words
         assert max(map(len, out.splitlines())) <= 100, words
+
+
+def test_a_profile_names_a_store(capsys: Capture) -> None:
+    assert kn("profile", "create", "far", "--cluster", "c", "--store", "memory://far") == 0
+    capsys.readouterr()
+    assert kn("config", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["store"] == {"value": "memory://far", "source": "profile far"}
+    assert kn("jobs", "list") == 0
+    assert "no jobs yet" in capsys.readouterr().err

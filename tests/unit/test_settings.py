@@ -167,3 +167,25 @@ def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
     kept = settings.worker_environ(environ)
     assert not [name for name in kept if environment.looks_secret(name)]
     assert set(environ) - set(kept) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}
+
+
+def test_the_store_is_the_home_unless_it_is_named():
+    found = settings.load(HOME | {"KINETIC_HOME": "~/k"})
+    assert found.setting("store") == settings.Setting("/home/me/k", "home")
+    assert found.folder == found.home
+
+    named = settings.load(HOME | {"KINETIC_STORE": "~/jobs"})
+    assert named.setting("store") == settings.Setting("/home/me/jobs", "environment KINETIC_STORE")
+    assert str(named.folder) == "/home/me/jobs"
+
+    file = settings.load(HOME | {"KINETIC_STORE": "file:///a%20b"})
+    assert (file.store, str(file.folder)) == ("file:///a%20b", "/a b")
+
+    distant = settings.load(HOME, profile={"store": "memory://some"})
+    assert distant.setting("store") == settings.Setting("memory://some", "profile")
+    assert distant.folder == distant.home
+
+
+def test_a_store_in_a_relative_folder_is_refused():
+    with pytest.raises(UsageError, match="KINETIC_STORE must be an absolute path"):
+        settings.load(HOME | {"KINETIC_STORE": "jobs"})

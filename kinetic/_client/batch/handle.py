@@ -464,7 +464,7 @@ def attach_batch(
     """
     if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
         raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
-    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).home)
+    store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
     return _attach(
         store, group_id, slowest_s=patience_s(poll_interval), patience_s=patience_s(poll_timeout)
     )

@@ -52,11 +52,11 @@ def examine(*, fix: bool = False) -> Report:
     found += checks.configuration(fault, *_profiles())
     if known is None:
         return Report(tuple(found))
-    place = facts.folder(known.home)
+    place = facts.folder(known.folder)
     found += checks.store(place)
     done: list[str] = []
     if place.exists and place.is_folder and place.is_mine and not place.refused:
-        left, done = _leftovers(LocalStore(known.home), fix=fix)
+        left, done = _leftovers(LocalStore(known.folder), fix=fix)
         found += left
     tried = facts.preloader(machine, settings.worker_environ(), enabled=known.preload != "off")
     return Report((*found, checks.preloader(tried)), tuple(done))

@@ -14,7 +14,7 @@ import click
 
 from kinetic._client.board import text
 from kinetic._config import profiles, settings
-from kinetic._config.profiles import FIELDS, Profiles
+from kinetic._config.profiles import FIELDS, OF_THE_CLUSTER, Profiles
 from kinetic.cli import output
 from kinetic.cli.lazy import suggested
 from kinetic.cli.options import json_option, yes_option
@@ -25,7 +25,7 @@ _ORDER = ("create", "ls", "use", "unset", "show", "rm")
 
 _GROUP_HELP = """Name clusters, and choose which one is in use.
 
-A profile says project, zone, cluster and namespace under one name. What a flag or a KINETIC_
+A profile says project, zone, cluster, namespace and store under one name. What a flag or a KINETIC_
 variable says goes first. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where
 that is.
 
@@ -38,8 +38,9 @@ Examples:
 
 _CREATE_HELP = """Make a profile. The first one is in use at once.
 
-What no option says is taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER and
-KINETIC_NAMESPACE. Without any option, and on a terminal, what is still missing is asked for.
+What no option says is taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER,
+KINETIC_NAMESPACE and KINETIC_STORE. Without any option, and on a terminal, what is still missing is
+asked for.
 
 \b
 Examples:
@@ -142,7 +143,7 @@ def _complete(given: dict[str, str | None]) -> dict[str, str]:
         if (s := known.setting(n)).value and s.source.startswith(ours)
     }
     if sys.stdin.isatty() and not any(given.values()):
-        for name in FIELDS:
+        for name in OF_THE_CLUSTER:
             values[name] = values.get(name) or click.prompt(
                 f"{name.capitalize()} (empty for none)", default="", show_default=False
             )
