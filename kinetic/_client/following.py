@@ -5,7 +5,6 @@ In: `JobRef`, a backend, a store. Out: `LogChunk`s and `Tick`s, then exactly one
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -21,7 +20,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import HostReport, Outcome, judge
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
-from kinetic._store import attempts
+from kinetic._store import attempts, index
 from kinetic._store.base import Store
 from kinetic._store.many import at_once
 from kinetic.errors import BackendUnavailable, CorruptRecord, KineticError, NotFound, StoreError
@@ -289,9 +288,7 @@ def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Ou
     if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     try:
-        first = store.put(
-            layout.outcome(ref.job_id), json.dumps(outcome.to_json()).encode(), if_absent=True
-        )
+        first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
         _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
         return outcome

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import math
 import time
@@ -31,6 +30,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import ATTRIBUTES, JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
@@ -176,7 +176,7 @@ class JobHandle(Generic[R_co]):
     def grouped(self, group_id: str, index: int) -> JobHandle[R_co]:
         """Make the job the member of a batch; return its handle as such."""
         ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
-        self._store.put(layout.ref(self.job_id), json.dumps(ref.to_json(), indent=1).encode())
+        stored.replace(self._store, ref)
         return JobHandle(ref, self._backend, self._store)
 
     @overload
@@ -480,7 +480,7 @@ class JobHandle(Generic[R_co]):
             self._place.cleanup(self.ref)
         if gcs:
             self._store.delete(layout.job(self.job_id))
-            self._store.delete(layout.ref(self.job_id))
+            stored.remove(self._store, self.job_id)
 
     # -- inside ------------------------------------------------------------------------------------
 

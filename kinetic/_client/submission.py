@@ -17,6 +17,7 @@ from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import Plan, Tree
 from kinetic._core.ref import JobRef
+from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import submitting
 from kinetic.errors import KineticError, SubmitError
@@ -63,7 +64,7 @@ def submit(
                 "one."
             )
     with _undone_on_failure(ref, backend, store):
-        store.put(layout.ref(plan.job_id), _json(ref.to_json()))
+        index.add(store, ref)
         backend.submit(ref, documents, planned.secrets if secrets is None else secrets)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
     return ref
@@ -147,7 +148,7 @@ def _remove(store: Store, job_id: str) -> None:
     to find them by."""
     try:
         store.delete(layout.job(job_id))
-        store.delete(layout.ref(job_id))
+        index.remove(store, job_id)
     except KineticError as error:
         _log.warning(
             "the records of %s could not be removed after its creation failed: %s", job_id, error

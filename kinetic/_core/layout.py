@@ -9,6 +9,8 @@ In: ids and indices. Out: keys with "/" between parts.
     trees/<digest>                        which packs and large files a source tree is made of;
                                           written after them, deleted before them
     refs/<job_id>.json                    the reference: written first, deleted last
+    listed/<job_id>/ref-<text>            what a list of jobs shows, in the key itself: only in a
+    listed/<job_id>/end-<text>            store that is no folder (see _store.index)
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            the verdict: written last, once
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
@@ -39,6 +41,7 @@ SCHEMA_VERSION = 2
 folder."""
 JOBS = "jobs"
 REFS = "refs"
+LISTED = "listed"
 BLOBS = "blobs/sha256"
 PACKS = "packs"
 PACK_INDEXES = "pack-indexes"
@@ -76,6 +79,11 @@ def ref(job_id: str) -> str:
     """The reference. All references lie together, so that jobs are listed without walking their
     folders."""
     return f"{REFS}/{job_id}.json"
+
+
+def listed(job_id: str) -> str:
+    """Prefix of what lists show of the job."""
+    return f"{LISTED}/{job_id}"
 
 
 def plan(job_id: str) -> str:

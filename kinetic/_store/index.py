@@ -1,29 +1,102 @@
 """Finding jobs: the references in a store.
 
 In: a store, the beginning of an id. Out: `JobRef`s.
+
+To read the reference of each job is quick in a folder and slow over a line. A store that is no
+folder keeps beside each reference empty objects whose keys say what lists show: of the reference,
+and later of the end. They are a copy: one that is missing, damaged or left over changes nothing but
+the time that a list takes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic._core import layout, record
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
+from kinetic._store.many import at_once, put_many
 from kinetic.errors import CorruptRecord, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from kinetic._core.outcome import Outcome
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _SHOWN = 5
+_REF, _END = "ref-", "end-"
+_LONGEST_KEY_BYTES = 900
+"""Buckets take 1024."""
+
+
+class Listing(NamedTuple):
+    """All jobs.
+
+    Attributes:
+        refs: newest first.
+        endings: of jobs that have ended, as far as it is known without asking for each: an excerpt
+            of the outcome's document.
+    """
+
+    refs: list[JobRef]
+    endings: Mapping[str, Mapping[str, Any]]
 
 
 def refs(store: Store) -> list[JobRef]:
     """Return the references of all jobs, newest first; a damaged one is passed over with a
     warning."""
-    return sorted(_readable(store), key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+    return listing(store).refs
+
+
+def listing(store: Store) -> Listing:
+    """Return all jobs; a damaged reference is passed over with a warning."""
+    if store.as_folder() is not None:
+        listed = Listing(_readable(store, _keys(store)), {})
+    else:
+        listed = _listed(store)
+    listed.refs.sort(key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+    return listed
+
+
+def add(store: Store, ref: JobRef) -> None:
+    """Write the reference of a job, instead of the one it had."""
+    data = {layout.ref(ref.job_id): json.dumps(ref.to_json(), indent=1).encode() + b"\n"}
+    if store.as_folder() is None and (key := _entry(ref.job_id, _REF, ref.to_json())):
+        data[key] = b""
+    put_many(store, data)
+
+
+def replace(store: Store, ref: JobRef) -> None:
+    """Write another reference for a job that has one."""
+    _unlist(store, ref.job_id)
+    add(store, ref)
+
+
+def remove(store: Store, job_id: str) -> None:
+    """Remove the reference of a job."""
+    _unlist(store, job_id)
+    store.delete(layout.ref(job_id))
+
+
+def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: bool = False) -> bool:
+    """Write the verdict over a job; return whether this call did."""
+    data = json.dumps(outcome.to_json()).encode()
+    wrote = store.put(layout.outcome(job_id), data, if_absent=if_absent)
+    if wrote and store.as_folder() is None:
+        started = [report.started_at for report in outcome.reports if report.started_at]
+        told = {
+            "verdict": outcome.verdict,
+            "ended_at": outcome.ended_at,
+            "reports": [{"started_at": min(started)}] if started else [],
+        }
+        if key := _entry(job_id, _END, told):
+            store.put(key, b"")
+    return wrote
 
 
 def ids(store: Store) -> list[str]:
@@ -120,30 +193,79 @@ def _nearest(wanted: str, known: Sequence[str]) -> list[str]:
     return get_close_matches(wanted, known, n=3, cutoff=0.75)
 
 
-def _readable(store: Store) -> Iterator[JobRef]:
-    for key in _keys(store):
-        try:
-            yield _read(store, key)
-        except NotFound:
-            continue  # It was removed since it was listed.
-        except CorruptRecord as damage:
-            import logging  # a list of sound references does without
+def _unlist(store: Store, job_id: str) -> None:
+    if store.as_folder() is None:
+        store.delete(layout.listed(job_id))
 
-            logging.getLogger("kinetic.storage").warning("%s is passed over: %s", key, damage)
+
+def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
+    """A key that says all this; "" where it would be too long."""
+    import zlib  # a store in a folder does without
+    from base64 import urlsafe_b64encode
+
+    packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 9)
+    key = f"{layout.listed(job_id)}/{kind}{urlsafe_b64encode(packed).decode()}"
+    return key if len(key) <= _LONGEST_KEY_BYTES else ""
+
+
+def _said(key: str, kind: str) -> dict[str, Any] | None:
+    """What a key says; None when it is damaged, or of another kind."""
+    import zlib
+    from base64 import urlsafe_b64decode
+
+    name = key.rpartition("/")[2]
+    if not name.startswith(kind):
+        return None
+    with suppress(ValueError, zlib.error, CorruptRecord):
+        return record.parse(zlib.decompress(urlsafe_b64decode(name.removeprefix(kind))))
+    return None
+
+
+def _listed(store: Store) -> Listing:
+    prefixes = [layout.REFS, layout.LISTED]
+    keys, entries = at_once(lambda p: list(store.list(p)), prefixes, store.calls_at_once)
+    there = {_id(key): key for key in keys}
+    known: dict[str, list[JobRef]] = {}
+    endings: dict[str, Mapping[str, Any]] = {}
+    for entry in entries:
+        job_id = entry.split("/")[1]
+        if (end := _said(entry, _END)) is not None:
+            endings[job_id] = end
+        elif job_id in there and (document := _said(entry, _REF)) is not None:
+            with suppress(CorruptRecord):
+                known.setdefault(job_id, []).append(_checked_ref(document))
+    # Of two, one is what a writer that was killed has left of an older reference.
+    sure = {job_id: refs[0] for job_id, refs in known.items() if len(refs) == 1}
+    unsure = [key for job_id, key in there.items() if job_id not in sure]
+    return Listing([*sure.values(), *_readable(store, unsure)], endings)
+
+
+def _readable(store: Store, keys: Sequence[str]) -> list[JobRef]:
+    found = at_once(lambda key: _read_if_sound(store, key), keys, store.calls_at_once)
+    return [ref for ref in found if ref is not None]
+
+
+def _read_if_sound(store: Store, key: str) -> JobRef | None:
+    try:
+        return _read(store, key)
+    except NotFound:
+        return None  # It was removed since it was listed.
+    except CorruptRecord as damage:
+        import logging  # a list of sound references does without
+
+        logging.getLogger("kinetic.storage").warning("%s is passed over: %s", key, damage)
+        return None
 
 
 def _read(store: Store, key: str) -> JobRef:
     try:
-        ref = JobRef.from_json(record.parse(store.get(key)))
+        return _checked_ref(record.parse(store.get(key)))
     except NotFound:
         if key in _misplaced(store):
             raise _damaged(key, "it is not a file") from None
         raise
     except CorruptRecord as error:
         raise _damaged(key, str(error)) from error
-    if not _sound(ref):
-        raise _damaged(key, "its fields have the wrong types")
-    return ref
 
 
 def _damaged(key: str, why: str) -> CorruptRecord:
@@ -154,13 +276,17 @@ def _damaged(key: str, why: str) -> CorruptRecord:
     )
 
 
-def _sound(ref: JobRef) -> bool:
+def _checked_ref(document: dict[str, Any]) -> JobRef:
+    ref = JobRef.from_json(document)
     texts = (ref.job_id, ref.backend, ref.accelerator, ref.display_name, ref.store_uri)
-    return (
+    sound = (
         all(isinstance(t, str) for t in texts)
         and isinstance(ref.created_at, int | float)
         and isinstance(ref.hosts, int)
     )
+    if not sound:
+        raise CorruptRecord("its fields have the wrong types")
+    return ref
 
 
 def _id(key: str) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import click
@@ -91,10 +91,13 @@ class Desk:
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]]
     now: Callable[[], float] = time.time
     plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _unplanned
+    _endings: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     def refs(self) -> list[JobRef]:
         """Return all jobs, newest first."""
-        return stored.refs(self.store)
+        listed = stored.listing(self.store)
+        self._endings.update(listed.endings)
+        return listed.refs
 
     def ids(self) -> list[str]:
         """Return the ids of all jobs."""
@@ -147,6 +150,8 @@ class Desk:
 
     def ending(self, ref: JobRef) -> Ending | None:
         """Return how the job ended as the store says, or None while it does not say."""
+        if ref.job_id in self._endings:
+            return _ending_of(self._endings[ref.job_id], ref)
         with contextlib.suppress(NotFound):
             return _ending(self.store.get(layout.outcome(ref.job_id)), ref)
         return None
@@ -172,8 +177,12 @@ class Desk:
     def standings(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
         """Return where the jobs stand, by id. The store and each backend are asked once for all of
         them."""
-        keys = {layout.outcome(ref.job_id): ref for ref in refs}
         found: dict[str, Standing] = {}
+        for ref in refs:
+            told = self._endings.get(ref.job_id, {})
+            if (known := _ending_of(told, ref)) is not None:
+                found[ref.job_id] = Standing(known.state, ending=known)
+        keys = {layout.outcome(ref.job_id): ref for ref in refs if ref.job_id not in found}
         for key, data in get_many(self.store, keys).items():
             ending = _ending(data, keys[key])
             if ending is not None:
@@ -211,14 +220,20 @@ def _ending(data: bytes, ref: JobRef) -> Ending | None:
     """How the job ended, as its stored verdict says; None for a damaged one: the backend knows
     whether it ended."""
     try:
-        told = record.parse(data)
+        return _ending_of(record.parse(data), ref)
+    except CorruptRecord:
+        return None
+
+
+def _ending_of(told: Mapping[str, Any], ref: JobRef) -> Ending | None:
+    try:
         started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
         return Ending(
             status_of_verdict(told["verdict"]),
             float(told.get("ended_at") or ref.created_at),
             min(filter(None, started), default=None),
         )
-    except (CorruptRecord, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

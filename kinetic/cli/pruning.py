@@ -76,7 +76,7 @@ def remove(desk: Desk, ref: JobRef) -> None:
     desk.backend_of(ref).cleanup(ref)
     desk.store.delete(layout.job(ref.job_id))
     # last: an interrupted removal can be found and done again
-    desk.store.delete(layout.ref(ref.job_id))
+    stored.remove(desk.store, ref.job_id)
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:

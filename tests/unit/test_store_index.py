@@ -1,0 +1,118 @@
+"""Listing jobs: in a folder, and over a line where each call takes time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kinetic._core import layout
+from kinetic._core.outcome import Exit, HostReport, judge
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._store import index
+from kinetic._store.base import Store
+from kinetic._store.local import LocalStore
+from kinetic._store.many import put_many
+from kinetic._store.memory import MemoryStore
+from kinetic.cli.main import call
+
+
+def ref_of(number: int, store: Store) -> JobRef:
+    return JobRef(
+        f"job-{number:08x}",
+        Place("local"),
+        "cpu:1",
+        "f",
+        f"train.f{number}",
+        1000.0 + number,
+        store.uri,
+        output_dir=f"{store.uri}/outputs/job-{number:08x}",
+    )
+
+
+def ended(number: int):
+    report = HostReport(
+        host=0, exit=Exit.RETURNED, started_at=1000.0 + number, result_digest="0" * 64
+    )
+    return judge(1, [report], now=2000.0 + number)
+
+
+@pytest.fixture(params=["folder", "distant"])
+def store(request, tmp_path) -> Store:
+    return LocalStore(tmp_path) if request.param == "folder" else MemoryStore(delay_s=0.0001)
+
+
+def ids(store: Store) -> list[str]:
+    return [ref.job_id for ref in index.refs(store)]
+
+
+def test_jobs_are_listed_newest_first_until_they_are_removed(store):
+    refs = [ref_of(number, store) for number in range(5)]
+    for ref in refs:
+        index.add(store, ref)
+    assert index.refs(store) == refs[::-1]
+    assert index.ids(store) == [ref.job_id for ref in refs]
+    index.remove(store, refs[2].job_id)
+    assert ids(store) == [refs[n].job_id for n in (4, 3, 1, 0)]
+    for ref in refs:
+        index.remove(store, ref.job_id)
+    assert list(store.list("")) == []
+
+
+def test_a_reference_that_changes_is_listed_as_it_is(store):
+    ref = ref_of(1, store)
+    index.add(store, ref)
+    now = replace(ref, group_id="grp-1", group_kind="map", group_index=0)
+    index.replace(store, now)
+    assert index.refs(store) == [now]
+
+
+def test_a_thousand_jobs_that_ended_are_listed_in_three_calls(capsys, monkeypatch):
+    store = MemoryStore("a-thousand", delay_s=0.0001)
+    for number in range(999):
+        ref = ref_of(number, store)
+        index.add(store, ref)
+        index.write_outcome(store, ref.job_id, ended(number))
+    monkeypatch.setenv("KINETIC_STORE", store.uri)
+    store.forget_calls()
+    assert call(["jobs", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 21
+    assert "SUCCEEDED" in lines[1]
+    assert "16m40s" in lines[1]
+    assert store.calls.total() <= 3, store.calls
+
+
+def test_a_list_does_not_need_the_copies():
+    """They are missing, damaged or left over where a writer was killed or a newer one has been."""
+    store = MemoryStore(delay_s=0.0001)
+    refs = [ref_of(number, store) for number in range(6)]
+    for ref in refs:
+        index.add(store, ref)
+    entry = {n: next(store.list(layout.listed(refs[n].job_id))) for n in range(6)}
+    store.delete(entry[0])
+    store.delete(entry[1])
+    store.put(f"{layout.listed(refs[1].job_id)}/ref-AAAA", b"")
+    store.put(f"{layout.listed(refs[2].job_id)}/ref-not/base64", b"")
+    index.add(store, replace(refs[3], display_name="another"))
+    store.delete(layout.ref(refs[4].job_id))
+    found = {ref.job_id: ref for ref in index.refs(store)}
+    assert found.keys() == {refs[n].job_id for n in (0, 1, 2, 3, 5)}
+    assert found[refs[3].job_id].display_name == "another"
+
+
+def test_what_no_key_could_hold_is_read():
+    store = MemoryStore(delay_s=0.0001)
+    names = "".join(chr(0x4E00 + n * 7 % 9000) for n in range(1500))
+    ref = replace(ref_of(1, store), display_name=names)
+    index.add(store, ref)
+    assert list(store.list(layout.LISTED)) == []
+    assert index.refs(store) == [ref]
+
+
+def test_damaged_references_are_passed_over_with_a_warning(store, caplog):
+    put_many(store, {layout.ref("job-bad"): b"{", layout.ref("job-worse"): b"[]"})
+    index.add(store, ref_of(1, store))
+    assert ids(store) == [ref_of(1, store).job_id]
+    assert sorted(r.args[0] for r in caplog.records) == ["refs/job-bad.json", "refs/job-worse.json"]
