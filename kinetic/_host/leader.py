@@ -25,9 +25,10 @@ from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._host.agent.loop import ALONE_S
 from kinetic._host.agents import Agents, cause_of_death
-from kinetic._store import footprints
+from kinetic._store import footprints, index
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, StoreFull
+from kinetic._store.event_log import EventLog
+from kinetic.errors import StoreFull
 
 if TYPE_CHECKING:
     import asyncio
@@ -105,6 +106,7 @@ class Leader:
         self._has_records = has_records
         self._on_ready = on_ready
         self._removed = False
+        self._events = EventLog(store, layout.events(plan.job_id))
         self._gang = Gang(
             _gang_spec(plan, attempt, heartbeat_timeout_s),
             time.monotonic(),
@@ -127,6 +129,7 @@ class Leader:
         )
         reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
         self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
+        self._events.close()
         return Attempt(outcome, unwanted=self._gang.unwanted, removed=self._removed)
 
     def _ends_at_once(self) -> bool:
@@ -214,23 +217,17 @@ class Leader:
         self._write(event)
 
     def _write(self, event: GangEvent) -> None:
-        write_event(self._store, self._plan.job_id, self._gang.spec.attempt, event)
+        self._events.write(_line(self._gang.spec.attempt, event))
 
 
 def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:
-    """Append to the job's events; a full disk must not end a job that runs."""
-    line = json.dumps(replace(event, time=time.time(), attempt=attempt).to_json()) + "\n"
-    key = layout.events(job_id)
-    if (folder := store.as_folder()) is None:
-        with contextlib.suppress(KineticError):
-            before = store.get(key) if store.has(key) else b""
-            store.put(key, before + line.encode())
-        return
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    with contextlib.suppress(OSError):
-        fd = os.open(folder / key, flags, 0o600)
-        with open(fd, "a") as events:
-            events.write(line)
+    """Add to the job's events."""
+    with contextlib.closing(EventLog(store, layout.events(job_id))) as events:
+        events.write(_line(attempt, event))
+
+
+def _line(attempt: int, event: GangEvent) -> str:
+    return json.dumps(replace(event, time=time.time(), attempt=attempt).to_json()) + "\n"
 
 
 def repeat(store: Store, job_id: str, outcome: Outcome, *, make_room: Callable[[], None]) -> None:
@@ -238,7 +235,8 @@ def repeat(store: Store, job_id: str, outcome: Outcome, *, make_room: Callable[[
     that one."""
     retry = GangEvent(EventKind.RETRY, detail=outcome.reason)
     write_event(store, job_id, outcome.attempt, retry)
-    _write_verdict(store, layout.attempt_outcome(job_id, outcome.attempt), outcome, make_room)
+    key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
+    _with_room(lambda: store.put(key, data.encode()), make_room)
 
 
 def conclude(
@@ -254,18 +252,17 @@ def conclude(
     if attempt.removed and not store.has(layout.plan(job_id)):
         store.delete(layout.job(job_id))
         return
-    _write_verdict(store, layout.outcome(job_id), attempt.outcome, make_room)
+    _with_room(lambda: index.write_outcome(store, job_id, attempt.outcome), make_room)
     if plan is not None:
         footprints.remember(store, plan, attempt.outcome)
 
 
-def _write_verdict(store: Store, key: str, outcome: Outcome, make_room: Callable[[], None]) -> None:
-    data = json.dumps(outcome.to_json()).encode()
+def _with_room(write: Callable[[], object], make_room: Callable[[], None]) -> None:
     try:
-        store.put(key, data)
+        write()
     except StoreFull:
         make_room()
-        store.put(key, data)
+        write()
 
 
 def learn_to_speak() -> None:

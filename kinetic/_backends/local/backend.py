@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import itertools
 import os
 import sys
 import time
@@ -29,14 +28,14 @@ from kinetic._backends.local import simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import status_of_verdict
-from kinetic._store import attempts, files
+from kinetic._store import files
 from kinetic.errors import CorruptRecord, KineticError, PreflightError, SubmitError
 
 # a list of running jobs does without these, and without what is imported in functions
 if TYPE_CHECKING:
     from kinetic._backends.base import Connection
     from kinetic._backends.local.log_reader import LogReader
-    from kinetic._core.log_format import LogChunk, Position
+    from kinetic._core.log_format import LogChunk
     from kinetic._core.plan import Plan
     from kinetic._store.base import Store
 
@@ -178,78 +177,28 @@ class LocalBackend:
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, one attempt after the other, until the job has ended."""
-        from kinetic._core.log_format import Position
+        from kinetic._backends import attempt_logs  # a list of running jobs does without
 
-        first, newest = self._attempts_to_read(ref, request)
-        starts = dict[int, Position]()
-        for host in request.hosts if request.hosts is not None else range(ref.hosts):
-            if host in request.after:
-                starts[host] = request.after[host]
-            elif request.tail is not None:
-                yield (begin := self._tail(ref, host, request, range(first, newest + 1)))
-                starts[host] = begin.end
-            else:
-                starts[host] = Position(first)
-        for attempt in itertools.count(min(starts.values(), default=Position(newest)).attempt):
-            readers = self._readers(ref, attempt, starts, failures=request.failures)
-            try:
-                yield from (
-                    self._follow(ref, attempt, readers) if request.follow else _drain(readers)
-                )
-            finally:
-                for reader in readers:
-                    reader.close()
-            if attempt == request.attempt or not self._is_repeated(ref, attempt):
-                return
-
-    def _attempts_to_read(self, ref: JobRef, request: LogRequest) -> tuple[int, int]:
-        newest = attempts.newest(self._store, ref.job_id)
-        if request.attempt is None:
-            return 1, newest
-        attempts.check(ref.job_id, request.attempt, newest)
-        return request.attempt, request.attempt
-
-    def _tail(
-        self, ref: JobRef, host: int, request: LogRequest, numbers: Sequence[int]
-    ) -> LogChunk:
-        """An empty chunk that says where the last lines of a host begin, which may lie in several
-        attempts."""
-        left = request.tail or 0
-        for number in reversed(numbers):
-            reader = self._reader(ref, number, host, failures=request.failures)
-            left -= reader.start_at_tail(left)
-            begin = reader.here()
-            reader.close()
-            if left <= 0:
-                break
-        return begin
-
-    def _readers(
-        self, ref: JobRef, attempt: int, starts: Mapping[int, Position], *, failures: bool
-    ) -> list[LogReader]:
-        """Readers of what the hosts printed in this attempt, from where each of them starts."""
-        readers = []
-        for host, start in starts.items():
-            if start.attempt <= attempt:
-                readers.append(reader := self._reader(ref, attempt, host, failures=failures))
-                if start.attempt == attempt and start.offset:
-                    reader.start_at(start.offset)
-        return readers
-
-    def _is_repeated(self, ref: JobRef, attempt: int) -> bool:
-        """Whether the attempt is over and another one has begun."""
-        return self._store.has(layout.attempt_outcome(ref.job_id, attempt))
+        return attempt_logs.read(
+            self._store,
+            ref,
+            request,
+            lambda attempt, host: self._reader(ref, attempt, host, failures=request.failures),
+            lambda attempt, readers: self._follow(ref, attempt, readers),
+        )
 
     def _follow(
         self, ref: JobRef, attempt: int, readers: list[LogReader]
     ) -> Iterator[LogChunk | None]:
+        from kinetic._backends.attempt_logs import drain, is_repeated
+
         begun = time.monotonic()
         watch = _SupervisorWatch(self._folder(ref))
         stuck = _StuckWatch(self._unreachable_after_s)
         try:
             while True:
                 # Looked at before reading: what was printed is there.
-                ended = self._is_repeated(ref, attempt) or (
+                ended = is_repeated(self._store, ref, attempt) or (
                     not watch.is_alive() and self._status(ref).phase.ended
                 )
                 got = False
@@ -258,7 +207,7 @@ class LocalBackend:
                         got = True
                         yield chunk
                 if ended and not got:
-                    yield from _drain(readers)
+                    yield from drain(readers)
                     return
                 if not got:
                     yield None
@@ -511,10 +460,3 @@ def _state(pid: object) -> str:
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "X"
-
-
-def _drain(readers: list[LogReader]) -> Iterator[LogChunk]:
-    for reader in readers:
-        while chunks := list(reader.read()):
-            yield from chunks
-        yield from reader.rest()

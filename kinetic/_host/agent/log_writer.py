@@ -13,8 +13,13 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kinetic._core.log_format import RECORD, STDERR, STDOUT, encode_record
+
+if TYPE_CHECKING:
+    from kinetic._store.base import Store
+    from kinetic._store.log_segments import SegmentWriter
 
 READ_BYTES = 1 << 20
 DRAIN_BYTES = 1 << 22
@@ -61,6 +66,17 @@ class HostLog:
         self.lost_bytes = 0
         self._allowed_bytes = 0
         self._own_bytes = 0
+        self._segments: SegmentWriter | None = None
+
+    def send_by(self, segments: SegmentWriter) -> None:
+        """Have what is kept sent to the store, while it is written."""
+        self._segments = segments
+        segments.start()
+
+    def deliver(self) -> None:
+        """Bring all that is kept so far into the store, where the files are not in it."""
+        if self._segments is not None:
+            self._segments.flush()
 
     @property
     def output_bytes(self) -> int:
@@ -144,6 +160,24 @@ class HostLog:
         for fd in (self._log, self._index):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        if self._segments is not None:
+            self._segments.close()
+
+
+def open_log(store: Store, key: str, paths: tuple[Path, Path]) -> HostLog:
+    """Open the files of a host; they are in the store, or what is written there is sent to it.
+
+    Args:
+        store: the job's.
+        key: of the log.
+        paths: `log` and `log.idx`.
+    """
+    log = HostLog(*paths)
+    if store.as_folder() is None:
+        from kinetic._store.log_segments import SegmentWriter
+
+        log.send_by(SegmentWriter(store, key, paths))
+    return log
 
 
 def last_line(data: bytes) -> str:

@@ -32,7 +32,7 @@ from kinetic._host.agent.briefing import WORLD_FILE, start_message
 from kinetic._host.agent.exit_report import Moment, ending_of, last_words
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.link import Link
-from kinetic._host.agent.log_writer import HostLog, tees
+from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.stall import Stillness
 from kinetic._host.agent.worker_process import Child
@@ -118,7 +118,8 @@ class Agent:
             Path(self._who.scratch) / f"reserve-{self._who.host}", RESERVE_BYTES
         )
         self._memory = memory.Watch(self._worker.pid)
-        self._log = HostLog(*self._log_paths)
+        key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
+        self._log = open_log(self._store, key, self._log_paths)
         self._announce_attempt()
         self._tees = tees(
             self._worker.out,
@@ -484,6 +485,7 @@ class Agent:
         )
         self._report = self._with_artifacts(report)
         self._log_failure(self._report)
+        self._log.deliver()  # Whoever sees the report will look for the output.
         if self._gate is not None:
             self._gate.close()
         data = self._report.to_json()

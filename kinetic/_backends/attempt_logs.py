@@ -1,0 +1,133 @@
+"""The output of a job, one attempt after the other: the same for every backend.
+
+In: what reads one host's output of one attempt, and what follows such readers. Out: chunks in
+order, as promised by `Backend.logs`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from kinetic._backends.base import LogRequest
+from kinetic._core import layout
+from kinetic._core.log_format import LogChunk, Position
+from kinetic._core.ref import JobRef
+from kinetic._store import attempts
+from kinetic._store.base import Store
+
+
+class Reader(Protocol):
+    """Reads the output of one host in one attempt."""
+
+    def start_at(self, offset: int) -> None:
+        """Skip so many bytes."""
+        ...
+
+    def start_at_tail(self, lines: int) -> int:
+        """Skip all but the last `lines` lines that are there now; return how many there are."""
+        ...
+
+    def here(self) -> LogChunk:
+        """An empty chunk that says where reading goes on."""
+        ...
+
+    def read(self) -> Iterator[LogChunk]:
+        """Yield some of what is new."""
+        ...
+
+    def rest(self) -> Iterator[LogChunk]:
+        """Yield what is left at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        ...
+
+
+R = TypeVar("R", bound=Reader)
+ReaderOf = Callable[[int, int], R]
+"""Makes the reader of an attempt and a host."""
+
+
+def read(
+    store: Store,
+    ref: JobRef,
+    request: LogRequest,
+    reader_of: ReaderOf[R],
+    follow: Callable[[int, list[R]], Iterator[LogChunk | None]],
+) -> Iterator[LogChunk | None]:
+    """Yield what is there; or, when it is to be followed, all until the job has ended.
+
+    Args:
+        store: where the attempts are on record.
+        ref: the job.
+        request: what is to be read.
+        reader_of: makes readers.
+        follow: reads an attempt by these readers until it is over.
+    """
+    first, newest = _attempts_to_read(store, ref, request)
+    starts: dict[int, Position] = {}
+    for host in request.hosts if request.hosts is not None else range(ref.hosts):
+        if host in request.after:
+            starts[host] = request.after[host]
+        elif request.tail is not None:
+            yield (begin := _tail(host, request.tail, range(first, newest + 1), reader_of))
+            starts[host] = begin.end
+        else:
+            starts[host] = Position(first)
+    for attempt in itertools.count(min(starts.values(), default=Position(newest)).attempt):
+        readers = _readers(attempt, starts, reader_of)
+        try:
+            yield from follow(attempt, readers) if request.follow else drain(readers)
+        finally:
+            for reader in readers:
+                reader.close()
+        if attempt == request.attempt or not is_repeated(store, ref, attempt):
+            return
+
+
+def is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
+    """Whether the attempt is over and another one has begun."""
+    return store.has(layout.attempt_outcome(ref.job_id, attempt))
+
+
+def drain(readers: Sequence[Reader]) -> Iterator[LogChunk]:
+    """Yield all that is left."""
+    for reader in readers:
+        while chunks := list(reader.read()):
+            yield from chunks
+        yield from reader.rest()
+
+
+def _attempts_to_read(store: Store, ref: JobRef, request: LogRequest) -> tuple[int, int]:
+    newest = attempts.newest(store, ref.job_id)
+    if request.attempt is None:
+        return 1, newest
+    attempts.check(ref.job_id, request.attempt, newest)
+    return request.attempt, request.attempt
+
+
+def _tail(host: int, lines: int, numbers: Sequence[int], reader_of: ReaderOf[R]) -> LogChunk:
+    """An empty chunk that says where the last lines of a host begin, which may lie in several
+    attempts."""
+    for number in reversed(numbers):
+        reader = reader_of(number, host)
+        lines -= reader.start_at_tail(lines)
+        begin = reader.here()
+        reader.close()
+        if lines <= 0:
+            break
+    return begin
+
+
+def _readers(attempt: int, starts: Mapping[int, Position], reader_of: ReaderOf[R]) -> list[R]:
+    """Readers of what the hosts printed in this attempt, from where each of them starts."""
+    readers = []
+    for host, start in starts.items():
+        if start.attempt <= attempt:
+            readers.append(reader := reader_of(attempt, host))
+            if start.attempt == attempt and start.offset:
+                reader.start_at(start.offset)
+    return readers

@@ -1,0 +1,337 @@
+"""A host's output in a store that is no folder: numbered segments, each written once.
+
+In: the growing files of one host (see `_core.log_format`). Out: segments; from these, `LogChunk`s.
+
+The agent keeps the files on its own disk, as everywhere, and a thread sends what was appended:
+every `PAUSE_S`, and less often as a log grows long. What a killed agent has not sent is lost, never
+more than the output of that time. A segment is named by the number of bytes that come before it, so
+a reader knows the name of the next one:
+
+    <log>.d/<offset, 16 digits>     "KLS1", length of the records, the records, the output
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic._core.log_format import (
+    FAILURE,
+    RECORD,
+    STDERR,
+    STDOUT,
+    LogChunk,
+    Position,
+    decode_records,
+    encode_record,
+)
+from kinetic._store.base import Store
+from kinetic._store.many import get_many
+from kinetic.errors import CorruptRecord, NotFound, StoreError
+
+_log = logging.getLogger("kinetic.storage")
+
+PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+PAUSE_GROWS_S = 0.01
+"""With each segment, so that a job of days leaves thousands and not millions."""
+SEGMENT_BYTES = 4 << 20
+LOOK_EVERY_S = 0.5
+"""How often a reader that has all asks for more."""
+_MAGIC = b"KLS1"
+_HEAD = struct.Struct("<4sI")
+_Record = tuple[int, int, int]
+
+
+def prefix(log_key: str) -> str:
+    """Where the segments of the log with this key are."""
+    return f"{log_key}.d"
+
+
+def _key(log_key: str, offset: int) -> str:
+    return f"{prefix(log_key)}/{offset:016d}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some of a host's output.
+
+    Attributes:
+        begin: bytes of output before it.
+        records: of its chunks: end, time, stream; as in the index.
+        data: the output.
+    """
+
+    begin: int
+    records: tuple[_Record, ...]
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """Bytes of output up to its end."""
+        return self.begin + len(self.data)
+
+    def encode(self) -> bytes:
+        """Return the content of its object."""
+        packed = b"".join(encode_record(*record) for record in self.records)
+        return _HEAD.pack(_MAGIC, len(packed)) + packed + self.data
+
+    @classmethod
+    def decode(cls, begin: int, content: bytes) -> Segment:
+        """Rebuild from the content of its object.
+
+        Raises:
+            CorruptRecord: it is none.
+        """
+        if len(content) < _HEAD.size or not content.startswith(_MAGIC):
+            raise CorruptRecord(f"The segment of output at {begin} is damaged.")
+        size = _HEAD.size + _HEAD.unpack_from(content)[1]
+        return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
+
+    def chunks(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield end, time, stream and output of each chunk; what no record is about comes last, as
+        standard output."""
+        at = self.begin
+        for end, time_ns, stream in self.records:
+            if at < end <= self.end:
+                yield end, time_ns, stream, self.data[at - self.begin : end - self.begin]
+                at = end
+        if at < self.end:
+            yield self.end, 0, STDOUT, self.data[at - self.begin :]
+
+
+class SegmentWriter:
+    """Sends what is appended to the files of one host.
+
+    Args:
+        store: where to.
+        log_key: the key that the log would have in a folder.
+        files: `log` and `log.idx`, which somebody else writes.
+    """
+
+    def __init__(self, store: Store, log_key: str, files: tuple[Path, Path]) -> None:
+        self._store = store
+        self._log_key = log_key
+        self._fds = tuple(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in files)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pending: Segment | None = None
+        self._base = 0
+        self._log_at = self._index_at = self._sent = 0
+        self._thread = threading.Thread(target=self._run, name="kinetic-segments", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def flush(self, patience_s: float = 10.0, *, all_bytes: bool = False) -> bool:
+        """Send all that is there now; return False where the store has not taken it in time.
+
+        `all_bytes` includes those that no record is about: nothing more will be appended.
+        """
+        give_up_at = time.monotonic() + patience_s
+        while not self._send(all_bytes=all_bytes):
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(min(PAUSE_S, patience_s))
+        return True
+
+    def close(self, patience_s: float = 10.0) -> None:
+        """Send what is left, and end."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.flush(patience_s, all_bytes=True)
+        for fd in self._fds:
+            os.close(fd)
+
+    def _run(self) -> None:
+        while not self._closing.wait(min(PAUSE_S + self._sent * PAUSE_GROWS_S, LONGEST_PAUSE_S)):
+            self._send()
+
+    def _send(self, *, all_bytes: bool = False) -> bool:
+        """Send what is there; return whether the store took it. What it did not take is tried
+        again."""
+        with self._lock:
+            try:
+                while (segment := self._pending or self._next(all_bytes)) is not None:
+                    # It is tried again as it is: the store may have taken it all the same.
+                    self._pending = segment
+                    self._put(segment)
+                    self._pending = None
+            except (StoreError, NotFound) as error:
+                _log.info("output could not be sent, and is sent later: %s", error)
+                return False
+            return True
+
+    def _next(self, all_bytes: bool) -> Segment | None:
+        """What comes next: whole chunks, as far as records tell."""
+        packed = os.pread(self._fds[1], (SEGMENT_BYTES // 64) * RECORD.size, self._index_at)
+        records = decode_records(packed)
+        most = self._log_at + SEGMENT_BYTES
+        taken = [record for n, record in enumerate(records) if n == 0 or record[0] <= most]
+        end = taken[-1][0] if taken else self._log_at
+        if not taken and all_bytes:
+            end = min(os.fstat(self._fds[0]).st_size, most)
+        if end <= self._log_at:
+            self._index_at += len(taken) * RECORD.size
+            return None
+        data = os.pread(self._fds[0], end - self._log_at, self._log_at)
+        moved = tuple((at + self._base, time_ns, stream) for at, time_ns, stream in taken)
+        return Segment(self._log_at + self._base, moved, data)
+
+    def _put(self, segment: Segment) -> None:
+        content = segment.encode()
+        key = _key(self._log_key, segment.begin)
+        if not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
+            # Of an agent before this one, which was killed: go on behind its output.
+            last = [*self._store.list(prefix(self._log_key))][-1]
+            begin = int(last.rpartition("/")[2])
+            self._base = Segment.decode(begin, self._store.get(last)).end - self._log_at
+            return  # The next look makes it anew.
+        self._log_at += len(segment.data)
+        self._index_at += len(segment.records) * RECORD.size
+        self._sent += 1
+
+
+class SegmentReader:
+    """Follows the segments of one host; a log that does not exist yet is empty.
+
+    Has what `LogReader` has for the files of a folder.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        log_key: str,
+        host: int,
+        *,
+        attempt: int = 1,
+        failures: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._log_key = log_key
+        self._host = host
+        self._attempt = attempt
+        self._failures = failures
+        self._clock = clock
+        self._at = 0
+        self._begins: list[int] | None = None
+        self._look_at = 0.0
+        self._damaged: set[int] = set()
+
+    def start_at(self, offset: int) -> None:
+        """Skip so many bytes."""
+        self._at = offset
+
+    def start_at_tail(self, lines: int) -> int:
+        """Skip all but the last `lines` lines that are there now; return how many there are."""
+        tail, wanted, is_end = b"", lines + 1, not self._failures
+        end = 0
+        for segment in self._backwards():
+            for at, _, stream, data in reversed([*segment.chunks()]):
+                is_end = is_end and stream == FAILURE
+                if is_end:
+                    continue
+                end = end or at
+                tail = data + tail
+                if tail.count(b"\n") >= wanted:
+                    break
+            if tail.count(b"\n") >= wanted:
+                break
+        shown = _last_lines(tail, lines)
+        self._at = end - len(shown)
+        return shown.count(b"\n") + (not shown.endswith(b"\n") and bool(shown))
+
+    def _backwards(self) -> Iterator[Segment]:
+        for begin in reversed(self._list()):
+            with contextlib.suppress(NotFound, CorruptRecord):
+                content = self._store.get(_key(self._log_key, begin))
+                yield Segment.decode(begin, content)
+
+    def here(self) -> LogChunk:
+        """An empty chunk that says where reading goes on."""
+        return self._chunk(STDOUT, 0, b"")
+
+    def read(self) -> Iterator[LogChunk]:
+        """Yield what is new; nothing when nothing is, or when the last look was a moment ago."""
+        if self._clock() >= self._look_at:
+            yield from self._read()
+
+    def _read(self) -> Iterator[LogChunk]:
+        segments = self._new()
+        self._look_at = 0.0 if segments else self._clock() + LOOK_EVERY_S
+        for segment in segments:
+            for end, time_ns, stream, data in segment.chunks():
+                if end <= self._at:
+                    continue
+                new = data[max(self._at - (end - len(data)), 0) :]
+                self._at = end
+                if stream != FAILURE:
+                    yield self._chunk(stream, time_ns, new)
+                elif self._failures:
+                    yield self._chunk(STDERR, time_ns, new)
+
+    def rest(self) -> Iterator[LogChunk]:
+        """Yield what is left at the end."""
+        while chunks := list(self._read()):
+            yield from chunks
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
+        return LogChunk(self._host, stream, time_ns, data, Position(self._attempt, self._at))
+
+    def _new(self) -> list[Segment]:
+        """The segments that come next: one where reading is up to date, else as many as the store
+        gives at once."""
+        if self._begins is None:
+            self._begins = _from(self._list(), self._at)
+        begins = self._begins[: max(self._store.calls_at_once, 1)] or [self._at]
+        found = get_many(self._store, [_key(self._log_key, begin) for begin in begins])
+        segments = []
+        for begin in begins:
+            content = found.get(_key(self._log_key, begin))
+            if content is None:
+                break
+            try:
+                segments.append(Segment.decode(begin, content))
+            except CorruptRecord as damage:
+                self._begins = [each for each in self._list() if each > begin]
+                if begin not in self._damaged:
+                    _log.warning("%s: %s It is passed over.", self._log_key, damage)
+                self._damaged.add(begin)
+                return segments
+        self._begins = self._begins[len(segments) :]
+        return segments
+
+    def _list(self) -> list[int]:
+        names = (key.rpartition("/")[2] for key in self._store.list(prefix(self._log_key)))
+        return [int(name) for name in names if name.isdecimal()]
+
+
+def _from(begins: Sequence[int], offset: int) -> list[int]:
+    """Those from the last one that begins at the offset or before it."""
+    before = [begin for begin in begins if begin <= offset]
+    return [*before[-1:], *(begin for begin in begins if begin > offset)]
+
+
+def _last_lines(data: bytes, lines: int) -> bytes:
+    """The last lines of the data; the last one may have no end."""
+    if lines <= 0:
+        return b""
+    at = len(data) - data.endswith(b"\n")
+    for _ in range(lines):
+        at = data.rfind(b"\n", 0, max(at, 0))
+        if at < 0:
+            return data
+    return data[at + 1 :]

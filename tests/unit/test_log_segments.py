@@ -1,0 +1,272 @@
+"""Output and events in a store that is no folder."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from kinetic._backends import segments
+from kinetic._backends.base import LogRequest
+from kinetic._backends.local.log_reader import LogReader
+from kinetic._core import layout
+from kinetic._core.log_format import FAILURE, STDERR, STDOUT, LogChunk, Position
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._host.agent.log_writer import HostLog
+from kinetic._store import log_segments
+from kinetic._store.event_log import EventLog
+from kinetic._store.local import LocalStore
+from kinetic._store.log_segments import SegmentReader, SegmentWriter
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import StoreError
+
+JOB = "job-00c0ffee"
+KEY = layout.log(JOB, 1, 0)
+
+
+class Host:
+    """A host's two files, and what brings them into the store."""
+
+    def __init__(self, folder: Path, store: MemoryStore) -> None:
+        folder.mkdir()
+        self.files = (folder / "log", folder / "log.idx")
+        self.times = iter(range(1, 10**6))
+        self.log = HostLog(*self.files, clock_ns=lambda: next(self.times))
+        self.writer = SegmentWriter(store, KEY, self.files)
+
+    def local(self, **given) -> list[LogChunk]:
+        reader = LogReader(0, *self.files, **given)
+        return [*reader.read(), *reader.rest()]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(delay_s=0.0001)
+
+
+@pytest.fixture
+def host(tmp_path, store) -> Host:
+    return Host(tmp_path / "host", store)
+
+
+def reader_of(store: MemoryStore, **given) -> SegmentReader:
+    return SegmentReader(store, KEY, 0, **given)
+
+
+def everything(reader: SegmentReader) -> list[LogChunk]:
+    return list(reader.rest())
+
+
+def speak(host: Host, rounds: int, *, seed: int = 0) -> None:
+    """Print, and send now and then."""
+    chance = random.Random(seed)
+    for n in range(rounds):
+        line = f"line {n} {'x' * chance.randrange(30)}\n" * chance.randrange(1, 4)
+        host.log.write(chance.choice((STDOUT, STDERR)), line.encode())
+        if chance.random() < 0.3:
+            assert host.writer.flush()
+    assert host.writer.flush()
+
+
+def test_segments_hold_what_the_files_hold(host, store):
+    speak(host, 50)
+    assert everything(reader_of(store)) == host.local()
+    assert len(list(store.list(log_segments.prefix(KEY)))) < 30
+
+
+def test_a_reader_gets_what_is_new_and_no_more(host, store):
+    reader, seen = reader_of(store, clock=iter(range(1000)).__next__), []
+    for n in range(5):
+        speak(host, 3, seed=n)
+        while new := list(reader.read()):
+            seen += new
+    assert seen == host.local()
+
+
+@pytest.mark.parametrize("failures", [True, False])
+def test_a_stream_is_taken_up_after_each_chunk(host, store, failures):
+    speak(host, 20)
+    host.log.say("Traceback", FAILURE)
+    assert host.writer.flush()
+    chunks = everything(reader_of(store, failures=failures))
+    for n, chunk in enumerate(chunks):
+        reader = reader_of(store, failures=failures)
+        reader.start_at(chunk.end.offset)
+        assert reader.here().end == chunk.end
+        assert everything(reader) == chunks[n + 1 :]
+    assert [c.end for c in chunks] == [
+        Position(offset=c.end.offset) for c in host.local(failures=failures)
+    ]
+
+
+@pytest.mark.parametrize("failures", [True, False])
+@pytest.mark.parametrize("open_line", [b"", b"open"])
+def test_a_tail_is_that_of_the_files(host, store, failures, open_line):
+    speak(host, 30)
+    if open_line:
+        host.log.write(STDOUT, open_line)
+    host.log.say("Traceback\nmore", FAILURE)
+    assert host.writer.flush()
+    for lines in (0, 1, 2, 3, 7, 30, 1000):
+        there = LogReader(0, *host.files, failures=failures)
+        there.start_at_tail(lines)
+        reader = reader_of(store, failures=failures)
+        reader.start_at_tail(lines)
+        assert reader.here().end.offset == there.here().end.offset
+        assert b"".join(c.data for c in everything(reader)) == b"".join(
+            c.data for c in there.read()
+        )
+
+
+def test_a_tail_of_nothing_is_nothing(store):
+    reader = reader_of(store)
+    reader.start_at_tail(3)
+    assert everything(reader) == []
+
+
+@pytest.mark.parametrize("takes_it", [True, False])
+def test_a_store_that_fails_loses_nothing_and_doubles_nothing(tmp_path, takes_it):
+    class Failing(MemoryStore):
+        fails = False
+
+        def put(self, key, data, *, if_absent=False):
+            if self.fails and not takes_it:
+                raise StoreError("no")
+            wrote = super().put(key, data, if_absent=if_absent)
+            if self.fails:
+                raise StoreError("the answer was lost")
+            return wrote
+
+    store = Failing()
+    host = Host(tmp_path / "host", store)
+    for n in range(10):
+        host.log.write(STDOUT, f"{n}\n".encode())
+        store.fails = n % 3 == 1
+        assert host.writer.flush(patience_s=0) == (not store.fails)
+    store.fails = False
+    host.log.close()
+    host.writer.close()
+    assert b"".join(c.data for c in everything(reader_of(store))) == b"".join(
+        f"{n}\n".encode() for n in range(10)
+    )
+
+
+def test_another_agent_goes_on_behind_the_one_that_was_killed(tmp_path, host, store):
+    speak(host, 5)
+    before = host.local()
+    again = Host(tmp_path / "again", store)
+    speak(again, 5, seed=1)
+    chunks = everything(reader_of(store))
+    assert [c.data for c in chunks] == [c.data for c in [*before, *again.local()]]
+    ends = [c.end.offset for c in chunks]
+    assert ends == sorted(set(ends))
+
+
+def test_what_no_record_is_about_is_sent_at_the_end(host, store):
+    host.log.write(STDOUT, b"with a record\n")
+    with host.files[0].open("ab") as log:
+        log.write(b"without")
+    host.writer.close()
+    assert [c.data for c in everything(reader_of(store))] == [b"with a record\n", b"without"]
+
+
+def test_a_damaged_segment_is_passed_over(host, store, caplog):
+    for n in range(4):
+        host.log.write(STDOUT, b"%d\n" % n)
+        assert host.writer.flush()
+    keys = list(store.list(log_segments.prefix(KEY)))
+    store.put(keys[1], b"garbage")
+    assert b"".join(c.data for c in everything(reader_of(store))) == b"0\n2\n3\n"
+    assert "passed over" in caplog.text
+
+
+def test_a_long_log_is_cut_into_pieces(host, store, monkeypatch):
+    monkeypatch.setattr(log_segments, "SEGMENT_BYTES", 1 << 14)
+    for _ in range(20):
+        host.log.write(STDOUT, b"x" * 9999 + b"\n")
+    assert host.writer.flush()
+    assert len(list(store.list(log_segments.prefix(KEY)))) == 20
+    assert everything(reader_of(store)) == host.local()
+
+
+def test_output_is_sent_while_it_is_printed(tmp_path):
+    arrived = threading.Event()
+
+    class Telling(MemoryStore):
+        def put(self, key, data, *, if_absent=False):
+            wrote = super().put(key, data, if_absent=if_absent)
+            arrived.set()
+            return wrote
+
+    store = Telling()
+    host = Host(tmp_path / "host", store)
+    host.writer.start()
+    host.log.write(STDOUT, b"first\n")
+    assert arrived.wait(200)
+    assert [c.data for c in reader_of(store).read()] == [b"first\n"]
+    host.log.write(STDOUT, b"last\n")
+    host.log.close()
+    host.writer.close()
+    assert [c.data for c in everything(reader_of(store))] == [b"first\n", b"last\n"]
+
+
+def test_a_job_is_followed_to_its_end(host, store):
+    ref = JobRef(JOB, Place("gke"), "cpu:1", "f", "f", 0.0, store.uri)
+    host.log.write(STDOUT, b"first\n")
+    assert host.writer.flush()
+    ended = iter([False, True])
+    found = []
+    for chunk in segments.logs(store, ref, LogRequest(), lambda: next(ended)):
+        if chunk is None and len(found) == 1:
+            host.log.write(STDERR, b"last\n")
+            assert host.writer.flush()
+        if chunk is not None:
+            found.append(chunk)
+    assert found == host.local()
+    after = LogRequest(after={0: found[0].end}, follow=False)
+    assert list(segments.logs(store, ref, after, lambda: True)) == found[1:]
+    tail = LogRequest(tail=1, follow=False)
+    assert [c.data for c in segments.logs(store, ref, tail, lambda: True)] == [b"", b"last\n"]
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "distant"])
+def test_events_are_added_in_order(tmp_path, kind):
+    store = LocalStore(tmp_path) if kind == "folder" else MemoryStore(delay_s=0.001)
+    key = layout.events(JOB)
+    store.put(layout.plan(JOB), b"{}")
+    for attempt in range(2):
+        log = EventLog(store, key)
+        for n in range(50):
+            log.write(json.dumps([attempt, n]) + "\n")
+        log.close()
+    told = [json.loads(line) for line in store.get(key).splitlines()]
+    assert told == [[attempt, n] for attempt in range(2) for n in range(50)]
+    if isinstance(store, MemoryStore):
+        assert store.calls["put"] < 60
+
+
+def test_events_wait_for_a_store_that_fails(monkeypatch):
+    monkeypatch.setattr("kinetic._store.event_log.AGAIN_S", 0.001)
+
+    class Failing(MemoryStore):
+        left = 3
+
+        def put(self, key, data, *, if_absent=False):
+            if self.left:
+                self.left -= 1
+                raise StoreError("no")
+            return super().put(key, data, if_absent=if_absent)
+
+    store = Failing()
+    log = EventLog(store, "events")
+    log.write("one\n")
+    log.write("two\n")
+    log.close()
+    assert store.get("events") == b"one\ntwo\n"
