@@ -9,8 +9,8 @@ In: ids and indices. Out: keys with "/" between parts.
     trees/<digest>                        which packs and large files a source tree is made of;
                                           written after them, deleted before them
     refs/<job_id>.json                    the reference: written first, deleted last
-    listed/<job_id>/ref-<text>            what a list of jobs shows, in the key itself: only in a
-    listed/<job_id>/end-<text>            store that is no folder (see _store.index)
+    listed/<job_id>/ref-<text>            in a store that is no folder: what lists show of the job
+    listed/<job_id>/end-<text>            and of its end, in the keys themselves (see _store.index)
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            the verdict: written last, once
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
@@ -22,6 +22,8 @@ In: ids and indices. Out: keys with "/" between parts.
         hosts/<i>/error.pkl               the exception it raised
         hosts/<i>/log                     its output, as printed
         hosts/<i>/log.idx                 when and on which stream (see log_format)
+        hosts/<i>/log.d/<offset>          both, in segments, in a store that is no folder
+                                          (see _store.log_segments)
     groups/<group_id>/batch.json          a batch: written before its first job
     groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, where its id was not known before
     groups/<group_id>/refused/<i>.json    why input i could not be submitted
