@@ -160,7 +160,8 @@ def _how(
     if not os.path.isdir(top):
         raise UsageError(f"The project's folder {root} does not exist.")
     left_out = frozenset(
-        os.path.realpath(os.path.join(top, path)) for path in (*exclude, cache_dir / "trees")
+        os.path.realpath(os.path.join(top, path))
+        for path in (*exclude, *cache.own_folders(cache_dir))
     )
     return walk.How(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
 
@@ -196,7 +197,8 @@ def build_data(
     """
     if os.path.isdir(path):
         top = os.path.realpath(path)
-        left_out = frozenset(os.path.realpath(each) for each in (*exclude, cache_dir / "trees"))
+        own = cache.own_folders(cache_dir)
+        left_out = frozenset(os.path.realpath(each) for each in (*exclude, *own))
         note = cache.place(cache_dir, f"data:{top}", left_out, False)
         return _packed(
             top,

@@ -35,6 +35,8 @@ _RACY_NS = 2_000_000_000
 _ABSENT: Stamp = (-1,) * _WIDTH
 _DISTRUSTED: Stamp = (-2,) * _WIDTH
 _MOST_SNAPSHOTS = 100
+_PACKED = "trees"
+_SENT = "sent"
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,21 @@ class Snapshot:
     outputs: tuple[str, ...] = ()
 
 
+def own_folders(cache_dir: Path) -> tuple[Path, Path]:
+    """Return the folders that this module writes to: never source."""
+    return cache_dir / _PACKED, cache_dir / _SENT
+
+
+def note_of_sent(note: Path, store_uri: str) -> Path:
+    """Return the file that says what of a tree was sent to a store, given that of the tree."""
+    name = hashlib.sha256(f"{note.name}:{store_uri}".encode()).hexdigest()[:32]
+    return note.parent.parent / _SENT / name
+
+
 def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool) -> Path:
     """Return the file for the tree, packed in this way."""
     how = json.dumps([SCHEMA, root, sorted(exclude), default_excludes])
-    return cache_dir / "trees" / hashlib.sha256(how.encode()).hexdigest()[:32]
+    return cache_dir / _PACKED / hashlib.sha256(how.encode()).hexdigest()[:32]
 
 
 def load(path: Path) -> Snapshot | None:

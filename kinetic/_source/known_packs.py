@@ -10,7 +10,6 @@ store and reads some of them. Garbage in the cache is the same as no cache.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -57,10 +56,7 @@ def remember(bundle: Bundle, store: Store, indexes: Iterable[Index]) -> None:
 
 
 def _note(bundle: Bundle, store: Store) -> Path | None:
-    if bundle.note is None:
-        return None
-    name = hashlib.sha256(f"{bundle.note.name}:{store.uri}".encode()).hexdigest()[:32]
-    return bundle.note.parent.parent / "sent" / name
+    return None if bundle.note is None else cache.note_of_sent(bundle.note, store.uri)
 
 
 def _noted(note: Path | None) -> tuple[str, list[Index]]:

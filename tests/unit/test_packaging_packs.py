@@ -228,3 +228,17 @@ def test_a_cache_that_cannot_be_written_is_none(place, store):
     (place / "root/d0/0.py").write_text("changed")
     assert send(place, store).files == 1
     arrives(place, store)
+
+
+def test_the_cache_may_lie_in_the_tree(place, store):
+    plant(place / "root", 3)
+    (place / "root/cache").mkdir()
+    for build in (
+        bundle.build,
+        lambda root, cache_dir: bundle.build_data(root, cache_dir=cache_dir),
+    ):
+        made = [build(place / "root", cache_dir=place / "root/cache")]
+        bundle.upload(made[0], store)
+        made.append(build(place / "root", cache_dir=place / "root/cache"))
+        assert made[0].tree == made[1].tree
+        assert made[0].tree.files == 3
