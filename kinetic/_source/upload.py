@@ -204,7 +204,7 @@ def _send_pack(
     if not files and not lists:
         return []
     index, parts = packs.build(files, lists)
-    if not store.put(layout.pack(index.name), b"".join([index.data, *parts]), if_absent=True):
+    if not store.put(layout.pack(index.name), iter([index.data, *parts]), if_absent=True):
         files, parts = {}, []
     store.put(layout.pack_index(index.name), index.data)
     size_bytes = sum(map(len, files.values()))
