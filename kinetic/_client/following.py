@@ -331,7 +331,10 @@ class StatusWatch:
         if self._on_status is None or (outcome is None and self._clock() < self._next_look):
             return
         self._next_look = self._clock() + LOOK_EVERY_S
-        status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
+        try:
+            status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
+        except BackendUnavailable:
+            return  # Following says so, and goes on.
         if status is not self._last:
             self._last = status
             self._on_status(status)

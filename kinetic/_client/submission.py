@@ -20,7 +20,7 @@ from kinetic._core.ref import JobRef
 from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import submitting
-from kinetic.errors import KineticError, SubmitError
+from kinetic.errors import BackendUnavailable, KineticError, SubmitError
 
 _log = logging.getLogger("kinetic.submission")
 
@@ -137,9 +137,11 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
             f"The job {ref.job_id} could not be created: {error}. Nothing of it is left."
         ) from error
     except BaseException:  # Ctrl-C: the job may or may not have been created.
-        backend.cancel(ref)
-        if phase_of(backend, ref) is Phase.NOT_FOUND:
-            _remove(store, ref.job_id)
+        # A backend that does not answer leaves a job that can be found, and be cancelled later.
+        with contextlib.suppress(BackendUnavailable):
+            backend.cancel(ref)
+            if phase_of(backend, ref) is Phase.NOT_FOUND:
+                _remove(store, ref.job_id)
         raise
 
 

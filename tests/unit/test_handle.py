@@ -123,6 +123,21 @@ def test_each_change_of_status_is_told_once(store, backend, job, handle):
     assert seen == [JobStatus.RUNNING, JobStatus.SUCCEEDED]
 
 
+def test_a_status_that_cannot_be_had_does_not_end_the_wait(store, backend, job, handle):
+    seen, real, answers = [], backend.status, iter([False, True])
+
+    def status(refs):
+        if not next(answers, True):
+            raise errors.BackendUnavailable("Too many requests.")
+        return real(refs)
+
+    backend.status = status
+    backend.output = [None] * 5
+    ends_with(backend, store, job, 1)
+    assert handle.result(on_status_change=seen.append) == 1
+    assert seen[-1] == JobStatus.SUCCEEDED
+
+
 def test_a_timeout_leaves_the_job_running(store, backend, job, handle):
     backend.output = [None] * 100
     with pytest.raises(TimeoutError, match="job-00000001") as caught:

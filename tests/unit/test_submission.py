@@ -124,6 +124,22 @@ def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
     )
 
 
+def test_ctrl_c_when_the_backend_does_not_answer(tmp_path, planned):
+    store = LocalStore(tmp_path)
+    backend = FakeBackend(store)
+    backend.failure = KeyboardInterrupt()
+
+    def status(refs):
+        raise errors.BackendUnavailable("no route")
+
+    backend.status = status
+    with pytest.raises(KeyboardInterrupt):
+        submission.submit(planned, backend, store)
+    assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (
+        "it may have been created: it can be found"
+    )
+
+
 def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, caplog):
     class Stubborn(LocalStore):
         def delete(self, prefix):
