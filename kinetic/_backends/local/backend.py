@@ -7,7 +7,6 @@ folder. It holds no connection: the folder and the supervisor's lock tell everyt
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import sys
@@ -24,7 +23,7 @@ from kinetic._backends.base import (
     Phase,
     Status,
 )
-from kinetic._backends.local import simulation
+from kinetic._backends.local import liveness, simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import status_of_verdict
@@ -45,12 +44,9 @@ QUICK_FOR_S = 1.0
 LINGER_S = 2.0
 """How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a
 second."""
-LOOK_EVERY_S = 1.0
 _STARTING = "its hosts are starting"
 _ENDING = "its supervisor was killed, and its hosts are ending"
 _KILLED = "its supervisor was killed"
-_FLOCK = "hhqqi4x"
-"""`struct flock`: kind, origin, start, length, process."""
 
 
 class LocalBackend:
@@ -193,8 +189,8 @@ class LocalBackend:
         from kinetic._backends.attempt_logs import drain, is_repeated
 
         begun = time.monotonic()
-        watch = _SupervisorWatch(self._folder(ref))
-        stuck = _StuckWatch(self._unreachable_after_s)
+        watch = liveness.SupervisorWatch(self._folder(ref))
+        stuck = liveness.StuckWatch(self._unreachable_after_s)
         try:
             while True:
                 # Looked at before reading: what was printed is there.
@@ -224,7 +220,7 @@ class LocalBackend:
         it can."""
         import signal
 
-        pid = _lock_holder(self._folder(ref) / "lock")
+        pid = liveness.lock_holder(self._folder(ref) / "lock")
         for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -232,14 +228,14 @@ class LocalBackend:
     def _stands(self, ref: JobRef) -> bool:
         """Whether somebody has stopped the supervisor (SIGSTOP), and no agent is there that would
         notice."""
-        pid = _lock_holder(self._folder(ref) / "lock")
-        return bool(pid) and _state(pid) == "T" and not self._has_agents(ref)
+        pid = liveness.lock_holder(self._folder(ref) / "lock")
+        return bool(pid) and liveness.state_of(pid) == "T" and not self._has_agents(ref)
 
     def _end(self, ref: JobRef) -> None:
         """Kill the supervisor, which keeps everybody waiting who follows its job."""
         import signal
 
-        pid = _lock_holder(self._folder(ref) / "lock")
+        pid = liveness.lock_holder(self._folder(ref) / "lock")
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -273,7 +269,7 @@ class LocalBackend:
 
     def ending_fd(self, ref: JobRef) -> int | None:
         """A descriptor of the supervisor's process."""
-        watch = _SupervisorWatch(self._folder(ref))
+        watch = liveness.SupervisorWatch(self._folder(ref))
         watch.open()
         return watch.fd if watch.fd >= 0 else None
 
@@ -299,7 +295,7 @@ class LocalBackend:
 
     def _has_agents(self, ref: JobRef) -> bool:
         told = self._supervisor(ref) or {}
-        return any(_is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
+        return any(liveness.is_agent(pid, ref.job_id) for pid in told.get("agents", {}).values())
 
     def _reader(self, ref: JobRef, attempt: int, host: int, *, failures: bool) -> LogReader:
         from kinetic._backends.local.log_reader import LogReader
@@ -335,58 +331,7 @@ class LocalBackend:
         return (folder / "supervisor.json").exists()
 
     def _is_supervised(self, ref: JobRef) -> bool:
-        return _is_locked(self._folder(ref) / "lock")
-
-
-class _StuckWatch:
-    """Counts for how long something stands; time in which this process itself did not look does not
-    count."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._counted_s = 0.0
-        self._looked_at = time.monotonic()
-
-    def is_over(self, stands: Callable[[], bool]) -> bool:
-        """Look, once a second at most; return whether it has stood for too long."""
-        passed_s = time.monotonic() - self._looked_at
-        if passed_s < LOOK_EVERY_S:
-            return False
-        self._looked_at += passed_s
-        self._counted_s = self._counted_s + min(passed_s, 2 * LOOK_EVERY_S) if stands() else 0.0
-        return self._counted_s > self._limit_s
-
-
-class _SupervisorWatch:
-    """Notices at once when the supervisor is gone."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.fd = -1
-
-    def is_alive(self) -> bool:
-        return _is_locked(self._folder / "lock")
-
-    def wait(self, timeout_s: float) -> None:
-        """Sleep, but not past the supervisor's end."""
-        import select
-
-        if self.fd < 0:
-            self.open()
-        if self.fd < 0:
-            time.sleep(timeout_s)
-        else:
-            select.select([self.fd], [], [], timeout_s)
-
-    def open(self) -> None:
-        with contextlib.suppress(OSError, CorruptRecord, ValueError, KeyError, AttributeError):
-            pid = int(record.parse(files.content(self._folder / "supervisor.json"))["pid"])
-            if self.is_alive():
-                self.fd = os.pidfd_open(pid)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        return liveness.is_locked(self._folder(ref) / "lock")
 
 
 def _folder_of(store: Store) -> Path:
@@ -397,66 +342,3 @@ def _folder_of(store: Store) -> Path:
             "KINETIC_STORE to the path of a folder, or leave it out."
         )
     return folder
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def _lock_holder(path: Path) -> int:
-    """The supervisor that holds the lock; 0 when nobody does. The kernel knows it before it has
-    written anything."""
-    import struct
-
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return 0
-    try:
-        # Whoever only looks (`_is_locked`) may hold it for a moment, shared: that is not what is
-        # asked for.
-        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
-    return 0 if kind == fcntl.F_UNLCK or not _is_supervisor(pid) else int(pid)
-
-
-def _is_supervisor(pid: object) -> bool:
-    """Whether the number means a supervisor here: on a shared disk the holder may be another
-    machine's process."""
-    with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"kinetic-supervisor" in command or b"kinetic._host.local.supervisor" in command
-    return False
-
-
-def _is_agent(pid: object, job_id: str) -> bool:
-    """Whether this is an agent of the job, and one that can end: it is not over, and nobody has
-    stopped it."""
-    with contextlib.suppress(OSError):
-        # For a moment after the fork an agent still has the supervisor's title; it has the job's id
-        # as well.
-        return (
-            _state(pid) not in "TtZX"
-            and job_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
-    return False
-
-
-def _state(pid: object) -> str:
-    """The letter by which the kernel calls the state of a process; "X" when it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return "X"
