@@ -1,4 +1,5 @@
-"""How many calls of a distant store it takes to send this repository, and to start a host.
+"""How many calls of a distant store it takes to send this repository, to start a host, and to list
+jobs.
 
 In: nothing (or the delay of a call in milliseconds). Out: a table on stdout.
 
@@ -10,6 +11,9 @@ calls may be on their way at once, so the floor of all times is the delay of one
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 import tempfile
 import time
@@ -18,11 +22,18 @@ from pathlib import Path
 
 from measure import ROOT
 
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, judge
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
 from kinetic._source import bundle
+from kinetic._store import index
 from kinetic._store.memory import MemoryStore
+from kinetic.cli.main import call
 
 DELAY_MS = 30.0
 EDITS = 30
+JOBS = 1000
 
 
 def main(delay_ms: float = DELAY_MS) -> None:
@@ -81,6 +92,30 @@ def main(delay_ms: float = DELAY_MS) -> None:
         made = edit(EDITS)
         row(f"one file changed, the {EDITS}th time", send(made), "<= 6 calls")
         row("start of a host after that", start(made, "last"), "<= 10 calls")
+        store = with_jobs(delay_ms)
+        row(f"jobs list, {JOBS:,} jobs", listed(store), "<= 3 calls")
+
+
+def with_jobs(delay_ms: float) -> MemoryStore:
+    near, distant = MemoryStore("jobs"), MemoryStore("jobs", delay_s=delay_ms / 1000)
+    for n in range(JOBS):
+        place, created_at = Place("local", stands_in_for="gke"), 1_700_000_000.0 + n
+        ref = JobRef(f"job-{n:08x}", place, "cpu:8", "f", "train.f", created_at, near.uri)
+        report = HostReport(0, Exit.RETURNED, started_at=created_at + 1, result_digest="0" * 64)
+        index.add(near, ref)
+        index.write_outcome(near, ref.job_id, judge(1, [report], now=created_at + 60))
+    return distant
+
+
+def listed(store: MemoryStore) -> Callable[[], str]:
+    os.environ["KINETIC_STORE"] = store.uri
+
+    def act() -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            assert call(["jobs", "list", "-n", "20"]) == 0
+        return f"{out.getvalue().count('SUCCEEDED')} shown"
+
+    return act
 
 
 if __name__ == "__main__":
