@@ -18,6 +18,7 @@ from cli_fakes import DAY, NOW, World, chunk
 import kinetic
 from kinetic._backends.base import LogRequest, Phase
 from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
@@ -134,6 +135,48 @@ def test_jobs_of_one_batch(world: World, capsys: Capture) -> None:
     ]
     assert world("jobs", "status", "job-00000003") == 0
     assert "grp-00000001, input 3" in capsys.readouterr().out
+
+
+def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", hosts=2)
+    events = [
+        GangEvent(EventKind.JOINED, 0, time=NOW - 50),
+        GangEvent(EventKind.READY, time=NOW - 50),
+        GangEvent(EventKind.LOST, 1, exit=Exit.AGENT_LOST, time=NOW - 40),
+        GangEvent(
+            EventKind.ENDED,
+            verdict=Verdict.FAILED,
+            hosts=(1,),
+            detail="host 1: lost",
+            time=NOW - 40,
+        ),
+        GangEvent(EventKind.RETRY, time=NOW - 40),
+        GangEvent(EventKind.READY, attempt=2, time=NOW - 30),
+    ]
+    told = "".join(json.dumps(event.to_json()) + "\n" for event in events)
+    world.store.put(layout.events("job-00000001"), told.encode())
+    assert world("jobs", "status", "job-00000001") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    first = next(line for line in lines if line[:1] == ["1"])
+    assert first[-5:] == ["10s", "failed", "host", "1:", "lost"]
+    assert ["0", "running"] in [line[:2] for line in lines], "as far as events tell"
+    returned = [HostReport(host, Exit.RETURNED) for host in range(2)]
+    world.end("job-00000001", Outcome(Verdict.SUCCEEDED, reports=(*returned,), attempt=2))
+    assert world("jobs", "status", "--json", "job-00000001") == 0
+    first, second = json.loads(capsys.readouterr().out)["attempts"]
+    assert (first["verdict"], first["blamed"]) == ("failed", [1])
+    assert first["hosts"][1] == {
+        "host": 1,
+        "state": "failed",
+        "exit": "agent_lost",
+        "detail": "",
+    }
+    assert (second["attempt"], second["verdict"], second["started_at"]) == (
+        2,
+        "succeeded",
+        NOW - 30,
+    )
+    assert [host["state"] for host in second["hosts"]] == ["returned", "returned"]
 
 
 def test_an_empty_list_is_no_error(world: World, capsys: Capture) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kinetic._client.board import text
+from kinetic._core.events import AttemptPicture
 from kinetic._core.exits import Exit
 from kinetic._core.ref import JobRef
 
@@ -117,13 +118,25 @@ class Rates:
 
 
 def lines(
-    ref: JobRef, state: str, snapshot: Mapping[str, Any] | None, rates: Rates, now: float
+    ref: JobRef,
+    state: str,
+    snapshot: Mapping[str, Any] | None,
+    rates: Rates,
+    now: float,
+    *,
+    attempt: AttemptPicture | None = None,
 ) -> list[HostLine]:
-    """Return one line for each host; one for the job while nothing is known of its hosts."""
+    """Return one line for each host; one for the job while nothing is known of its hosts.
+
+    Without a snapshot, what has happened in the current attempt says where the hosts stand.
+    """
     members = snapshot.get("members") if snapshot else None
     age_s = now - ref.created_at
     if not snapshot or not members:
-        return [HostLine(ref, age_s, None, state)]
+        if attempt is None or attempt.began_at is None:
+            return [HostLine(ref, age_s, None, state)]
+        hosts = enumerate(attempt.hosts)
+        return [HostLine(ref, age_s, host, str(known.exit or known.state)) for host, known in hosts]
     running_s = float(snapshot.get("running_s", 0.0))
     return [
         _line(HostLine(ref, age_s, int(m["host"]), str(m["state"])), m, running_s, rates, now)

@@ -18,7 +18,10 @@ from kinetic.cli.options import accepted, job_argument, json_option
 from kinetic.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kinetic._client.board.activity import HostLine
+    from kinetic._core.events import AttemptPicture
     from kinetic._core.outcome import HostReport, Outcome
     from kinetic._core.ref import JobRef
 
@@ -26,8 +29,10 @@ STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
 _RUNNING_COLUMNS = ("HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
+_ATTEMPT_COLUMNS = ("ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
 _PORTION = 100
+_ATTEMPTS_SHOWN = 10
 
 _HERE = "kinetic.cli.commands"
 _COMMANDS = {
@@ -80,7 +85,7 @@ Examples:
 """
 
 _STATUS_HELP = """Show where a job stands and what each of its hosts is doing; once it has ended,
-how they ended.
+how they ended. Of a job that was tried again, each attempt is shown with its verdict.
 
 \b
 Examples:
@@ -239,17 +244,21 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     found = desk.standing(ref)
     times = _times(desk, ref, found.ending)
     members = _members(desk, ref) if outcome is None else []
+    attempts = desk.gang(ref, outcome).attempts
     if as_json:
         known = {
             "state": found.state,
             "reason": found.reason,
             **times,
             "members": [line.to_json() for line in members],
+            "attempts": [attempt.to_json() for attempt in attempts],
         }
         return output.json_document(
             ref.attributes() | known | {"outcome": outcome.to_json() if outcome else None}
         )
     output.line(text.pairs(_facts(desk, ref, found, outcome, times["started_at"])))
+    if len(attempts) > 1:
+        _print_attempts(attempts)
     if members:
         _print_running(members)
     if outcome is not None and len(outcome.reports) > 1:
@@ -314,6 +323,29 @@ def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
     return [(name, value) for name, value in known if value]
+
+
+def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
+    """When each attempt started, how it ended and why; of many, the last ones."""
+    shown = attempts[-_ATTEMPTS_SHOWN:]
+    output.line()
+    output.table(
+        _ATTEMPT_COLUMNS, [_attempt_cells(each) for each in shown], right=("TIME",), wrap="REASON"
+    )
+    if len(attempts) > len(shown):
+        earlier = text.count(len(attempts) - len(shown), "earlier attempt")
+        output.notice(f"{earlier}: --json shows them all.")
+
+
+def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
+    started, ended = attempt.ready_at, attempt.ended_at
+    return (
+        str(attempt.number),
+        "-" if started is None else _moment(started),
+        "-" if started is None or ended is None else text.duration(ended - started),
+        str(attempt.verdict or "-"),
+        attempt.reason,
+    )
 
 
 def _print_running(members: list[HostLine]) -> None:

@@ -131,7 +131,11 @@ class Watch:
                 self._ended.add(ref.job_id)
                 self._hang_up(ref.job_id)
                 continue
-            found += activity.lines(ref, state, self._snapshot(ref), self._rates, self._desk.now())
+            seen = self._snapshot(ref)
+            attempt = None if seen else self._desk.gang(ref).current
+            found += activity.lines(
+                ref, state, seen, self._rates, self._desk.now(), attempt=attempt
+            )
         return found
 
     def _going_on(self) -> list[JobRef]:
