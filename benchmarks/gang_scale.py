@@ -30,7 +30,7 @@ import grpc
 from grpc import aio
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Beat, Gang, GangSpec
+from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc.server import Coordinator
@@ -262,7 +262,7 @@ class Agents:
     async def _beat(self, index: int, host: int, seconds: float) -> None:
         await asyncio.sleep(index / len(self._hosts))
         for _ in range(round(seconds)):
-            beat = Beat(host, "running", 0.1, 123456789, 12.5, 4096, "epoch 3: loss 0.123")
+            beat = Beat(host, Activity.RUNNING, 0.1, 123456789, 12.5, 4096, "epoch 3: loss 0.123")
             start = time.perf_counter()
             await self._call(
                 host, codec.HEARTBEAT, None if self._bare else codec.beat_to_wire(beat)

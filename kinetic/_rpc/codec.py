@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.messages import Beat, HostView
+from kinetic._core.gang.messages import Activity, Beat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import coordinator_pb2 as pb
 from kinetic.errors import CorruptRecord
@@ -111,13 +111,18 @@ def beat_from_wire(message: pb.Beat) -> Beat:
     """Read a beat."""
     return Beat(
         host=message.host,
-        state=message.state,
+        state=_activity(message.state),
         stalled_s=message.stalled_s,
         rss_bytes=message.rss_bytes,
         cpu_s=message.cpu_s,
         log_bytes=message.log_bytes,
         last_line=message.last_line,
     )
+
+
+def _activity(word: str) -> Activity:
+    """What an agent of another version says may be unknown here; it is at least alive."""
+    return Activity(word) if word in set(Activity) else Activity.PREPARING
 
 
 def view_to_wire(view: HostView) -> bytes:

@@ -22,21 +22,28 @@ if TYPE_CHECKING:
     from kinetic._client.board.line_prefix import Prefixer
     from kinetic._core.log_format import LogChunk
 
-_STATE_STYLES = {
+_STATE_STYLES: dict[str, str] = {
+    # JobStatus
     "RUNNING": "cyan",
     "PENDING": "yellow",
     "SUCCEEDED": "green",
     "FAILED": "red",
     "CANCELLED": "magenta",
-}
-_STATE_STYLES |= {
+    # HostState
     "running": "cyan",
     "returned": "green",
+    "stalled": "yellow",
+    "pending": "yellow",
+    "joined": "yellow",
+    "failed": "red",
+    "stopped": "magenta",
+    # Activity
     "preparing": "yellow",
     "waiting": "yellow",
     "starting": "yellow",
     "joining": "yellow",
     "silent": "red",
+    # findings of `doctor`
     "ok": "green",
     "warn": "yellow",
     "problem": "red",
@@ -248,10 +255,18 @@ def _cell(words: str, *, wraps: bool) -> Text:
 
     return Text(
         words,
-        _STATE_STYLES.get(words, ""),
+        _style(words),
         no_wrap=not wraps,
         overflow="fold" if wraps else "ellipsis",
     )
+
+
+def _style(words: str) -> str:
+    if words in _STATE_STYLES:
+        return _STATE_STYLES[words]
+    from kinetic._core.exits import Exit
+
+    return _STATE_STYLES[Exit(words).kind.shown] if words in set(Exit) else ""
 
 
 def failure(problem: BaseException) -> None:

@@ -104,7 +104,7 @@ def test_a_line_for_each_host() -> None:
             "-",
             "-",
         ),
-        ({"state": "raised", "silent_s": 50.0}, "raised", "-", "-"),
+        ({"state": "raised", "exit": "raised", "silent_s": 50.0}, "raised", "-", "-"),
     ],
 )
 def test_states(told: dict[str, Any], state: str, memory: str, still: str) -> None:

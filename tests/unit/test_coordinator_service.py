@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Beat, Gang, GangSpec
+from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._rpc import codec
 from kinetic._rpc.client import AgentClient, ControlClient
@@ -116,7 +116,9 @@ def test_a_gang_joins_runs_and_ends(serve, agents, address):
     views = [agent.join(f"agent-{i}", f"address-{i}") for i, agent in enumerate(gang)]
     assert [v.ready for v in views] == [False, False, True]
     assert gang[0].hear(lambda v: v.ready).addresses == ("address-0", "address-1", "address-2")
-    assert all(agent.heartbeat(Beat(i, "running", rss_bytes=5)) for i, agent in enumerate(gang))
+    assert all(
+        agent.heartbeat(Beat(i, Activity.RUNNING, rss_bytes=5)) for i, agent in enumerate(gang)
+    )
     for i, agent in enumerate(gang):
         agent.report(ended(i))
     served.finish()
@@ -415,7 +417,7 @@ def test_people_see_cancel_and_get_stacks(serve, agents, opened):
     for i, agent in enumerate(gang):
         agent.listen()
         agent.join("a", "x")
-        agent.heartbeat(Beat(i, "running", last_line="hällo \udcff", log_bytes=2**40))
+        agent.heartbeat(Beat(i, Activity.RUNNING, last_line="hällo \udcff", log_bytes=2**40))
     gang[2].report(ended(2))
     control = opened(ControlClient(served.address, TOKEN))
     member = control.snapshot()["members"][0]

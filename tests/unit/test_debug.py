@@ -22,6 +22,7 @@ from kinetic._client import debugging as debug
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, DebuggerState, launch_configuration
+from kinetic._core.gang.messages import Activity
 from kinetic._core.plan import Limits
 from kinetic._host.agent.identity import Identity, from_environ
 from kinetic._host.worker import debugger
@@ -379,18 +380,18 @@ def gate(store, host, clock=lambda: 0.0, attempt=1):
 def test_hosts_go_on_when_the_leader_has_a_debugger(store):
     now = iter(range(1000))
     leader, other = gate(store, 0), gate(store, 3, clock=lambda: float(next(now)))
-    assert (leader.state, other.state, other.opens()) == ("", "", False)
+    assert (leader.activity, other.activity, other.opens()) == ("waiting", "waiting", False)
     other.take({"event": debugger.HELD}, "/unused")
-    assert other.state == "held"
+    assert other.activity is Activity.HELD
     assert not other.opens()
     leader.take({"event": debugger.LISTENING, "port": 4321}, "/scratch/tree")
-    assert leader.state == "debugging"
+    assert leader.activity is Activity.DEBUGGING
     assert not other.opens()
     leader.take({"event": debugger.ATTACHED, "attached": True}, "/scratch/tree")
-    assert leader.state == ""
+    assert leader.activity is Activity.WAITING
     assert other.opens()
     assert not other.opens(), "the word is given once"
-    assert (other.state, other.holds) == ("", False)
+    assert (other.activity, other.holds) == (Activity.WAITING, False)
     found = debug.read(store, ref())
     assert (found.state, found.port, found.attached, found.client_root) == (
         DebuggerState.RELEASED,

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from kinetic._client.board import text
 from kinetic._core.events import AttemptPicture
-from kinetic._core.exits import Exit
+from kinetic._core.gang.members import MISSING
+from kinetic._core.gang.messages import Activity
 from kinetic._core.ref import JobRef
 
 STILL_S = 5.0
@@ -21,8 +22,6 @@ SILENT_S = 3.0
 _SAME_S = 0.3
 """Hosts tell their processor time once a second: two tellings nearer than this are one."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
-
-_NOT_THERE = frozenset({"missing", *map(str, Exit)})
 
 RIGHT = ("HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
 CUT = "LAST LINE"
@@ -154,7 +153,7 @@ def _line(
         silent_s=silent_s,
         last_line=_ESCAPES.sub("", str(member.get("last_line", ""))),
     )
-    if known.state in _NOT_THERE:
+    if member.get("exit") or known.state in (MISSING, Activity.RETURNED):
         return told
     return replace(
         told,
@@ -163,7 +162,7 @@ def _line(
             (known.ref.job_id, known.host), float(member["cpu_s"]), running_s, now - silent_s
         ),
         rss_bytes=int(member["rss_bytes"]),
-        still_s=float(member["stalled_s"]) if known.state == "running" else 0.0,
+        still_s=float(member["stalled_s"]) if known.state == Activity.RUNNING else 0.0,
     )
 
 

@@ -27,8 +27,8 @@ from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic._core.gang import blame
 from kinetic._core.gang.members import Member, Roster
-from kinetic._core.gang.messages import Beat, GangPhase, GangSpec, HostView
-from kinetic._core.gang.rendezvous import JOINING, STARTING, Delay, Peers, Rendezvous
+from kinetic._core.gang.messages import Activity, Beat, GangPhase, GangSpec, HostView
+from kinetic._core.gang.rendezvous import Delay, Peers, Rendezvous
 from kinetic._core.outcome import HostReport, name_of
 from kinetic.errors import UsageError
 
@@ -43,7 +43,7 @@ _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
 _MAX_WAITING = 8 * 1024
 
-__all__ = ["Beat", "Gang", "GangPhase", "GangSpec", "HostView"]
+__all__ = ["Activity", "Beat", "Gang", "GangPhase", "GangSpec", "HostView"]
 
 
 class Gang:
@@ -116,7 +116,7 @@ class Gang:
             if len(beat.last_line) <= _MAX_TEXT
             else replace(beat, last_line=beat.last_line[:_MAX_TEXT])
         )
-        self._gathering |= beat.state in (STARTING, JOINING)
+        self._gathering |= beat.state in (Activity.STARTING, Activity.JOINING)
         if self.spec.hang_timeout_s is not None and member.stalls(self.spec.hang_timeout_s):
             self._suspected = True
         if not self._notice and member.stalls(self.spec.notice_after_s):
@@ -221,7 +221,7 @@ class Gang:
             self._emit(EventKind.STALLED, None, delay.reason, hosts=delay.waiting or delay.missing)
             self._hang_request, self._delay = self.request_stacks(self._now), delay
             self._hang_due = self._now + self.spec.stacks_window_s
-        elif not (self._hosts.in_state(STARTING) or self._hosts.in_state(JOINING)):
+        elif not self._hosts.in_state(Activity.STARTING, Activity.JOINING):
             self._gathering = False
 
     # --- what is seen from outside ----------------------------------------------------------------

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinetic._core.gang.messages import Beat
+from kinetic._core.gang.messages import Activity, Beat
 from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
+
+MISSING = "missing"
+"""The state of a host from which nothing has been heard, in what is shown to people."""
 
 
 class Member:
@@ -44,13 +47,13 @@ class Member:
     @property
     def has_returned(self) -> bool:
         """Whether its agent said that the function has returned."""
-        return self.beat is not None and self.beat.state == "returned"
+        return self.beat is not None and self.beat.state is Activity.RETURNED
 
     def stalls(self, limit_s: float) -> bool:
         """Whether its function has stood still for so long."""
         return (
             self.beat is not None
-            and self.beat.state == "running"
+            and self.beat.state is Activity.RUNNING
             and self.beat.stalled_s >= limit_s
         )
 
@@ -65,10 +68,11 @@ class Member:
     def describe(self, host: int, watched: float) -> dict[str, Any]:
         """Return its state for people, as plain JSON."""
         beat = self.beat or Beat(host)
-        state = "missing" if not self.joined and self.beat is None else beat.state
+        state = MISSING if not self.joined and self.beat is None else beat.state
         return {
             "host": host,
-            "state": str(self.report.exit) if self.report else state,
+            "state": self.report.exit if self.report else state,
+            "exit": self.report.exit if self.report else None,
             "rss_bytes": beat.rss_bytes,
             "cpu_s": beat.cpu_s,
             "log_bytes": beat.log_bytes,
@@ -140,12 +144,12 @@ class Roster:
         """Busy hosts that have stood still for so long."""
         return tuple(i for i, m in enumerate(self._members) if m.busy and m.stalls(limit_s))
 
-    def in_state(self, state: str) -> tuple[int, ...]:
-        """Active hosts whose last beat said this."""
+    def in_state(self, *states: Activity) -> tuple[int, ...]:
+        """Active hosts whose last beat said one of these."""
         return tuple(
             i
             for i, m in enumerate(self._members)
-            if m.active and m.beat is not None and m.beat.state == state
+            if m.active and m.beat is not None and m.beat.state in states
         )
 
     def returned_alone(self) -> tuple[int, ...]:

@@ -55,15 +55,31 @@ class GangSpec:
     attempt: int = 1
 
 
+class Activity(StrEnum):
+    """What an agent says that its host is doing."""
+
+    PREPARING = "preparing"
+    WAITING = "waiting"
+    """For the other hosts to join the gang."""
+    DEBUGGING = "debugging"
+    """The leader, until a debugger has attached."""
+    HELD = "held"
+    """The others, until then."""
+    STARTING = "starting"
+    """The worker gets ready."""
+    RUNNING = "running"
+    JOINING = "joining"
+    """The worker waits in JAX for the other hosts."""
+    RETURNED = "returned"
+
+
 @dataclass(frozen=True)
 class Beat:
     """A sign of life.
 
     Attributes:
         host: index in the gang.
-        state: "preparing", "waiting" (for the others), "debugging" (the leader, until a debugger
-            has attached), "held" (the others, until then), "starting" (the worker gets ready),
-            "running", "joining" (it waits in JAX for the others) or "returned".
+        state: what it is doing.
         stalled_s: how long the worker's main thread has stood still.
         rss_bytes, cpu_s: of the worker.
         log_bytes: output so far.
@@ -71,7 +87,7 @@ class Beat:
     """
 
     host: int
-    state: str = "preparing"
+    state: Activity = Activity.PREPARING
     stalled_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinetic._core.gang.members import Roster
-from kinetic._core.gang.messages import GangSpec
+from kinetic._core.gang.messages import Activity, GangSpec
 from kinetic._core.outcome import HostReport, name_hosts
 
 _WINDOWS = 5
-STARTING, JOINING = "starting", "joining"
-"""What a host's beat says while its worker gets ready, and while it waits in JAX for the others."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,14 @@ class Rendezvous:
 
     def delay(self, now: float) -> Delay | None:
         """Say whether hosts wait for too long."""
-        joining = self._hosts.in_state(JOINING)
+        joining = self._hosts.in_state(Activity.JOINING)
         if not joining:
             self._joining_since = None
         elif self._joining_since is None:
             self._joining_since = now
         limit_s = self._spec.start_timeout_s
-        if now - self._submitted >= limit_s and (starting := self._hosts.in_state(STARTING)):
+        starting = self._hosts.in_state(Activity.STARTING)
+        if starting and now - self._submitted >= limit_s:
             return Delay((), starting, f"was not ready within {limit_s:g} s (start_timeout)")
         if self._joining_since is None:
             return None

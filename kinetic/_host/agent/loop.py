@@ -23,7 +23,7 @@ from typing import Any
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.gang.blame import RETURNED
-from kinetic._core.gang.machine import Beat, HostView
+from kinetic._core.gang.machine import Activity, Beat, HostView
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
@@ -87,7 +87,7 @@ class Agent:
             self._all_done
         ) = False
         self._link_at: float | None = None
-        self._state = "preparing"
+        self._state = Activity.PREPARING
         self._report: HostReport | None = None
         self._ending: Message | None = None
         self._end: Message | None = None
@@ -174,7 +174,7 @@ class Agent:
             with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
                 self._workspace = workspace.prepare(self._who, self._plan, self._store)
             self._mountpoints.keep(self._plan.data)
-            self._state = "starting" if self._ready else "waiting"
+            self._state = Activity.STARTING if self._ready else Activity.WAITING
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
@@ -253,7 +253,7 @@ class Agent:
             self._armed = True
             self._maybe_start()
         elif message["event"] == "started":
-            self._state, self._started_at = "running", message["time"]
+            self._state, self._started_at = Activity.RUNNING, message["time"]
             self._stillness = Stillness(self._worker.sample(self._log.output_bytes))
         elif message["event"] == ENDING:
             self._ending = message
@@ -261,11 +261,12 @@ class Agent:
             self._worker.stacks_thread = message["thread"]
         elif message["event"] in debugger.EVENTS and self._gate is not None:
             self._gate.take(message, str(self._workspace.tree))
-            self._state = self._gate.state or "waiting"
+            self._state = self._gate.activity
             self._link.beat_now()
         else:
             self._end = message
-            self._state = "returned" if message["event"] == Exit.RETURNED else "running"
+            returned = message["event"] == Exit.RETURNED
+            self._state = Activity.RETURNED if returned else Activity.RUNNING
             for tee in self._tees:
                 tee.drain()
             self._conclude()
@@ -357,8 +358,8 @@ class Agent:
             self._say_notice(view.notice)
         self._view = view
         if view.ready:
-            if not self._ready and self._state == "waiting":
-                self._state = "starting"
+            if not self._ready and self._state is Activity.WAITING:
+                self._state = Activity.STARTING
             self._ready = True
             self._maybe_start()
         if view.stacks_request > self._stacks_asked:
@@ -393,7 +394,7 @@ class Agent:
         self._stopping = True
         if self._worker.gone:
             return
-        if self._end is not None or self._state != "running":
+        if self._end is not None or self._state is not Activity.RUNNING:
             self._worker.kill()  # The function has not begun or has ended: it has nothing to lose.
             return
         self._worker.terminate()
@@ -428,7 +429,7 @@ class Agent:
     def _dump_stacks(self) -> str:
         """The worker's stacks, with files named as the caller knows them, so that equal stacks of
         all hosts are equal."""
-        if self._state == "returned":
+        if self._state is Activity.RETURNED:
             return RETURNED
         text = (
             self._worker.stacks() if self._armed or processes.is_stopped(self._worker.pid) else ""
@@ -448,17 +449,17 @@ class Agent:
         return Beat(
             host=self._who.host,
             state=(state := self._state_now()),
-            stalled_s=self._stillness.lasts(now) if state == "running" else 0.0,
+            stalled_s=self._stillness.lasts(now) if state is Activity.RUNNING else 0.0,
             rss_bytes=self._worker.rss_bytes,
             cpu_s=now.cpu_s,
             log_bytes=now.log_bytes,
             last_line=self._log.last_line(),
         )
 
-    def _state_now(self) -> str:
+    def _state_now(self) -> Activity:
         return (
-            "joining"
-            if self._state == "running" and self._standing() == joining.JOINING
+            Activity.JOINING
+            if self._state is Activity.RUNNING and self._standing() == joining.JOINING
             else self._state
         )
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, DebuggerState
+from kinetic._core.gang.messages import Activity
 from kinetic._system import peers
 from kinetic.errors import KineticError, SetupFailed
 
@@ -155,10 +156,11 @@ class Gate:
         """Whether this host's worker waits for `go`."""
 
     @property
-    def state(self) -> str:
-        """What the host does, for people; "" when it does not wait for a debugger."""
-        waiting = self._record is not None and self._record.state is DebuggerState.WAITING
-        return "debugging" if waiting else "held" if self.holds else ""
+    def activity(self) -> Activity:
+        """What the host is doing before its function starts."""
+        if self._record is not None and self._record.state is DebuggerState.WAITING:
+            return Activity.DEBUGGING
+        return Activity.HELD if self.holds else Activity.WAITING
 
     def start_message(self) -> dict[str, Any]:
         """What the worker must know."""
