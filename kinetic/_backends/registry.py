@@ -163,4 +163,6 @@ def _no_cluster_yet(name: str, named: Mapping[str, Setting], *, fixed: bool) -> 
 
 
 def _origin(setting: Setting) -> str:
-    return "an argument or a flag" if setting.source == "flag" else setting.source
+    from kinetic._config.settings import FLAG
+
+    return "an argument or a flag" if setting.source == FLAG else str(setting.source)

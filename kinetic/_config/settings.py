@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,13 +26,45 @@ if TYPE_CHECKING:
 Environ = Mapping[str, str]
 
 
+class Origin(StrEnum):
+    """What kind of place a value comes from."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    PROFILE = "profile"
+    PROFILES_FILE = "profiles file"
+    OTHER_TOOLS = "environment of other tools"
+    HOME = "home"
+    """It follows from where the home is."""
+    DEFAULT = "default"
+
+
+class Source(NamedTuple):
+    """Where a value comes from; as text "flag", "environment KINETIC_ZONE", "profile dev",
+    "default".
+
+    Attributes:
+        origin: what kind of place it is.
+        name: of the variable or the profile, or "".
+    """
+
+    origin: Origin
+    name: str = ""
+
+    def __str__(self) -> str:
+        foreign = self.origin is Origin.OTHER_TOOLS
+        return f"{Origin.ENVIRONMENT if foreign else self.origin} {self.name}".rstrip()
+
+
+DEFAULT, FLAG = Source(Origin.DEFAULT), Source(Origin.FLAG)
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it came from: "flag", "environment KINETIC_ZONE", "profile dev",
-    "default"."""
+    """One value and where it came from."""
 
     value: Any
-    source: str
+    source: Source
 
 
 @dataclass(frozen=True)
@@ -90,11 +123,11 @@ class Settings:
     start_timeout_s: float = 600.0
     grace_s: float = 5.0
     preload: str = "auto"
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
         """Return one value together with its source."""
-        return Setting(getattr(self, name), self.sources.get(name, "default"))
+        return Setting(getattr(self, name), self.sources.get(name, DEFAULT))
 
     @property
     def folder(self) -> Path:
@@ -110,9 +143,7 @@ class Settings:
         """What names a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not: other tools set
         it too."""
         named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
-        return {
-            name: s for name, s in named.items() if s.source != "environment GOOGLE_CLOUD_PROJECT"
-        }
+        return {name: s for name, s in named.items() if s.source.origin is not Origin.OTHER_TOOLS}
 
 
 class _Row(NamedTuple):
@@ -129,7 +160,7 @@ class _Profile(NamedTuple):
 
     values: Mapping[str, Any]
     name: str = ""
-    source: str = ""
+    source: Source = DEFAULT
 
 
 _chosen: str | None = None
@@ -147,9 +178,9 @@ def chosen_profile(environ: Environ | None = None) -> Setting | None:
     calls current is read."""
     env = os.environ if environ is None else environ
     if _chosen is not None:
-        return Setting(_chosen, "flag")
+        return Setting(_chosen, FLAG)
     return (
-        Setting(env["KINETIC_PROFILE"], "environment KINETIC_PROFILE")
+        Setting(env["KINETIC_PROFILE"], Source(Origin.ENVIRONMENT, "KINETIC_PROFILE"))
         if env.get("KINETIC_PROFILE")
         else None
     )
@@ -185,12 +216,12 @@ def load(
         found["profiles_file"] = Setting(_expanded(place.value, env), place.source)
     if read.name:
         found["profile"] = Setting(read.name, read.source)
-    found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), "default"))
-    found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), "default"))
+    found.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
+    found.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
     values = {name: s.value for name, s in found.items()}
     folders = {name: _expanded(values[name], env) for name in ("home", "cache_dir")}
     store = _address(values.get("store"), folders["home"], env)
-    sources = {"store": "home"} | {name: s.source for name, s in found.items()}
+    sources = {"store": Source(Origin.HOME)} | {name: s.source for name, s in found.items()}
     return Settings(**values | folders | {"store": store}, sources=sources)
 
 
@@ -259,16 +290,18 @@ def environ_without(prefix: str) -> dict[str, str]:
 def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
     row = _ROWS[name]
     if flags.get(name) is not None:
-        return Setting(row.parse(f"{name}=", flags[name]), "flag")
+        return Setting(row.parse(f"{name}=", flags[name]), FLAG)
     if env.get(row.variable):
-        return Setting(row.parse(row.variable, env[row.variable]), f"environment {row.variable}")
+        value = row.parse(row.variable, env[row.variable])
+        return Setting(value, Source(Origin.ENVIRONMENT, row.variable))
     if profile.values.get(name) is not None:
         return Setting(
             row.parse(f"{name} in the profile", profile.values[name]),
-            f"profile {profile.name}".rstrip(),
+            Source(Origin.PROFILE, profile.name),
         )
     if row.fallback and env.get(row.fallback):
-        return Setting(row.parse(row.fallback, env[row.fallback]), f"environment {row.fallback}")
+        value = row.parse(row.fallback, env[row.fallback])
+        return Setting(value, Source(Origin.OTHER_TOOLS, row.fallback))
     return None
 
 
@@ -277,12 +310,12 @@ def _profiles_place(env: Environ) -> Setting | None:
     config = env.get("XDG_CONFIG_HOME", "")
     if not config.startswith("/") and not env.get("HOME"):
         return None
-    return Setting(_xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json", "default")
+    return Setting(_xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json", DEFAULT)
 
 
 def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None) -> _Profile:
     chosen = (
-        chosen_profile(env) if flags.get("profile") is None else Setting(flags["profile"], "flag")
+        chosen_profile(env) if flags.get("profile") is None else Setting(flags["profile"], FLAG)
     )
     path = "" if place is None else str(_expanded(place.value, env))
     if chosen is None and not _exists(path):
@@ -295,7 +328,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
     return (
         _Profile({})
         if kept.current is None
-        else _Profile(kept.get(kept.current), kept.current, "profiles file")
+        else _Profile(kept.get(kept.current), kept.current, Source(Origin.PROFILES_FILE))
     )
 
 

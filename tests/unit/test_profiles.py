@@ -234,22 +234,27 @@ def test_flag_before_environment_before_profile_before_other_tools_before_defaul
 ) -> None:
     env = kept_in(tmp_path) | {"KINETIC_ZONE": "env-zone", "GOOGLE_CLOUD_PROJECT": "other"}
     found = settings.load(env, flags={"cluster": "flag-cluster"})
-    assert found.setting("cluster") == settings.Setting("flag-cluster", "flag")
-    assert found.setting("zone") == settings.Setting("env-zone", "environment KINETIC_ZONE")
-    assert found.setting("project") == settings.Setting("my-dev", "profile dev")
-    assert found.setting("namespace") == settings.Setting(None, "default")
-    assert found.setting("profile") == settings.Setting("dev", "profiles file")
-    assert (
-        settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source
-        == "environment GOOGLE_CLOUD_PROJECT"
+    assert found.setting("cluster") == settings.Setting("flag-cluster", settings.FLAG)
+    assert found.setting("zone") == settings.Setting(
+        "env-zone", settings.Source(settings.Origin.ENVIRONMENT, "KINETIC_ZONE")
     )
+    assert found.setting("project") == settings.Setting(
+        "my-dev", settings.Source(settings.Origin.PROFILE, "dev")
+    )
+    assert found.setting("namespace") == settings.Setting(None, settings.DEFAULT)
+    assert found.setting("profile") == settings.Setting(
+        "dev", settings.Source(settings.Origin.PROFILES_FILE)
+    )
+    foreign = settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source
+    assert foreign == settings.Source(settings.Origin.OTHER_TOOLS, "GOOGLE_CLOUD_PROJECT")
+    assert str(foreign) == "environment GOOGLE_CLOUD_PROJECT"
 
 
 def test_which_profile_is_read(tmp_path: Path) -> None:
     env = kept_in(tmp_path)
     assert settings.load(env | {"KINETIC_PROFILE": "ops"}).namespace == "alice"
     assert settings.load(env, flags={"profile": "ops"}).setting("profile") == settings.Setting(
-        "ops", "flag"
+        "ops", settings.FLAG
     )
     settings.choose_profile("ops")
     try:

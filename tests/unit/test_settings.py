@@ -19,7 +19,7 @@ def test_defaults_are_below_the_home_folder():
     assert str(found.home) == "/home/me/.local/share/kinetic"
     assert str(found.cache_dir) == "/home/me/.cache/kinetic"
     assert (found.start_timeout_s, found.grace_s, found.preload) == (600.0, 5.0, "auto")
-    assert found.setting("home") == settings.Setting(found.home, "default")
+    assert found.setting("home") == settings.Setting(found.home, settings.DEFAULT)
 
 
 def test_xdg_folders_are_used_and_relative_ones_ignored():
@@ -44,7 +44,8 @@ def test_a_tilde_means_the_home_of_that_environment():
 )
 def test_precedence(flags, environ, profile, value, source):
     found = settings.load(HOME | environ, flags=flags, profile=profile)
-    assert found.setting("zone") == settings.Setting(value, source)
+    zone = found.setting("zone")
+    assert (zone.value, str(zone.source)) == (value, source)
 
 
 def test_a_project_of_other_tools_is_known_but_is_no_cluster():
@@ -171,18 +172,24 @@ def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
 
 def test_the_store_is_the_home_unless_it_is_named():
     found = settings.load(HOME | {"KINETIC_HOME": "~/k"})
-    assert found.setting("store") == settings.Setting("/home/me/k", "home")
+    assert found.setting("store") == settings.Setting(
+        "/home/me/k", settings.Source(settings.Origin.HOME)
+    )
     assert found.folder == found.home
 
     named = settings.load(HOME | {"KINETIC_STORE": "~/jobs"})
-    assert named.setting("store") == settings.Setting("/home/me/jobs", "environment KINETIC_STORE")
+    assert named.setting("store") == settings.Setting(
+        "/home/me/jobs", settings.Source(settings.Origin.ENVIRONMENT, "KINETIC_STORE")
+    )
     assert str(named.folder) == "/home/me/jobs"
 
     file = settings.load(HOME | {"KINETIC_STORE": "file:///a%20b"})
     assert (file.store, str(file.folder)) == ("file:///a%20b", "/a b")
 
     distant = settings.load(HOME, profile={"store": "memory://some"})
-    assert distant.setting("store") == settings.Setting("memory://some", "profile")
+    assert distant.setting("store") == settings.Setting(
+        "memory://some", settings.Source(settings.Origin.PROFILE)
+    )
     assert distant.folder == distant.home
 
 

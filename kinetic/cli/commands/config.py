@@ -49,10 +49,12 @@ def config(what: str | None, as_json: bool, **flags: str | None) -> None:
     found = {name: known.setting(name) for name in configuration.names()}
     if as_json:
         return output.json_document(
-            {name: {"value": _plain(s.value), "source": s.source} for name, s in found.items()}
+            {name: {"value": _plain(s.value), "source": str(s.source)} for name, s in found.items()}
         )
     return output.table(
-        _COLUMNS, [(name, _shown(s.value), s.source) for name, s in found.items()], wrap="VALUE"
+        _COLUMNS,
+        [(name, _shown(s.value), str(s.source)) for name, s in found.items()],
+        wrap="VALUE",
     )
 
 

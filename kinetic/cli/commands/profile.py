@@ -136,11 +136,9 @@ def create(name: str | None, force: bool, **given: str | None) -> None:
 def _complete(given: dict[str, str | None]) -> dict[str, str]:
     """What options say, then the environment, then the person at the terminal."""
     known = settings.load(flags=given, profile={})
-    ours = ("flag", "environment KINETIC_")
+    ours = (settings.Origin.FLAG, settings.Origin.ENVIRONMENT)
     values = {
-        n: str(s.value)
-        for n in FIELDS
-        if (s := known.setting(n)).value and s.source.startswith(ours)
+        n: str(s.value) for n in FIELDS if (s := known.setting(n)).value and s.source.origin in ours
     }
     if sys.stdin.isatty() and not any(given.values()):
         for name in OF_THE_CLUSTER:
@@ -206,7 +204,7 @@ def use(name: str) -> None:
 def _tell_override(current: str | None) -> None:
     chosen = settings.chosen_profile()
     if chosen is not None and chosen.value != current:
-        by = "--profile" if chosen.source == "flag" else "KINETIC_PROFILE"
+        by = "--profile" if chosen.source.origin is settings.Origin.FLAG else "KINETIC_PROFILE"
         output.notice(
             f"{chosen.value} goes first here, because {by} says so; otherwise it is "
             f"{current or 'none'}."
