@@ -176,7 +176,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
         return _sentence(outcome.reason or "the job left no value")
     detail = _cut(first.detail)
     who, were = _who(evidence, first), "were" if len(_alike(evidence, first)) > 1 else "was"
-    maybe = "probably " if "probably" in detail else ""
+    maybe = "probably " if first.guessed else ""
     told = {
         Exit.RAISED: f"{who} raised "
         f"{_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",

@@ -43,6 +43,7 @@ class HostReport:
     Attributes:
         host: index in the gang, 0 is the leader.
         exit: how the function ended.
+        guessed: that it ended so is likely, but nothing has said it.
         detail: one sentence for people.
         exit_code: of the worker process, where it had one.
         signal: number of the signal that killed the worker, or 0.
@@ -74,6 +75,7 @@ class HostReport:
     result_digest: str = ""
     result_size_bytes: int = 0
     joined_jax: bool = False
+    guessed: bool = False
 
     @property
     def ok(self) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kinetic._host.worker.joining import World
+
 
 @dataclass(frozen=True)
 class Start:
@@ -42,7 +44,7 @@ class Start:
     cwd: str
     sys_path: list[str]
     scratch: str
-    world: dict[str, Any]
+    world: World
     joins_jax: bool | str
     name: str
     tree: str
@@ -53,3 +55,8 @@ class Start:
     debugger: dict[str, Any] | None = None
     places: list[str] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Start:
+        """Rebuild from what `briefing` writes."""
+        return cls(**data | {"world": World(**data["world"])})

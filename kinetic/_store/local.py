@@ -114,7 +114,7 @@ class LocalStore:
         target = self._locate(key)
         if if_absent and os.path.lexists(target):
             return False
-        with _explained(f"write {key!r}", self._text):
+        with _explained(f"write {key!r}", self._text, writes=True):
             self._sweep_once()
             temporary = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
             try:
@@ -214,13 +214,13 @@ class LocalStore:
 
 
 @contextmanager
-def _explained(doing: str, root: str) -> Iterator[None]:
+def _explained(doing: str, root: str, *, writes: bool = False) -> Iterator[None]:
     """Turn the errors of the operating system into the store's, except those that mean "not
     there"."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        if doing.startswith("write"):
+        if writes:
             raise StoreError(
                 f"Could not {doing} in the store {root}: {error}. {_REMEDY}"
             ) from error

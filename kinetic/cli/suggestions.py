@@ -13,9 +13,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from kinetic._core.state import JobStatus
+
 Words = list[Any]
 _MOST = 50
-_STILL_GOING = ("PENDING", "RUNNING")
+_STILL_GOING = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 def _quiet(

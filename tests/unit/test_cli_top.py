@@ -14,6 +14,8 @@ from kinetic._client.board import activity
 from kinetic._client.board.activity import Rates
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
+from kinetic._core.events import EventKind, GangEvent, picture_of
+from kinetic._core.exits import Exit
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
@@ -117,6 +119,18 @@ def test_a_job_of_which_no_host_is_known_has_a_line() -> None:
         (line,) = activity.lines(ref(), "PENDING", nothing, Rates(), NOW)
         assert activity.cells(line, ("HOST", "STATE", "CPU", "LOG")) == ("-", "PENDING", "-", "-")
     assert activity.document([line])[0]["members"] == []
+
+
+def test_hosts_of_a_job_that_has_not_started_do_not_make_it_run() -> None:
+    gathering = activity.lines(ref(), "PENDING", snapshot(member(0)), Rates(), NOW)
+    assert activity.document(gathering)[0]["state"] == "PENDING"
+
+
+def test_without_a_snapshot_events_tell_where_hosts_stand() -> None:
+    events = [GangEvent(EventKind.JOINED, 1), GangEvent(EventKind.LOST, 0, exit=Exit.AGENT_LOST)]
+    attempt = picture_of(events, 2).current
+    found = activity.lines(ref(), "RUNNING", None, Rates(), NOW, attempt=attempt)
+    assert [(line.host, line.state) for line in found] == [(0, "agent_lost"), (1, "joined")]
 
 
 def test_narrow_terminals_show_less() -> None:

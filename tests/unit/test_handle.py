@@ -325,7 +325,7 @@ CASES = [
         "host 2 of 4 ran out of memory.*3 MiB",
     ),
     (
-        HostReport(2, Exit.OUT_OF_MEMORY, "9 of 10 MiB: probably."),
+        HostReport(2, Exit.OUT_OF_MEMORY, "9 of 10 MiB.", guessed=True),
         errors.HostLost,
         "host 2 of 4 probably ran out of memory",
     ),

@@ -91,6 +91,7 @@ def test_a_stopped_worker_ended_as_the_coordinator_says(kind):
 def test_a_death_is_named(status, memory, peak, kind, words):
     report = ending_of(None, status, None, 2, peak_bytes=peak, memory=memory)
     assert report.exit is kind
+    assert report.guessed is (kind is Exit.OUT_OF_MEMORY and not memory.struck)
     assert words in report.detail or re.search(words, report.detail)
 
 

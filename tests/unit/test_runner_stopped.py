@@ -21,7 +21,7 @@ def stopped(*_):
 
 worker._settle = lambda *_: None
 worker._import_ahead = lambda: None
-worker.Start = lambda: None
+worker.Start.from_json = lambda _: None
 worker._serve = stopped
 worker.main(Channel(), 1, 2, 3, 0)
 """

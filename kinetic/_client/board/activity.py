@@ -49,8 +49,9 @@ class HostLine:
         ref: its job.
         age_s: of the job.
         host: its index; None for a job of whose hosts nothing is known.
-        state: in small letters as hosts say it ("running"), in capitals as backends say it
-            ("PENDING").
+        state: what the host is doing or how it has ended, for people; of a job of whose hosts
+            nothing is known, the job's.
+        job_state: what the job is.
         cpu_percent: of one processor; None when unknown.
         rss_bytes, log_bytes: memory of the worker; output so far.
         still_s: how long its main thread has stood still.
@@ -62,6 +63,7 @@ class HostLine:
     age_s: float
     host: int | None
     state: str
+    job_state: str
     cpu_percent: float | None = None
     rss_bytes: int = 0
     log_bytes: int = 0
@@ -130,15 +132,17 @@ def lines(
     Without a snapshot, what has happened in the current attempt says where the hosts stand.
     """
     members = snapshot.get("members") if snapshot else None
-    age_s = now - ref.created_at
+    of_job = HostLine(ref, now - ref.created_at, None, state, state)
     if not snapshot or not members:
         if attempt is None or attempt.began_at is None:
-            return [HostLine(ref, age_s, None, state)]
-        hosts = enumerate(attempt.hosts)
-        return [HostLine(ref, age_s, host, str(known.exit or known.state)) for host, known in hosts]
+            return [of_job]
+        return [
+            replace(of_job, host=host, state=str(known.exit or known.state))
+            for host, known in enumerate(attempt.hosts)
+        ]
     running_s = float(snapshot.get("running_s", 0.0))
     return [
-        _line(HostLine(ref, age_s, int(m["host"]), str(m["state"])), m, running_s, rates, now)
+        _line(replace(of_job, host=int(m["host"]), state=str(m["state"])), m, running_s, rates, now)
         for m in members
     ]
 
@@ -197,10 +201,9 @@ def document(found: Iterable[HostLine]) -> list[dict[str, Any]]:
     """Return the jobs with their hosts, as plain JSON."""
     jobs: dict[str, dict[str, Any]] = {}
     for line in found:
-        state = line.state if line.host is None else "RUNNING"
         job = jobs.setdefault(
             line.ref.job_id,
-            line.ref.attributes() | {"state": state, "age_s": line.age_s, "members": []},
+            line.ref.attributes() | {"state": line.job_state, "age_s": line.age_s, "members": []},
         )
         if line.host is not None:
             job["members"].append(line.to_json())

@@ -142,7 +142,12 @@ def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Momen
     name = processes.signal_name(signum)
     if signum == signal.SIGKILL and (reason := _out_of_memory(peak_bytes, known)):
         return HostReport(
-            host, Exit.OUT_OF_MEMORY, detail=reason, signal=signum, peak_rss_bytes=peak_bytes
+            host,
+            Exit.OUT_OF_MEMORY,
+            detail=reason,
+            signal=signum,
+            peak_rss_bytes=peak_bytes,
+            guessed=not known.struck,
         )
     when = f" {moment}" if moment.ending or not moment.started else ""
     how = f" ({peak})" if peak else ""

@@ -30,7 +30,6 @@ from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message
 from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, report, streams
-from kinetic._host.worker.joining import World
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
@@ -83,7 +82,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
         _import_ahead()
         message = channel.receive()
         if message is not None:
-            code = _serve(channel, Start(**message["start"]))
+            code = _serve(channel, Start.from_json(message["start"]))
     except (
         SystemExit
     ) as stopped:  # Outside the function: nothing is left to unwind, and nothing to complain of.
@@ -404,7 +403,7 @@ def _source_map(start: Start) -> tuple[str, str] | None:
     Where the caller's own files are at hand their names stay, so that all hosts of a simulated
     slice run the same code.
     """
-    is_leader = start.world["process"] == 0
+    is_leader = start.world.process == 0
     wanted = start.client_root and (
         (start.debugger and is_leader) or not Path(start.client_root).is_dir()
     )
@@ -418,7 +417,7 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
     from kinetic._host.worker import debugger
 
     try:
-        if start.world["process"] == 0:
+        if start.world.process == 0:
             debugger.serve(channel, **start.debugger, folder=start.scratch)
         else:
             debugger.hold(channel)
@@ -449,7 +448,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
 
 def _set_jax_options(start: Start) -> None:
     refused = jaxworld.set_options(start.jax_options)
-    if refused and start.world["process"] == 0:
+    if refused and start.world.process == 0:
         streams.say(
             "kinetic: JAX on this host does not take what the caller has set: "
             f"{', '.join(refused)}."
@@ -457,4 +456,4 @@ def _set_jax_options(start: Start) -> None:
 
 
 def _join(start: Start) -> None:
-    jaxworld.enter(World(**start.world), start.joins_jax)
+    jaxworld.enter(start.world, start.joins_jax)

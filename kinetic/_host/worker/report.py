@@ -64,7 +64,7 @@ def returned(value: Any, start: Start) -> Message:
             f"kinetic: still running after the function returned, and ended: threads {shown}"
         )
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
-    if start.world["process"] != 0 and not start.all_hosts:
+    if start.world.process != 0 and not start.all_hosts:
         return message
     from kinetic._pickling import results
 
@@ -166,7 +166,7 @@ def described(error: BaseException, start: Start) -> Message:
         "type_name": _qualified_name(type(error)),
         "message": _short(text(error)),
         "traceback": _short(_as_seen_by_caller(_traceback_with_lines(error, start), start)),
-        "consequence": start.world["processes"] > 1 and jaxworld.is_consequence(error),
+        "consequence": start.world.processes > 1 and jaxworld.is_consequence(error),
     }
     places = (start.tree, start.client_root) if start.client_root else None
     # Pickling runs the user's code, which may do anything, exiting included.
