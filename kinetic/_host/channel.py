@@ -10,12 +10,30 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any
 
 from kinetic._system import processes
 
 Message = dict[str, Any]
 READ_BYTES = 1 << 20
+
+
+class WorkerEvent(StrEnum):
+    """What a worker says of itself under "event"; the last thing it says there is an `Exit`."""
+
+    ARMED = "armed"
+    """It is ready to start the function."""
+    STANDS_BY = "stands_by"
+    """Names the thread that takes the signal for stacks."""
+    STARTED = "started"
+    """The function is called."""
+    ENDING = "ending"
+    """The function has ended; how it did is about to be told."""
+    DEBUGGER_LISTENING = "debugger_listening"
+    DEBUGGER_ATTACHED = "debugger_attached"
+    DEBUGGER_HELD = "debugger_held"
+    """It waits until the leader's debugger has attached."""
 
 
 class Channel:

@@ -25,6 +25,7 @@ from kinetic._core.debug_address import Debugger, DebuggerState, launch_configur
 from kinetic._core.gang.messages import Activity
 from kinetic._core.plan import Limits
 from kinetic._host.agent.identity import Identity, from_environ
+from kinetic._host.channel import WorkerEvent
 from kinetic._host.worker import debugger
 from kinetic._store.local import LocalStore
 from kinetic._system.connection import SocketConnection
@@ -381,13 +382,13 @@ def test_hosts_go_on_when_the_leader_has_a_debugger(store):
     now = iter(range(1000))
     leader, other = gate(store, 0), gate(store, 3, clock=lambda: float(next(now)))
     assert (leader.activity, other.activity, other.opens()) == ("waiting", "waiting", False)
-    other.take({"event": debugger.HELD}, "/unused")
+    other.take({"event": WorkerEvent.DEBUGGER_HELD}, "/unused")
     assert other.activity is Activity.HELD
     assert not other.opens()
-    leader.take({"event": debugger.LISTENING, "port": 4321}, "/scratch/tree")
+    leader.take({"event": WorkerEvent.DEBUGGER_LISTENING, "port": 4321}, "/scratch/tree")
     assert leader.activity is Activity.DEBUGGING
     assert not other.opens()
-    leader.take({"event": debugger.ATTACHED, "attached": True}, "/scratch/tree")
+    leader.take({"event": WorkerEvent.DEBUGGER_ATTACHED, "attached": True}, "/scratch/tree")
     assert leader.activity is Activity.WAITING
     assert other.opens()
     assert not other.opens(), "the word is given once"
@@ -405,8 +406,8 @@ def test_hosts_go_on_when_the_leader_has_a_debugger(store):
 
 def test_a_leader_that_is_done_at_once_releases_the_others_too(store):
     leader, other = gate(store, 0), gate(store, 1)
-    other.take({"event": debugger.HELD}, "")
-    leader.take({"event": debugger.LISTENING, "port": 1}, "")
+    other.take({"event": WorkerEvent.DEBUGGER_HELD}, "")
+    leader.take({"event": WorkerEvent.DEBUGGER_LISTENING, "port": 1}, "")
     leader.close()
     assert other.opens()
 
@@ -414,7 +415,7 @@ def test_a_leader_that_is_done_at_once_releases_the_others_too(store):
 def test_hosts_wait_for_a_silent_leader_only_so_long(store):
     now = [0.0]
     other = gate(store, 1, clock=lambda: now[0])
-    other.take({"event": debugger.HELD}, "")
+    other.take({"event": WorkerEvent.DEBUGGER_HELD}, "")
     now[0] = 100.0 + debugger.BEYOND_S - 0.1
     assert not other.opens()
     now[0] += 1.0
@@ -424,7 +425,7 @@ def test_hosts_wait_for_a_silent_leader_only_so_long(store):
 def test_hosts_look_only_now_and_then(store):
     now, looks = [0.0], []
     other = gate(store, 1, clock=lambda: now[0])
-    other.take({"event": debugger.HELD}, "")
+    other.take({"event": WorkerEvent.DEBUGGER_HELD}, "")
     other._store = type(
         "Counting", (), {"get": lambda self, key: looks.append(key) or store.get(key)}
     )()
@@ -436,10 +437,10 @@ def test_hosts_look_only_now_and_then(store):
 
 def test_the_record_of_an_attempt_before_releases_nobody(store):
     first = gate(store, 0)
-    first.take({"event": debugger.LISTENING, "port": 1}, "")
-    first.take({"event": debugger.ATTACHED, "attached": False}, "")
+    first.take({"event": WorkerEvent.DEBUGGER_LISTENING, "port": 1}, "")
+    first.take({"event": WorkerEvent.DEBUGGER_ATTACHED, "attached": False}, "")
     other = gate(store, 1, attempt=2)
-    other.take({"event": debugger.HELD}, "")
+    other.take({"event": WorkerEvent.DEBUGGER_HELD}, "")
     assert not other.opens()
     put_attempt(store, ref(), 1)
     assert debug.read(store, ref()) is None, "the debugger of attempt 1 is not that of attempt 2"
@@ -454,7 +455,7 @@ def test_a_host_without_debugpy_says_what_to_install(monkeypatch):
 def test_a_held_worker_waits_for_the_word():
     wire = Wire({"go": True})
     debugger.hold(wire)
-    assert wire.sent == [{"event": debugger.HELD}]
+    assert wire.sent == [{"event": WorkerEvent.DEBUGGER_HELD}]
     with pytest.raises(SetupFailed):
         debugger.hold(Wire(None))
 

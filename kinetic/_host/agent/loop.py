@@ -36,10 +36,9 @@ from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.stall import Stillness
 from kinetic._host.agent.worker_process import Child
-from kinetic._host.channel import Message
+from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import debugger, joining
-from kinetic._host.worker.main import LAST_WORD, STANDS_BY
-from kinetic._host.worker.report import ENDING
+from kinetic._host.worker.main import LAST_WORD
 from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import processes
@@ -249,15 +248,15 @@ class Agent:
             self._take(message)
 
     def _take(self, message: Message) -> None:
-        if message["event"] == "armed":
+        if message["event"] == WorkerEvent.ARMED:
             self._armed = True
             self._maybe_start()
-        elif message["event"] == "started":
+        elif message["event"] == WorkerEvent.STARTED:
             self._state, self._started_at = Activity.RUNNING, message["time"]
             self._stillness = Stillness(self._worker.sample(self._log.output_bytes))
-        elif message["event"] == ENDING:
+        elif message["event"] == WorkerEvent.ENDING:
             self._ending = message
-        elif message["event"] == STANDS_BY:
+        elif message["event"] == WorkerEvent.STANDS_BY:
             self._worker.stacks_thread = message["thread"]
         elif message["event"] in debugger.EVENTS and self._gate is not None:
             self._gate.take(message, str(self._workspace.tree))

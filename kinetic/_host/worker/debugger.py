@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, DebuggerState
 from kinetic._core.gang.messages import Activity
+from kinetic._host.channel import WorkerEvent
 from kinetic._system import peers
 from kinetic.errors import KineticError, SetupFailed
 
@@ -37,8 +38,13 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 _log = logging.getLogger("kinetic.runner")
-LISTENING, ATTACHED, HELD = "debugger_listening", "debugger_attached", "debugger_held"
-EVENTS = frozenset({LISTENING, ATTACHED, HELD})
+EVENTS = frozenset(
+    {
+        WorkerEvent.DEBUGGER_LISTENING,
+        WorkerEvent.DEBUGGER_ATTACHED,
+        WorkerEvent.DEBUGGER_HELD,
+    }
+)
 LOOK_EVERY_S = 0.25
 """How often a host looks whether the leader's debugger has attached."""
 _AGAIN_S = 0.05
@@ -79,7 +85,7 @@ def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
         raise SetupFailed(
             f"The debugger could not listen on port {port} of the leader: {error}"
         ) from error
-    channel.send({"event": LISTENING, "port": port})
+    channel.send({"event": WorkerEvent.DEBUGGER_LISTENING, "port": port})
     attached = _wait(debugpy, window_s)
     if not attached:
         told = (
@@ -87,7 +93,7 @@ def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
             "one. It can still be attached."
         )
         print(told, file=sys.stderr, flush=True)  # noqa: T201 - for whoever follows the job's output
-    channel.send({"event": ATTACHED, "attached": attached})
+    channel.send({"event": WorkerEvent.DEBUGGER_ATTACHED, "attached": attached})
 
 
 def _guarded_python(folder: Path) -> Path:
@@ -126,7 +132,7 @@ def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
 
 def hold(channel: Channel) -> None:
     """On a host that is not the leader: wait until the agent says that the function may start."""
-    channel.send({"event": HELD})
+    channel.send({"event": WorkerEvent.DEBUGGER_HELD})
     if channel.receive() is None:
         raise SetupFailed("The agent of this host has died.")
 
@@ -168,10 +174,10 @@ class Gate:
 
     def take(self, message: Message, tree: str) -> None:
         """A worker says that it listens, that it goes on, or that it waits."""
-        if message["event"] == HELD:
+        if message["event"] == WorkerEvent.DEBUGGER_HELD:
             self.holds = True
             self._given_up_at = self._clock() + self._plan.limits.debug_wait_s + BEYOND_S
-        elif message["event"] == LISTENING:
+        elif message["event"] == WorkerEvent.DEBUGGER_LISTENING:
             closes_at = time.time() + self._plan.limits.debug_wait_s
             self._write(
                 Debugger(

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from kinetic import _shadows
 from kinetic._core.exits import Exit
-from kinetic._host.channel import Channel, Message
+from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, report, streams
 from kinetic._store import files
@@ -36,8 +36,6 @@ from kinetic.errors import CorruptRecord, KineticError
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
-STANDS_BY = "stands_by"
-"""The message that names the thread which takes that signal."""
 IMPORTED_AHEAD = (
     "cloudpickle",
     "resource",
@@ -78,7 +76,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     code = report.BROKEN_CODE
     try:
         _settle(channel, out, err, stacks_fd, parent_pid)
-        channel.send({"event": "armed"})
+        channel.send({"event": WorkerEvent.ARMED})
         _import_ahead()
         message = channel.receive()
         if message is not None:
@@ -217,7 +215,7 @@ def _attempt(channel: Channel, start: Start) -> Message:
         _meet_debugger(channel, start)
     except _Ended as ended:
         return ended.message | {"leftover_threads": report.leftover_threads()}
-    channel.send({"event": "started", "time": time.time()})
+    channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
     return _run(channel, func, args, kwargs, start)
 
 
@@ -345,7 +343,7 @@ def _lend_a_thread(channel: Channel) -> None:
     asleep.acquire()
 
     def stand_by() -> None:
-        channel.send({"event": STANDS_BY, "thread": _thread.get_native_id()})
+        channel.send({"event": WorkerEvent.STANDS_BY, "thread": _thread.get_native_id()})
         started.release()
         asleep.acquire()
 

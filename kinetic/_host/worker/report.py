@@ -19,7 +19,7 @@ from types import FunctionType, TracebackType
 from typing import Any
 
 from kinetic._core.exits import Exit
-from kinetic._host.channel import Message
+from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, streams
 from kinetic.errors import PicklingError
@@ -32,8 +32,6 @@ _OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local",
 """What decorated functions have, and plain functions have not."""
 BROKEN_CODE = 70
 """With this a worker ends whose own code could not go on, for example without Python's builtins."""
-ENDING = "ending"
-"""The message that the function has ended, and that how it did is about to be told."""
 ENCLOSED_BYTES = 1 << 16
 """Pickles up to this size travel in the message itself: that takes no descriptor, disk or right, of
 which the function may have left none."""
@@ -240,7 +238,7 @@ def ends_with(error: BaseException | None, value: object) -> Message:
     """What is told before any of the user's objects is touched: their own code may end the
     process."""
     return {
-        "event": ENDING,
+        "event": WorkerEvent.ENDING,
         "raised": error is not None,
         "type_name": _qualified_name(type(value if error is None else error)),
     }
