@@ -6,9 +6,9 @@ In: an `Exit`. Out: its `ExitKind`: rank in blame, error, exit code, how it is s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from kinetic import errors
 from kinetic.errors import JobFailed
@@ -74,8 +74,7 @@ CONSEQUENCE_RANK = 5
 """Of a host whose error is the echo of a peer's death, whatever its exit."""
 
 
-@dataclass(frozen=True)
-class ExitKind:
+class ExitKind(NamedTuple):
     """One row of the table.
 
     Attributes:

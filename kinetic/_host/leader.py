@@ -227,7 +227,7 @@ def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> No
 
 
 def _line(attempt: int, event: GangEvent) -> str:
-    return json.dumps(replace(event, time=time.time(), attempt=attempt).to_json()) + "\n"
+    return json.dumps(event._replace(time=time.time(), attempt=attempt).to_json()) + "\n"
 
 
 def repeat(store: Store, job_id: str, outcome: Outcome, *, make_room: Callable[[], None]) -> None:

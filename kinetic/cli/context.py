@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kinetic._client.decorator import RemoteCallable
     from kinetic._client.handle import JobHandle
     from kinetic._client.planning import PlanView
-    from kinetic._core.events import GangPicture
+    from kinetic._core.gang.picture import GangPicture
     from kinetic._core.log_format import LogChunk
     from kinetic._core.outcome import Outcome
     from kinetic._core.place import Place
@@ -163,12 +163,14 @@ class Desk:
 
     def gang(self, ref: JobRef, outcome: Outcome | None = None) -> GangPicture:
         """Return the picture of the job's gang: all its attempts and their hosts."""
-        from kinetic._core import events  # a list of jobs that have ended does without
+        # a list of jobs that have ended does without
+        from kinetic._core import events
+        from kinetic._core.gang.picture import picture_of
 
         told = list[events.GangEvent]()
         with contextlib.suppress(KineticError):
             told = events.parse(self.store.get(layout.events(ref.job_id)))
-        return events.picture_of(told, ref.hosts, outcome)
+        return picture_of(told, ref.hosts, outcome)
 
     def standing(self, ref: JobRef) -> Standing:
         """Return where the job stands."""

@@ -14,8 +14,9 @@ from kinetic._client.board import activity
 from kinetic._client.board.activity import Rates
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
-from kinetic._core.events import EventKind, GangEvent, picture_of
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
+from kinetic._core.gang.picture import picture_of
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore

@@ -7,9 +7,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._core.events import EventKind, GangEvent, parse, picture_of
+from kinetic._core.events import EventKind, GangEvent, parse
 from kinetic._core.exits import Exit, HostState
 from kinetic._core.gang.machine import Gang, GangSpec
+from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import HostReport, Verdict, judge
 
 EVENTS = st.builds(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kinetic._client.board import text
-from kinetic._core.events import AttemptPicture
 from kinetic._core.gang.members import MISSING
 from kinetic._core.gang.messages import Activity
+from kinetic._core.gang.picture import AttemptPicture
 from kinetic._core.ref import JobRef
 
 STILL_S = 5.0

@@ -16,8 +16,9 @@ from html import escape
 
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
-from kinetic._core.events import GangEvent, picture_of
+from kinetic._core.events import GangEvent
 from kinetic._core.exits import HostState
+from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError

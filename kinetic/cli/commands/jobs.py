@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kinetic._client.board.activity import HostLine
-    from kinetic._core.events import AttemptPicture
+    from kinetic._core.gang.picture import AttemptPicture
     from kinetic._core.outcome import HostReport, Outcome
     from kinetic._core.ref import JobRef
 

@@ -1,0 +1,158 @@
+"""The picture of a gang: one fold over its events, used by the command line and by drawings.
+
+In: `GangEvent`s, the verdict where there is one. Out: a `GangPicture`: every attempt, and where
+each of its hosts stands. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit, HostState
+from kinetic._core.outcome import Outcome, Verdict
+
+
+@dataclass(frozen=True)
+class HostPicture:
+    """Where one host stands.
+
+    Attributes:
+        state: as it is shown.
+        exit: how it ended, once that is known.
+        detail: what was said of its end, for people.
+    """
+
+    state: HostState = HostState.PENDING
+    exit: Exit | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class AttemptPicture:
+    """One attempt: times are seconds since the epoch, None while it has not come so far.
+
+    Attributes:
+        number: from 1.
+        hosts: by index.
+        began_at, ready_at, ended_at: the first that was heard of it; when all hosts had joined;
+            when it was judged.
+        verdict: over the attempt.
+        reason: one line for people; "" of an attempt that succeeded.
+        blamed: the hosts that failed first.
+    """
+
+    number: int
+    hosts: tuple[HostPicture, ...]
+    began_at: float | None = None
+    ready_at: float | None = None
+    ended_at: float | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+    blamed: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "attempt": self.number,
+            "began_at": self.began_at,
+            "started_at": self.ready_at,
+            "ended_at": self.ended_at,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "blamed": list(self.blamed),
+            "hosts": [
+                {"host": index, "state": host.state, "exit": host.exit, "detail": host.detail}
+                for index, host in enumerate(self.hosts)
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class GangPicture:
+    """All attempts that have begun, oldest first; at least one."""
+
+    attempts: tuple[AttemptPicture, ...]
+
+    @property
+    def current(self) -> AttemptPicture:
+        """The last attempt."""
+        return self.attempts[-1]
+
+
+def picture_of(
+    events: Iterable[GangEvent], hosts: int, outcome: Outcome | None = None
+) -> GangPicture:
+    """Return what these events come to, for a gang of so many hosts; what the verdict over the last
+    attempt says counts more."""
+    by_attempt: dict[int, list[GangEvent]] = {1: []}
+    for event in events:
+        by_attempt.setdefault(event.attempt, []).append(event)
+        if event.kind is EventKind.RETRY:
+            by_attempt.setdefault(event.attempt + 1, [])
+    if outcome is not None:
+        by_attempt.setdefault(outcome.attempt, [])
+    attempts = [_attempt(number, by_attempt[number], hosts) for number in sorted(by_attempt)]
+    if outcome is not None:
+        attempts[-1] = _judged(attempts[-1], outcome)
+    return GangPicture(tuple(attempts))
+
+
+def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
+    hosts = [HostPicture()] * size
+    known = AttemptPicture(number, (), began_at=events[0].time if events else None)
+    for event in events:
+        if event.kind is EventKind.READY:
+            known = replace(known, ready_at=event.time)
+            _move(hosts, range(size), (HostState.PENDING, HostState.JOINED), HostState.RUNNING)
+        elif event.kind is EventKind.STALLED:
+            _move(hosts, event.hosts, (HostState.RUNNING,), HostState.STALLED)
+        elif event.kind is EventKind.RESUMED:
+            _move(hosts, range(size), (HostState.STALLED,), HostState.RUNNING)
+        elif event.kind is EventKind.ENDED:
+            known = replace(
+                known,
+                ended_at=event.time,
+                verdict=event.verdict,
+                reason=event.detail,
+                blamed=event.hosts,
+            )
+        elif event.host is not None and 0 <= event.host < size:
+            hosts[event.host] = _host(hosts[event.host], event)
+    return replace(known, hosts=tuple(hosts))
+
+
+def _move(
+    hosts: list[HostPicture], which: Iterable[int], of: tuple[HostState, ...], to: HostState
+) -> None:
+    for index in which:
+        if 0 <= index < len(hosts) and hosts[index].state in of:
+            hosts[index] = replace(hosts[index], state=to)
+
+
+def _host(host: HostPicture, event: GangEvent) -> HostPicture:
+    if event.kind is EventKind.JOINED:
+        return HostPicture(HostState.JOINED) if host.state is HostState.PENDING else host
+    if event.kind not in (EventKind.REPORT, EventKind.LOST, EventKind.FAILURE):
+        return host
+    state = HostState.FAILED if event.exit is None else event.exit.kind.shown
+    if host.state is HostState.FAILED and state is not HostState.FAILED:
+        return host
+    return HostPicture(state, event.exit or host.exit, event.detail)
+
+
+def _judged(attempt: AttemptPicture, outcome: Outcome) -> AttemptPicture:
+    hosts = list(attempt.hosts)
+    for report in outcome.reports:
+        if 0 <= report.host < len(hosts):
+            hosts[report.host] = HostPicture(report.exit.kind.shown, report.exit, report.detail)
+    return replace(
+        attempt,
+        hosts=tuple(hosts),
+        ended_at=outcome.ended_at or attempt.ended_at,
+        verdict=outcome.verdict,
+        reason=outcome.reason,
+        blamed=outcome.blamed,
+    )
