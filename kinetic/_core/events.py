@@ -68,11 +68,15 @@ class GangEvent(NamedTuple):
         known: dict[str, Any] = {
             "time": self.time,
             "attempt": self.attempt,
-            "kind": self.kind,
+            "kind": str(self.kind),
             "host": self.host,
             "detail": self.detail,
         }
-        more = {"exit": self.exit, "hosts": list(self.hosts), "verdict": self.verdict}
+        more = {
+            "exit": str(self.exit or ""),
+            "hosts": list(self.hosts),
+            "verdict": str(self.verdict or ""),
+        }
         return known | {name: value for name, value in more.items() if value}
 
     @classmethod

@@ -41,6 +41,8 @@ def happened(kind, host=None, exit=None, **more):
 @given(st.lists(EVENTS, max_size=5))
 def test_what_is_written_is_read(events):
     assert parse(lines(*events)) == events
+    plain = {str, int, float, list, type(None)}
+    assert {type(value) for event in events for value in event.to_json().values()} <= plain
 
 
 @given(st.lists(EVENTS, max_size=20))
