@@ -16,6 +16,7 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     │                                       what was created is removed or findable
     ├── StoreError                          the store could not be read or written
     │   ├── StoreFull                       ... no space is left
+    │   ├── UnsupportedVersion              ... another version of kinetic wrote the job's records
     │   └── CorruptRecord                   ... a stored file is not what was written
     ├── NotFound (LookupError)              no such job or object
     ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job keeps running
@@ -127,6 +128,11 @@ class StoreError(KineticError):
 
 class StoreFull(StoreError):
     """The store has no space left."""
+
+
+class UnsupportedVersion(StoreError):
+    """Another version of kinetic wrote the records of the job, in a form that this one does not
+    read."""
 
 
 class CorruptRecord(StoreError):

@@ -58,9 +58,11 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
     Raises:
         ResultUnavailable: it was removed, or cannot be rebuilt here.
         CorruptRecord: it was changed.
+        UnsupportedVersion: another version of kinetic ran the job.
     """
     from kinetic._pickling import results
 
+    ref.check_version()
     try:
         data = store.get(layout.result(ref.job_id, outcome.attempt, host))
     except NotFound as error:

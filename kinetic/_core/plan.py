@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.place import Place
-from kinetic.errors import CorruptRecord
+from kinetic.errors import CorruptRecord, UnsupportedVersion
 
-SCHEMA_VERSION = 1
 _TUPLES = ("sys_path_rel", "secrets", "captured")
 
 
@@ -196,13 +196,15 @@ class Plan:
         """Rebuild from `to_json`.
 
         Raises:
-            CorruptRecord: the document is not a plan, or a newer version wrote it.
+            UnsupportedVersion: another version of kinetic wrote it.
+            CorruptRecord: the document is not a plan.
         """
         try:
-            if data.get("schema_version") != SCHEMA_VERSION:
-                raise CorruptRecord(
-                    f"The plan has schema version {data.get('schema_version')!r}; this kinetic "
-                    f"reads {SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
+            version = data["schema_version"]
+            if version != SCHEMA_VERSION:
+                raise UnsupportedVersion(
+                    f"The plan has schema version {version!r}; this kinetic reads "
+                    f"{SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
                 )
             known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
             return cls(**known | _nested(data))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.place import Place
-from kinetic.errors import CorruptRecord
+from kinetic.errors import CorruptRecord, UnsupportedVersion
 
 _OF_THE_PLACE = {
     "backend": "backend",
@@ -23,6 +24,8 @@ _OF_THE_PLACE = {
 }
 """The names under which a job has what its place says."""
 _BUCKET = "gs://"
+_UNNAMED_VERSION = 1
+"""That of references in which none is named."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class JobRef:
         group_id, group_kind, group_index: of the batch that the job belongs to; None outside one.
         debug: whether the job waits for a debugger.
         output_dir: where the function leaves files; "" in references of older versions.
+        schema_version: of the layout in which the job's records lie.
     """
 
     job_id: str
@@ -58,6 +62,7 @@ class JobRef:
     group_index: int | None = None
     debug: bool = False
     output_dir: str = ""
+    schema_version: int = SCHEMA_VERSION
 
     @property
     def backend(self) -> str:
@@ -72,11 +77,26 @@ class JobRef:
         flat["bucket_name"] = _bucket(self.store_uri)
         return {name: value for name, value in flat.items() if value is not None}
 
+    def check_version(self) -> None:
+        """Refuse to look for output and values where another version has not put them. What only
+        lists, stops or removes a job need not ask.
+
+        Raises:
+            UnsupportedVersion: another version submitted the job.
+        """
+        if self.schema_version != SCHEMA_VERSION:
+            whose = "kinetic 0.1" if self.schema_version == _UNNAMED_VERSION else "a newer kinetic"
+            raise UnsupportedVersion(
+                f"{self.job_id} was submitted with {whose}, which keeps output and values in other "
+                f"places than this version. Read them with {whose}; `kinetic jobs cleanup "
+                f"{self.job_id}` removes the job."
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that is stored; defaults are left out."""
         defaults = type(self).__dataclass_fields__
         kept = {k: v for k, v in vars(self).items() if v != defaults[k].default}
-        return kept | {"place": self.place.to_json()}
+        return kept | {"place": self.place.to_json(), "schema_version": self.schema_version}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobRef:
@@ -88,7 +108,8 @@ class JobRef:
         """
         try:
             known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(**known | {"place": _place(data)})
+            version = data.get("schema_version", _UNNAMED_VERSION)
+            return cls(**known | {"place": _place(data), "schema_version": version})
         except (TypeError, AttributeError) as error:
             raise CorruptRecord(f"The reference of the job is damaged: {error}.") from error
 

@@ -120,7 +120,7 @@ def test_references_of_older_versions_stay_readable():
     read = JobRef.from_json(old)
     assert read.place == Place("local", stands_in_for="pathways", namespace="team-a")
     assert (read.job_id, read.hosts, read.store_uri) == ("job-00000001", 4, "/s")
-    assert read.attributes() == old
+    assert read.attributes() == old | {"schema_version": 1}
     assert JobRef.from_json(old | {"requested_backend": "local"}).place.stands_in_for == ""
 
 
@@ -134,6 +134,7 @@ def test_plans_of_older_versions_stay_readable():
 def test_a_reference_is_small_and_a_handle_has_all_attributes():
     kept = ref(store_uri="gs://bucket/kinetic")
     assert set(kept.to_json()) == {
+        "schema_version",
         "job_id",
         "place",
         "accelerator",

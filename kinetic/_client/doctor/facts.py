@@ -32,7 +32,7 @@ from kinetic._core.ref import JobRef
 from kinetic._store import index, privacy
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
-from kinetic.errors import CorruptRecord, KineticError, NotFound
+from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
 
 _PACKAGES = ("kinetic-sdk", "jax", "keras")
 _OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
@@ -152,7 +152,7 @@ def _damaged(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
     ):
         try:
             read(json.loads(store.get(key)))
-        except NotFound:
+        except (NotFound, UnsupportedVersion):
             continue
         except (CorruptRecord, ValueError, TypeError, AttributeError) as fault:
             yield str(store.path(key)), str(fault)
