@@ -67,7 +67,8 @@ def read(
         reader_of: makes readers.
         follow: reads an attempt by these readers until it is over.
     """
-    first, newest = _attempts_to_read(store, ref, request)
+    newest = request.attempt or attempts.newest(store, ref.job_id)
+    first = request.attempt or 1
     starts: dict[int, Position] = {}
     for host in request.hosts if request.hosts is not None else range(ref.hosts):
         if host in request.after:
@@ -99,14 +100,6 @@ def drain(readers: Sequence[Reader]) -> Iterator[LogChunk]:
         while chunks := list(reader.read()):
             yield from chunks
         yield from reader.rest()
-
-
-def _attempts_to_read(store: Store, ref: JobRef, request: LogRequest) -> tuple[int, int]:
-    newest = attempts.newest(store, ref.job_id)
-    if request.attempt is None:
-        return 1, newest
-    attempts.check(ref.job_id, request.attempt, newest)
-    return request.attempt, request.attempt
 
 
 def _tail(host: int, lines: int, numbers: Sequence[int], reader_of: ReaderOf[R]) -> LogChunk:

@@ -68,7 +68,10 @@ def follow(
 
     Raises:
         NotFound: the job's records were removed.
+        UsageError: the job has had no such attempt.
+        UnsupportedVersion: another version of kinetic runs the job: its output is not to be had.
     """
+    _check(store, ref, request)
     reading = _Reading(backend, ref, request)
     outcome: Outcome | None = None
     while True:
@@ -109,11 +112,13 @@ def chunks(
 
     Raises:
         BackendUnavailable: what is there cannot be read; it was tried for half a minute.
+        UsageError, UnsupportedVersion: as for `follow`.
     """
     if request.follow:
         for event in follow(backend, store, ref, request, pause=pause):
             yield event if isinstance(event, LogChunk) else None
         return
+    _check(store, ref, request)
     reading = _Reading(backend, ref, request)
     while True:
         try:
@@ -126,6 +131,15 @@ def chunks(
         for slept_s in _slices(pause_s):
             yield None
             pause(slept_s)
+
+
+def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
+    """Refuse to read what is not there."""
+    if request.hosts == ():
+        return
+    ref.check_version()
+    if request.attempt is not None:
+        attempts.check(store, ref.job_id, request.attempt)
 
 
 class _Reading:

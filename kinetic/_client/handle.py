@@ -186,21 +186,37 @@ class JobHandle(Generic[R_co]):
         host: int = 0,
         all_hosts: bool = False,
         tail: int | None = None,
+        attempt: int | None = None,
     ) -> str: ...
 
     @overload
     def logs(
-        self, follow: Literal[True], host: int = 0, all_hosts: bool = False, tail: int | None = None
+        self,
+        follow: Literal[True],
+        host: int = 0,
+        all_hosts: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
     ) -> None: ...
 
     @overload
     def logs(
-        self, follow: bool, host: int = 0, all_hosts: bool = False, tail: int | None = None
+        self,
+        follow: bool,
+        host: int = 0,
+        all_hosts: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
     ) -> str | None: ...
 
     @leads_to_the_caller
     def logs(
-        self, follow: bool = False, host: int = 0, all_hosts: bool = False, tail: int | None = None
+        self,
+        follow: bool = False,
+        host: int = 0,
+        all_hosts: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
     ) -> str | None:
         """Return what a host printed so far; with `follow`, print it as it comes until the job
         ends, and return None.
@@ -210,10 +226,10 @@ class JobHandle(Generic[R_co]):
             host: which host; 0 is the leader.
             all_hosts: all of them, each line with "[host 3] " in front.
             tail: only the last so many lines of each host.
+            attempt: only the n-th attempt, from 1; by default all of them, one after the other.
         """
-        request = LogRequest(
-            hosts=None if all_hosts else (self._known(host),), follow=follow, tail=tail
-        )
+        hosts = None if all_hosts else (self._known(host),)
+        request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
         printer = Printer(prefixed=all_hosts)
         if follow:
             self._watch(request, printer)
@@ -498,14 +514,13 @@ class JobHandle(Generic[R_co]):
             self._store,
             self.ref,
             outcome,
-            lambda host: "" if seen and host == 0 else self._last_lines(host),
+            lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),
         )
 
-    def _last_lines(self, host: int) -> str:
+    def _last_lines(self, host: int, attempt: int) -> str:
+        request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=attempt)
         with contextlib.suppress(KineticError, OSError):
-            chunks = self.chunks(
-                LogRequest(hosts=(host,), follow=False, tail=_TAIL_LINES, failures=False)
-            )
+            chunks = self.chunks(request)
             return b"".join(chunk.data for chunk in chunks if chunk is not None).decode(
                 errors="replace"
             )

@@ -19,12 +19,13 @@ def newest(store: Store, job_id: str) -> int:
     return next(n for n in numbers if not store.has(layout.attempt_outcome(job_id, n)))
 
 
-def check(job_id: str, attempt: int, newest: int) -> None:
+def check(store: Store, job_id: str, attempt: int) -> None:
     """Refuse an attempt that the job has not had.
 
     Raises:
         UsageError: there is no such attempt (yet).
     """
-    if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= newest:
-        known = "only attempt 1" if newest == 1 else f"attempts 1 to {newest}"
-        raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {known} so far.")
+    last = newest(store, job_id)
+    if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
+        known = "one attempt" if last == 1 else f"attempts 1 to {last}"
+        raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {known}.")

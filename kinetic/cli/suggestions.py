@@ -64,6 +64,22 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
             return
 
 
+def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
+    """Numbers of the attempts of the job that is named already, newest first."""
+    from kinetic._store import attempts as kept
+    from kinetic.cli.context import configured
+
+    try:
+        desk = configured({})
+        # click leaves words where they are when the last option still lacks its value
+        named = ctx.params.get("job_id") or ctx.args[0]
+        newest = kept.newest(desk.store, desk.find(named).job_id)
+    except Exception:  # noqa: BLE001 - see the module's docstring
+        return []
+    numbers = map(str, range(newest, 0, -1))
+    return [CompletionItem(number) for number in numbers if number.startswith(incomplete)]
+
+
 @_quiet
 def accelerators(incomplete: str) -> Iterable[CompletionItem]:
     """Names of accelerators; with what may follow a colon once there is one."""

@@ -15,8 +15,10 @@ from gangs import kill, processes, stop, wait_until
 
 import kinetic
 from kinetic import errors
+from kinetic._backends.base import LogRequest
 from kinetic._core.outcome import Exit, HostReport, Outcome
 from kinetic._pickling import results
+from kinetic.cli.main import call
 
 
 def fails_twice():
@@ -85,3 +87,94 @@ def test_a_supervisor_killed_in_attempt_2_is_judged_by_attempt_2_alone(home):
     assert {report.exit for report in outcome.reports} == {Exit.AGENT_LOST}
     assert outcome.reason == "the job's supervisor was killed"
     assert list(attempt_folder(home, handle, 1).glob("hosts/*/report.json")), "they are kept"
+
+
+def prints_lines():
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    for number in range(3):
+        print(f"{attempt}:{number}", flush=True)
+    if attempt != "3":
+        raise LookupError(attempt)
+
+
+def printed(log: str) -> list[str]:
+    return [line for line in log.splitlines() if line[1:2] == ":"]
+
+
+def test_the_output_of_one_attempt_and_of_all(home, capfd):
+    handle = kinetic.run(accelerator="cpu", retries=2)(prints_lines).run_async()
+    handle.wait()
+    of = {n: [f"{n}:{number}" for number in range(3)] for n in (1, 2, 3)}
+    assert printed(handle.logs()) == of[1] + of[2] + of[3]
+    for number, lines in of.items():
+        assert printed(handle.logs(attempt=number)) == lines
+        capfd.readouterr()
+        assert call(["jobs", "logs", "--attempt", str(number), handle.job_id]) == 0
+        assert printed(capfd.readouterr().out) == lines
+        handle.logs(follow=True, attempt=number)
+        assert printed(capfd.readouterr().out) == lines
+    assert handle.logs(attempt=3).startswith("kinetic: attempt 2 of 3 failed")
+    whole = handle.logs().splitlines()
+    for lines in (1, 3, 4, 8, 12, len(whole), len(whole) + 1):
+        assert handle.tail(lines).splitlines() == whole[-lines:], "a tail reaches over attempts"
+    for words in (["--attempt", "4"], ["-f", "--attempt", "4"]):
+        assert call(["jobs", "logs", *words, handle.job_id]) == 2
+        told = capfd.readouterr().err
+        assert "There is no attempt 4" in told
+        assert "attempts 1 to 3" in told
+    for wrong in (0, 4, -1, True, "1"):
+        with pytest.raises(errors.UsageError, match="no attempt"):
+            handle.logs(attempt=wrong)
+
+
+def test_following_one_attempt_ends_with_it(home):
+    """Not with the job: the next attempt goes on meanwhile."""
+    marker = home.parent / "marker"
+
+    def function(path):
+        print("attempt", os.environ["KINETIC_ATTEMPT"], flush=True)
+        if os.environ["KINETIC_ATTEMPT"] == "1":
+            raise LookupError("at first")
+        Path(path).touch()
+        signal.pause()
+
+    handle = kinetic.run(accelerator="cpu", retries=1)(function).run_async(str(marker))
+    wait_until(marker.exists, "attempt 2 has not begun")
+    request = LogRequest(attempt=1)
+    chunks = [chunk for chunk in handle._place.logs(handle.ref, request) if chunk is not None]
+    text = b"".join(chunk.data for chunk in chunks)
+    assert text.startswith(b"attempt 1\n")
+    assert b"attempt 2\n" not in text
+    assert not handle.done()
+    handle.cancel()
+
+
+def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home, capfd):
+    """Its hosts lay in the job's folder, and neither plan nor reference knew of attempts."""
+    handle = kinetic.run(accelerator="cpu")(lambda: 1).run_async()
+    handle.wait()
+    ref_file = home / "refs" / f"{handle.job_id}.json"
+    written = json.loads(ref_file.read_text())
+    flat = {k: v for k, v in written.items() if k not in ("place", "schema_version")}
+    ref_file.write_text(json.dumps(flat | {"backend": "local", "requested_backend": "local"}))
+    job = home / "jobs" / handle.job_id
+    plan = json.loads((job / "plan.json").read_text())
+    (job / "plan.json").write_text(json.dumps(plan | {"schema_version": 1}))
+    (job / "attempts/1/hosts").rename(job / "hosts")
+    (job / "hosts/0/result.pkl").rename(job / "result.pkl")
+
+    old = kinetic.attach(handle.job_id)
+    assert old.status() == "SUCCEEDED"
+    assert old.outcome().ok
+    for read in (old.logs, old.result, lambda: old.logs(follow=True)):
+        with pytest.raises(errors.UnsupportedVersion, match=r"submitted with kinetic 0\.1"):
+            read()
+    capfd.readouterr()
+    assert call(["jobs", "logs", handle.job_id]) not in (0, 1)
+    assert "kinetic 0.1" in capfd.readouterr().err
+    for words in (["list"], ["status", handle.job_id], ["wait", handle.job_id]):
+        assert call(["jobs", *words]) == 0
+    assert handle.job_id in capfd.readouterr().out
+    assert call(["jobs", "prune", "--older-than", "0.01s", "--yes"]) == 0
+    assert not job.exists()
+    assert not ref_file.exists()

@@ -292,13 +292,16 @@ def test_logs_pass_on_what_was_asked_for(world: World) -> None:
     world("jobs", "logs", "job-0", "-n", "5", "--host", "3")
     world("jobs", "logs", "job-0", "--host", "3", "--host", "1", "--host", "3")
     world("jobs", "logs", "job-0", "--all-hosts")
+    world("jobs", "logs", "job-0", "--attempt", "1")
     assert world.backend.requests == [
         LogRequest((0,), False, None),
         LogRequest((3,), False, 5),
         LogRequest((3, 1), False, None),
         LogRequest(None, False, None),
+        LogRequest((0,), False, None, attempt=1),
     ]
     assert world("jobs", "logs", "job-0", "--host", "4") == 2
+    assert world("jobs", "logs", "job-0", "--attempt", "2") == 2
     assert world("jobs", "logs", "job-0", "-n", "-1") == 2
 
 

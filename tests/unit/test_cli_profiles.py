@@ -236,6 +236,10 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
     assert offered("run", "-a", "cpu:s") == []
     assert offered("run", "--backend", "g") == ["gke"]
+    store.put(layout.attempt_outcome("job-00000002", 1), b"{}")
+    assert offered("jobs", "logs", "job-00000002", "--attempt", "") == ["2", "1"]
+    assert offered("jobs", "logs", "job-00000001", "--attempt", "") == ["1"]
+    assert offered("jobs", "logs", "--attempt", "") == []
     # shells replace the whole word
     assert offered("jobs", "list", "--state=fa") == ["--state=failed"]
     assert {"list", "top", "prune"} <= set(offered("jobs", ""))

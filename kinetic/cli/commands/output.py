@@ -12,6 +12,7 @@ import click
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.lazy import suggested
 from kinetic.cli.options import DURATION, accepted, job_argument, json_option
 from kinetic.errors import UsageError, a_type
 
@@ -28,6 +29,7 @@ Examples:
   kinetic jobs logs -f job-1a2b
   kinetic jobs logs -f --last
   kinetic jobs logs -n 50 --host 3 job-1a2b
+  kinetic jobs logs --attempt 1 job-1a2b
   kinetic jobs logs --all-hosts --timestamps job-1a2b | grep loss
 """
 
@@ -71,6 +73,13 @@ Examples:
 )
 @click.option("--all-hosts", is_flag=True, help='All hosts; each line starts with "[host N] ".')
 @click.option(
+    "--attempt",
+    metavar="N",
+    type=click.IntRange(min=1),
+    shell_complete=suggested("attempts"),
+    help="Only the N-th attempt of a job with --retries, from 1. [default: all, in order]",
+)
+@click.option(
     "--timestamps",
     is_flag=True,
     help="Start each line with the time at which it was printed (UTC).",
@@ -87,6 +96,7 @@ def logs(
     tail: int | None,
     hosts: tuple[int, ...],
     all_hosts: bool,
+    attempt: int | None,
     timestamps: bool,
 ) -> None:
     """Print output of hosts."""
@@ -95,7 +105,7 @@ def logs(
     ref = desk.find(job_id)
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
-    request = LogRequest(hosts=chosen, follow=follow, tail=tail)
+    request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
     if not output.copy_log(desk.output_of(ref, request), prefixer, flush=follow) and tail != 0:
         output.notice(
             f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands."
