@@ -290,7 +290,7 @@ def test_every_error_is_explained(page: str) -> None:
 def test_every_place_in_the_store_is_listed() -> None:
     page = (DOCS / "reference/store-layout.md").read_text()
     listed = re.findall(
-        r"^    (\S+)  +\S",
+        r"^ {4,8}(\S+)  +\S",
         ast.get_docstring(ast.parse(_source("_core/layout.py")), clean=False) or "",
         re.MULTILINE,
     )
