@@ -153,19 +153,6 @@ def test_output_leaves_room_for_the_verdict(files, monkeypatch):
     assert text == b"kept 1\nkinetic: 14 bytes of output were lost: the disk is full.\n"
 
 
-def test_a_second_attempt_appends_and_a_torn_record_is_cut_off(files):
-    HostLog(*files, clock_ns=clock).write(STDOUT, b"first\n")
-    with open(files[1], "ab") as index:
-        index.write(b"\x01\x02\x03")  # An agent was killed while it wrote.
-    second = HostLog(*files, clock_ns=clock)
-    second.write(STDERR, b"second\n")
-    assert files[1].stat().st_size == 2 * RECORD.size
-    assert [(c.stream, c.data) for c in read_all(files)] == [
-        (STDOUT, b"first\n"),
-        (STDERR, b"second\n"),
-    ]
-
-
 @settings(deadline=None, max_examples=40)
 @given(damage=st.integers(0, 71), value=st.integers(0, 255))
 def test_a_damaged_index_loses_no_output(tmp_path_factory, damage, value):

@@ -61,8 +61,7 @@ class HostLog:
         self._log = os.open(log, flags, 0o600)
         self._index = os.open(index, flags, 0o600)
         self._clock_ns = clock_ns
-        self._end = os.fstat(self._log).st_size
-        self._align_index()
+        self._end = 0
         self.lost_bytes = 0
         self._allowed_bytes = 0
         self._own_bytes = 0
@@ -138,7 +137,7 @@ class HostLog:
             return False
 
     def _align_index(self) -> None:
-        # A record cut short by a full disk or a killed agent would shift all that follow it.
+        # A record cut short by a full disk would shift all that follow it.
         size = os.fstat(self._index).st_size
         if size % RECORD.size:
             os.ftruncate(self._index, size - size % RECORD.size)
