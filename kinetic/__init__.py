@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kinetic import jobs as jobs
     from kinetic._client.batch.handle import BatchHandle as BatchHandle
     from kinetic._client.batch.handle import attach_batch as attach_batch
-    from kinetic._client.decorator import RemoteCallable as RemoteCallable
     from kinetic._client.decorator import run as run
     from kinetic._client.futures import as_completed as as_completed
     from kinetic._client.handle import JobHandle as JobHandle
+    from kinetic._client.remote import RemoteCallable as RemoteCallable
     from kinetic._datasets.data import Data as Data
     from kinetic.errors import BatchError as BatchError
     from kinetic.jobs import attach as attach
@@ -33,7 +33,7 @@ _HOME_OF = {
     "BatchHandle": "_client.batch.handle",
     "Data": "_datasets.data",
     "JobHandle": "_client.handle",
-    "RemoteCallable": "_client.decorator",
+    "RemoteCallable": "_client.remote",
     "as_completed": "_client.futures",
     "attach": "jobs",
     "attach_batch": "_client.batch.handle",

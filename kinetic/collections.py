@@ -12,9 +12,9 @@ from kinetic._client.batch import launch
 from kinetic._client.batch.handle import BatchHandle, attach_batch
 from kinetic._client.batch.inputs import calls
 from kinetic._client.batch.submitters import Called
-from kinetic._client.decorator import RemoteCallable
+from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
-from kinetic._core import spec
+from kinetic._core import checks, spec
 from kinetic._store.open import open_store
 from kinetic.errors import BatchError, UsageTypeError
 
@@ -97,7 +97,7 @@ def map(
     )
     made = calls(inputs, input_mode)
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
-    title = spec.text("name", name) or spec.name_of(submit_fn)
+    title = checks.text("name", name) or spec.name_of(submit_fn)
     return launch.launch(
         Called(made, submit_fn, store), store, len(made), how, name=title, notes=launch.tags(tags)
     )

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend
-from kinetic._core.place import BACKENDS, Place
+from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
-from kinetic.errors import PreflightError, UsageError
+from kinetic.errors import PreflightError
 
 if TYPE_CHECKING:
     from kinetic._config.settings import Setting, Settings
     from kinetic._core.accelerators.topology import Topology
-    from kinetic._core.spec import Options
+    from kinetic._core.options import Options
 
 Maker = Callable[[Place, Store], Backend]
 
@@ -38,17 +38,6 @@ class Selection:
     notice: str = ""
 
 
-def check(name: str | None) -> str | None:
-    """Return a valid name, or None when none is given.
-
-    Raises:
-        UsageError: there is no such backend.
-    """
-    if name is not None and name not in BACKENDS:
-        raise UsageError(f"There is no backend {name!r}. Backends are: {', '.join(BACKENDS)}.")
-    return name
-
-
 def select(options: Options, settings: Settings) -> Selection:
     """Decide where a job goes. Without a cluster, the local backend stands in for it.
 
@@ -60,11 +49,13 @@ def select(options: Options, settings: Settings) -> Selection:
         UsageError: the settings name a backend that does not exist.
         PreflightError: the backend is not built into this version.
     """
+    from kinetic._core import checks  # lists of jobs do without
+
     topology, slices = options.topology, options.slices
     several = topology.multi_host or slices > 1
     name = (
-        check(options.backend)
-        or check(settings.backend)
+        options.backend
+        or checks.backend("backend", settings.backend)
         or ("pathways" if topology.kind == "tpu" and several else "gke")
     )
     place = Place(

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from kinetic._client.batch.submitters import Packaged
     from kinetic._client.planning import Planned
     from kinetic._config.settings import Settings
+    from kinetic._core.options import Options
     from kinetic._core.place import Place
-    from kinetic._core.spec import JobSpec, Options
+    from kinetic._core.spec import JobSpec
     from kinetic._store.base import Store
 
 

@@ -1,21 +1,18 @@
-"""The decorator's options: what each takes, and how it is checked. One table for `kinetic.run` and
-`with_options`.
+"""The decorator's options as users write them: types for type checkers, and the words of
+`help(kinetic.run)`.
 
-In: options as users write them. Out: `Options`, all valid.
+In: options by name. Out: `Options`, all valid; the signature and the documentation of the table.
 """
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from kinetic._core import spec
-from kinetic._core.accelerators.resolve import SPOT, resolve
-from kinetic._core.accelerators.topology import Topology
-from kinetic._core.duration import Duration
-from kinetic._core.spec import Joins, Options
-from kinetic.errors import UsageError, UsageTypeError
+from kinetic._core import options as table
+from kinetic._core.options import TABLE, Keywords, Options
 
 if TYPE_CHECKING:
     import os
@@ -23,8 +20,9 @@ if TYPE_CHECKING:
     from kinetic._datasets.data import Data
 
 
-class Changes(TypedDict, total=False):
-    """What `with_options` takes: any of the decorator's options, by name."""
+class Changes(Keywords, total=False):
+    """What `with_options` takes: any of the decorator's options, by name. Those that are listed
+    here, the decorator also takes by position, in this order."""
 
     accelerator: str
     container_image: str | None
@@ -39,111 +37,48 @@ class Changes(TypedDict, total=False):
     spot: bool
     output_dir: str | os.PathLike[str] | None
     debug: bool
-    name: str | None
-    slices: int
-    timeout: Duration | None
-    start_timeout: Duration | None
-    hang_timeout: Duration | None
-    retries: int
-    env: Mapping[str, str] | None
-    secrets: Sequence[str] | None
-    all_hosts: bool
-    joins_jax: Joins
 
 
 def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return the options with what was given in place of what was there.
+    """Return the options with what was given in place of what was there; see
+    `_core.options.checked`."""
+    if given.get("volumes") is not None:
+        from kinetic._datasets import attach
 
-    Args:
-        before: the options of a decorated function; None for a function that is being decorated.
-        given: options as users write them; those of the decorator all have a value.
-
-    Raises:
-        UsageError: an option cannot work.
-        UsageTypeError: ... because its value has the wrong type, or there is no such option.
-    """
-    unknown = [name for name in given if name not in Changes.__annotations__]
-    if unknown:
-        raise UsageTypeError(_no_such_option(unknown[0]))
-    topology = _topology(None if before is None else before.topology, given)
-    fields = {
-        _FIELDS.get(name, name): check(given[name])
-        for name, check in _CHECKS.items()
-        if name in given
-    }
-    options = (
-        Options(topology, **fields)
-        if before is None
-        else replace(before, topology=topology, **fields)
-    )
-    spec.check_slices(topology, options.slices)
-    both = [name for name in options.secrets if name in options.env]
-    if both:
-        raise UsageError(f"{both[0]} is in env= and in secrets=: name it in one of them.")
-    return options
+        given = {**given, "volumes": attach.volumes(given["volumes"])}
+    elif "volumes" in given:
+        given = {**given, "volumes": {}}
+    return table.checked(before, given)
 
 
-def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
-    spot = (
-        spec.switch("spot", given["spot"])
-        if "spot" in given
-        else before is not None and before.spot
-    )
-    if before is None or "accelerator" in given:
-        return resolve(given["accelerator"], spot=spot)
-    return resolve(before.name.removesuffix(SPOT), spot=spot)
-
-
-def _no_such_option(name: str) -> str:
-    import difflib  # Only an error needs it.
-
-    near = difflib.get_close_matches(name, Changes.__annotations__, n=1)
-    return f"@kinetic.run has no option {name!r}" + (f"; did you mean {near[0]}=?" if near else ".")
-
-
-def _backend(name: object) -> str | None:
-    from kinetic._backends import registry
-
-    return registry.check(spec.text("backend", name))
-
-
-def _volumes(value: object) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    from kinetic._datasets import attach
-
-    return attach.volumes(value)
-
-
-def _named(check: Callable[[str, object], Any], name: str) -> Callable[[object], Any]:
-    return lambda value: check(name, value)
-
-
-_FIELDS = {name: f"{name}_s" for name in ("timeout", "start_timeout", "hang_timeout")}
-"""Where an option and its field have different names."""
-_CHECKS: dict[str, Callable[[object], Any]] = {
-    "slices": lambda value: spec.count("slices", value, least=1),
-    "backend": _backend,
-    **{
-        name: _named(spec.text, name)
-        for name in (
-            "project",
-            "zone",
-            "cluster",
-            "namespace",
-            "container_image",
-            "base_image_repo",
+def documented(function: Callable[..., Any]) -> None:
+    """Give a function the signature and the words of the table: it takes some options by position,
+    and all others as `**options`."""
+    signature = inspect.signature(function)
+    positional = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    by_name = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=TABLE[name].default,
+            annotation=getattr(annotation, "__forward_arg__", annotation),
         )
-    },
-    "capture_env_vars": spec.patterns,
-    "env": spec.variables,
-    "secrets": _named(spec.names, "secrets"),
-    "volumes": _volumes,
-    "output_dir": _named(spec.path_text, "output_dir"),
-    "name": lambda value: spec.text("name", value) or "",
-    **{name: _named(spec.seconds, name) for name in _FIELDS},
-    "retries": lambda value: spec.count("retries", value, least=0),
-    "debug": _named(spec.switch, "debug"),
-    "all_hosts": _named(spec.switch, "all_hosts"),
-    "joins_jax": _named(spec.joins, "joins_jax"),
-}
+        for name, annotation in Keywords.__annotations__.items()
+    ]
+    parameters = [*positional, *by_name]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    if function.__doc__ is not None:  # as with -OO
+        words = "\n".join(_described(parameter.name) for parameter in parameters)
+        function.__doc__ = function.__doc__.replace(
+            "\n    Raises:", f"\n    Args:\n{words}\n\n    Raises:"
+        )
+
+
+def _described(name: str) -> str:
+    return textwrap.fill(
+        f"{name}: {TABLE[name].help}",
+        width=100,
+        initial_indent=" " * 8,
+        subsequent_indent=" " * 12,
+        break_on_hyphens=False,
+    )

@@ -19,10 +19,11 @@ from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
 from kinetic._core.exits import HostState
+from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic._core.ref import new_job_id
-from kinetic._core.spec import JobSpec, Options
+from kinetic._core.spec import JobSpec
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ class PlanView:
             "data": ", ".join(
                 each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
             ),
-            "env": ", ".join([*plan.env, *plan.captured]),
+            "env": ", ".join([*plan.options.env, *plan.captured]),
             "secrets": ", ".join(plan.secrets),
             "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
             "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
@@ -288,8 +289,9 @@ class PlanView:
         return ", ".join(shown + more)
 
     def _shape(self) -> str:
+        slices = self.plan.options.slices
         one = f"{self.plan.topology.kind} {self.plan.topology.shape_text}"
-        return one if self.plan.slices == 1 else f"{self.plan.slices} slices of {one}"
+        return one if slices == 1 else f"{slices} slices of {one}"
 
     def _source(self) -> str:
         tree = self.plan.tree
@@ -328,20 +330,14 @@ def _draft(
         job_id=job_id,
         name=options.name or spec.name,
         place=place,
-        topology=options.topology,
-        slices=options.slices,
+        options=options.travelling(),
         payload=Blob("", 0),
         versions=Versions(f"{sys.version_info.major}.{sys.version_info.minor}", "", __version__),
         created_at=now,
-        env=dict(options.env),
         captured=tuple(sorted(taken.captured)),
         secrets=tuple(sorted(taken.secrets)),
         output_dir=_output_dir(options.output_dir or settings.output_dir),
         limits=_limits(options, settings),
-        retries=options.retries,
-        debug=options.debug,
-        all_hosts=options.all_hosts,
-        joins_jax=options.joins_jax,
         jax_options=jax_options.changed(settings.cache_dir, without=options.env),
     )
 

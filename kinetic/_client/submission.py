@@ -84,7 +84,7 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
         group_id=plan.labels.get("group_id"),
         group_kind=plan.labels.get("group_kind"),
         group_index=int(plan.labels["group_index"]) if "group_index" in plan.labels else None,
-        debug=plan.debug,
+        debug=plan.options.debug,
         output_dir=plan.output_dir or _default_output_dir(store_uri, plan.job_id),
     )
 

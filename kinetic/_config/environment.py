@@ -58,11 +58,11 @@ def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
         UsageError: something in `names` is neither a name nor a prefix.
     """
     from kinetic._core import (
-        spec,  # like logging, only where something is captured: lists of jobs do without
+        checks,  # like logging, only where something is captured: lists of jobs do without
     )
 
     taken: dict[str, str] = {}
-    for pattern in spec.patterns(names):
+    for pattern in checks.patterns("capture_env_vars", names):
         taken |= _matching(pattern, environ)
     if taken:
         _log().info("captured environment variables: %s", ", ".join(sorted(taken)))

@@ -10,6 +10,7 @@ from typing import Any
 
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.layout import SCHEMA_VERSION
+from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic.errors import CorruptRecord, UnsupportedVersion
 
@@ -116,8 +117,9 @@ class Plan:
         job_id: "job-" and 8 hex digits.
         name: what people see: the function's qualified name or the command.
         place: what runs it, and where.
-        topology: shape of each slice.
-        slices: number of slices; hosts of the gang = slices x topology.hosts.
+        options: of the decorator, as far as hosts and backends need them; what the settings or the
+            call have a say in became `place`, `limits`, `output_dir`, `secrets`, `captured`, `data`
+            and `name`.
         payload: the pickled function and arguments.
         function: the pickled function, where the payload holds only arguments: calls of a batch
             share it; else None.
@@ -131,19 +133,12 @@ class Plan:
         cells: source that lies in no file, of the code in the payload.
         client_root: absolute path of the tree on the caller's machine; used to map file names in
             tracebacks.
-        env: variables set for the function (from `env=`), not secret.
         secrets: names of variables whose values travel apart from the plan.
         output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the
             default.
         limits: how long things may take.
-        joins_jax: when the hosts join to one world of JAX: True, before the function starts;
-            "lazy", when it first uses JAX; "program", when a program that it starts does; False,
-            when it says so.
         jax_options: options of `jax.config` that the caller has set, with their values.
         captured: names of variables that travel in the payload.
-        all_hosts: whether the values of all hosts are kept, not only the leader's.
-        retries: how many times a failed gang is restarted.
-        debug: whether the leader waits for a debugger.
         versions: of what made the payload.
         created_at: seconds since the epoch.
         labels: free key-value pairs (batch group, tags).
@@ -152,11 +147,10 @@ class Plan:
     job_id: str
     name: str
     place: Place
-    topology: Topology
+    options: Options
     payload: Blob
     versions: Versions
     created_at: float
-    slices: int = 1
     function: Blob | None = None
     tree: Tree | None = None
     data: tuple[Dataset, ...] = ()
@@ -165,29 +159,29 @@ class Plan:
     sys_path_rel: tuple[str, ...] = ()
     client_root: str = ""
     cells: tuple[Cell, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     output_dir: str | None = None
     limits: Limits = field(default_factory=Limits)
-    joins_jax: bool | str = "lazy"
     jax_options: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
-    all_hosts: bool = False
-    retries: int = 0
-    debug: bool = False
     labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        """Shape of each slice."""
+        return self.options.topology
 
     @property
     def hosts(self) -> int:
         """Hosts of the whole gang, over all slices."""
-        return self.slices * self.topology.hosts
+        return self.options.slices * self.topology.hosts
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
         data = asdict(self) | {
             "schema_version": SCHEMA_VERSION,
             "place": self.place.to_json(),
-            "topology": self.topology.to_json(),
+            "options": self.options.to_json(),
         }
         return data | {name: list(data[name]) for name in (*_TUPLES, "data", "cells")}
 
@@ -216,7 +210,8 @@ def _nested(data: dict[str, Any]) -> dict[str, Any]:
     function = data.get("function")
     return {
         "place": _place(data),
-        "topology": Topology.from_json(data["topology"]),
+        # Plans of older versions have the options beside the rest.
+        "options": Options.from_json(data.get("options", data)),
         "payload": Blob(**data["payload"]),
         "function": None if function is None else Blob(**function),
         "versions": Versions(**data["versions"]),

@@ -24,9 +24,9 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend, LogRequest, Status
-    from kinetic._client.decorator import RemoteCallable
     from kinetic._client.handle import JobHandle
     from kinetic._client.planning import PlanView
+    from kinetic._client.remote import RemoteCallable
     from kinetic._core.gang.picture import GangPicture
     from kinetic._core.log_format import LogChunk
     from kinetic._core.outcome import Outcome
@@ -285,10 +285,10 @@ def configured(flags: Mapping[str, str | None]) -> Desk:
     def remote(
         function: Callable[[], None], options: Mapping[str, Any]
     ) -> RemoteCallable[[], None]:
-        from kinetic._client import decorator as remote
+        from kinetic._client import decorator
 
         arguments: dict[str, Any] = {**options, **flags}
-        return remote.run(**arguments)(function)
+        return decorator.run(**arguments)(function)
 
     return Desk(
         store,

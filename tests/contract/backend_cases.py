@@ -18,6 +18,7 @@ from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.log_format import STDOUT
+from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef, new_job_id
@@ -32,18 +33,17 @@ def local(store, **options):
 BACKENDS = [pytest.param(local, id="local")]
 
 
-def planned(store, func, accelerator="cpu", **more):
+def planned(store, func, accelerator="cpu", **options):
     packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data, if_absent=True)
     return Plan(
         job_id=new_job_id(),
         name=func.__name__,
         place=Place("local", "gke"),
-        topology=resolve(accelerator),
+        options=Options(resolve(accelerator), **options),
         payload=Blob(packed.digest, packed.size_bytes),
         versions=packed.versions,
         created_at=1_700_000_000.0,
-        **more,
     )
 
 

@@ -16,6 +16,7 @@ from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangSpec
+from kinetic._core.options import Options
 from kinetic._core.outcome import judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
@@ -43,7 +44,7 @@ def plan(home):
         job_id="job-00c0ffee",
         name="devices",
         place=Place("gke"),
-        topology=resolve("tpu-v6e-8"),
+        options=Options(resolve("tpu-v6e-8")),
         payload=Blob(packed.digest, packed.size_bytes),
         versions=packed.versions,
         created_at=0.0,

@@ -13,7 +13,8 @@ import inspect
 import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kinetic._backends.base import LogRequest, Phase, Status
@@ -21,6 +22,7 @@ from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDOUT, LogChunk, Position
+from kinetic._core.options import Options
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
@@ -156,12 +158,17 @@ def ref(
     )
 
 
-def plan(job_id: str = "job-00000001", accelerator: str = "tpu-v6e-16", **changes: Any) -> Plan:
+def plan(
+    job_id: str = "job-00000001",
+    accelerator: str = "tpu-v6e-16",
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
+) -> Plan:
     fixed = Plan(
         job_id,
         "train",
         Place("local", "pathways"),
-        resolve(accelerator),
+        Options(resolve(accelerator), **options),
         Blob("0" * 64, 1),
         Versions("3.11", "3.0", "0"),
         NOW,

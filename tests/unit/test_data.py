@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import kinetic
 from kinetic._client import planning
-from kinetic._client.decorator import RemoteCallable
+from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan

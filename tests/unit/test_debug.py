@@ -341,7 +341,7 @@ def test_without_debugpy_nothing_is_created(store):
     here = LocalBackend(store, {}, has_debugger=lambda: False)
     here.preflight(plan(accelerator="cpu"))
     with pytest.raises(PreflightError, match=r"kinetic-sdk\[debug\]"):
-        here.preflight(plan(accelerator="cpu", debug=True))
+        here.preflight(plan(accelerator="cpu", options={"debug": True}))
     assert simulation.has_debugger()
 
 
@@ -372,7 +372,11 @@ def gate(store, host, clock=lambda: 0.0, attempt=1):
     who = Identity(store.uri, "job-00000001", host, 4, "", "", "", "", attempt=attempt)
     return debugger.Gate(
         who,
-        plan(debug=True, client_root="/home/me/project", limits=Limits(debug_wait_s=100.0)),
+        plan(
+            options={"debug": True},
+            client_root="/home/me/project",
+            limits=Limits(debug_wait_s=100.0),
+        ),
         store,
         clock=clock,
     )

@@ -12,6 +12,7 @@ from kinetic._backends.local import simulation
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
+from kinetic._core.options import Options
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
@@ -22,12 +23,12 @@ GIB = 1 << 30
 
 
 def plan(name: str = "train", accelerator: str = "tpu-v6e-16", **more: Any) -> Plan:
-    topology, versions = resolve(accelerator), Versions("3.11", "3", "0")
+    options, versions = Options(resolve(accelerator)), Versions("3.11", "3", "0")
     return Plan(
         "job-00000001",
         name,
         Place("local"),
-        topology,
+        options,
         payload=Blob("", 0),
         versions=versions,
         created_at=0.0,
@@ -99,4 +100,9 @@ def test_a_warning_says_what_may_be_needed() -> None:
     )
     for peak, available in ((2 * GIB, 8 * GIB), (0, 1), (100 << 20, GIB), (2 * GIB, None)):
         assert simulation.footprint_warning(plan(), peak, available) == ""
-    assert simulation.footprint_warning(replace(plan(), slices=2), 2 * GIB, 8 * GIB) != ""
+    assert (
+        simulation.footprint_warning(
+            replace(plan(), options=Options(resolve("tpu-v6e-16"), slices=2)), 2 * GIB, 8 * GIB
+        )
+        != ""
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import kinetic
 from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.options import Changes
-from kinetic._core.spec import Options
+from kinetic._core.options import TABLE, Options
 from kinetic._store.local import LocalStore
 
 
@@ -146,14 +147,46 @@ def test_other_options_of_a_method(backend):
 
 def test_with_options_takes_what_the_decorator_takes():
     given = set(inspect.signature(kinetic.run).parameters)
-    assert set(Changes.__annotations__) == given
+    assert set(Changes.__annotations__) == given == set(TABLE)
     assert {field.removesuffix("_s") for field in Options.__dataclass_fields__} == given - {
         "accelerator",
         "spot",
     } | {"topology"}
+    by_position = inspect.signature(kinetic.run, follow_wrapped=False).parameters
+    assert {n: p.default for n, p in by_position.items()} == {
+        n: r.default for n, r in TABLE.items()
+    }
+
+
+def test_the_decorator_is_documented_by_the_table():
+    for row in TABLE.values():
+        words = f"{row.name}: {row.help}"
+        assert words in " ".join(kinetic.run.__doc__.split()), row.name
+
+
+def test_options_travel_in_the_plan_whole_and_small():
+    remote = kinetic.run(
+        "cpu:2",
+        slices=2,
+        retries=1,
+        env={"A": "1"},
+        secrets=["B"],
+        timeout=5,
+        joins_jax="program",
+        all_hosts=True,
+        namespace="team-a",
+        output_dir="/out",
+    )(add)
+    sent = remote.options.travelling()
+    said = json.loads(json.dumps(sent.to_json()))
+    assert set(said) == {"topology", "slices", "retries", "env", "joins_jax", "all_hosts"}
+    assert Options.from_json(said | {"unknown": 1}) == sent
+    assert set(kinetic.run("cpu")(add).options.to_json()) == {"topology"}
 
 
 def test_an_option_that_does_not_exist():
+    with pytest.raises(TypeError, match=r"has no option 'retires'; did you mean retries=\?"):
+        kinetic.run("cpu", retires=1)
     with pytest.raises(TypeError, match=r"has no option 'timeouts'; did you mean timeout=\?"):
         kinetic.run("cpu")(add).with_options(timeouts=1)
     with pytest.raises(errors.UsageError, match="A is in env= and in secrets="):

@@ -20,9 +20,10 @@ from kinetic._client.planning import Planned
 from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
-from kinetic._core.spec import JobSpec, Options
+from kinetic._core.spec import JobSpec
 from kinetic._datasets import attach
 from kinetic._datasets.data import Data
 from kinetic._source import bundle, hashing, manifest, packs, upload, walk

@@ -13,8 +13,9 @@ import pytest
 from kinetic._client import planning
 from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.spec import JobSpec, Options
+from kinetic._core.spec import JobSpec
 from kinetic._source import bundle, hashing, manifest, outputs
 from kinetic._store.local import LocalStore
 

@@ -13,8 +13,9 @@ import kinetic
 from kinetic._client import planning
 from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.spec import JobSpec, Options
+from kinetic._core.spec import JobSpec
 from kinetic._pickling import call, envelope
 from kinetic._source import shipment
 from kinetic.errors import UsageError
@@ -65,12 +66,9 @@ def test_a_plan_has_everything(project, home):
     assert (plan.client_root, plan.entry_rel, plan.cwd_rel) == (str(project), "src", "")
     assert "src" in plan.sys_path_rel
     assert plan.tree.files == 3
-    assert (plan.limits.timeout_s, plan.limits.start_timeout_s, plan.retries, plan.env) == (
-        7.0,
-        600.0,
-        2,
-        {"A": "1"},
-    )
+    assert (plan.limits.timeout_s, plan.limits.start_timeout_s) == (7.0, 600.0)
+    assert (plan.options.retries, plan.options.env) == (2, {"A": "1"})
+    assert plan.options.timeout_s is None  # became a limit
     assert plan.versions == envelope.versions_here()
     assert plan.payload.size_bytes == len(planned.payload)
     assert call.unpack(planned.payload)[1] == (3,)

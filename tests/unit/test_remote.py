@@ -23,7 +23,7 @@ from laptop_fakes import InlineBackend
 import kinetic
 from kinetic import errors
 from kinetic._backends import registry
-from kinetic._client.decorator import RemoteCallable
+from kinetic._client.remote import RemoteCallable
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 

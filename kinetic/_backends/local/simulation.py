@@ -29,19 +29,21 @@ SHARED_BYTES = 160 << 20
 def document(plan: Plan) -> dict[str, Any]:
     """The document of a simulated gang: what the supervisor will start."""
     topology = plan.topology
-    variables = [*plan.env, *plan.captured, *plan.secrets]
+    variables = [*plan.options.env, *plan.captured, *plan.secrets]
     return {
         "kind": "SimulatedGang",
         "job_id": plan.job_id,
         "name": plan.name,
         "accelerator": topology.name,
         "stands_in_for": plan.place.requested,
-        "slices": plan.slices,
+        "slices": plan.options.slices,
         "hosts": plan.hosts,
         "devices_per_host": topology.chips_per_host,
-        "preload": list(preload_modules(plan.hosts, joins_jax=plan.joins_jax, variables=variables)),
+        "preload": list(
+            preload_modules(plan.hosts, joins_jax=plan.options.joins_jax, variables=variables)
+        ),
         "memory_estimate_bytes": memory_estimate_bytes(plan),
-        "env": dict(plan.env),
+        "env": dict(plan.options.env),
         "secrets": list(plan.secrets),
     }
 
@@ -145,7 +147,7 @@ def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
     Raises:
         PreflightError: debugpy is missing.
     """
-    if plan.debug and not installed():
+    if plan.options.debug and not installed():
         raise PreflightError(
             "debug=True needs debugpy on the hosts, here in this environment: pip install "
             "'kinetic-sdk[debug]'."

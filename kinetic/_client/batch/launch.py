@@ -16,7 +16,7 @@ from kinetic._client.batch.ledger import Ledger, Rules
 from kinetic._client.batch.manifest import Manifest, new_batch
 from kinetic._client.batch.submitters import Source
 from kinetic._client.board import console
-from kinetic._core import spec
+from kinetic._core import checks
 from kinetic._store.base import Store
 from kinetic.errors import UsageError, UsageTypeError
 
@@ -53,11 +53,11 @@ def rules(
             f"{given!r}."
         )
     return Rules(
-        max_concurrent=None if given is None else spec.count("max_concurrent", given, least=1),
+        max_concurrent=None if given is None else checks.count("max_concurrent", given, least=1),
         fitted=max_concurrent == "auto",
-        retries=spec.count("retries", retries, least=0),
-        fail_fast=spec.switch("fail_fast", fail_fast),
-        cancel_running_on_fail=spec.switch("cancel_running_on_fail", cancel_running_on_fail),
+        retries=checks.count("retries", retries, least=0),
+        fail_fast=checks.switch("fail_fast", fail_fast),
+        cancel_running_on_fail=checks.switch("cancel_running_on_fail", cancel_running_on_fail),
     )
 
 

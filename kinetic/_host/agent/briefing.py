@@ -58,12 +58,12 @@ def start_message(
         "sys_path": list(space.sys_path),
         "scratch": str(space.root),
         "world": world.to_json(),
-        "joins_jax": plan.joins_jax,
+        "joins_jax": plan.options.joins_jax,
         "jax_options": dict(plan.jax_options),
         "name": plan.name,
         "tree": str(space.tree),
         "client_root": plan.client_root,
-        "all_hosts": plan.all_hosts,
+        "all_hosts": plan.options.all_hosts,
         "cells": [vars(cell) for cell in plan.cells],
         "debugger": debugging,
     }
@@ -84,9 +84,10 @@ def _environ(
         "KINETIC_OUTPUT_DIR": space.output_dir,
     }
     debugging = debugger.ENVIRON if debug else {}
-    asked = plan.env | dict(who.secrets)
+    options = plan.options
+    asked = dict(options.env) | dict(who.secrets)
     given = own | debugging | asked | _python_path(who, plan, space, asked)
-    return jaxworld.environ(world, who.base_env, given, automatic=plan.joins_jax == "program")
+    return jaxworld.environ(world, who.base_env, given, automatic=options.joins_jax == "program")
 
 
 def _python_path(

@@ -99,7 +99,9 @@ class Agent:
         self._view: HostView | None = None
         self._finished = False
         self._gate = (
-            debugger.Gate(identity, plan, store, port=identity.debug_port) if plan.debug else None
+            debugger.Gate(identity, plan, store, port=identity.debug_port)
+            if plan.options.debug
+            else None
         )
 
     # -- life --------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ class Agent:
 
     def _announce_attempt(self) -> None:
         """Let the log say where another attempt begins, and why."""
-        number, attempts = self._who.attempt, self._plan.retries + 1
+        number, attempts = self._who.attempt, self._plan.options.retries + 1
         if number > 1:
             why = f": {lines[0]}" if (lines := self._who.failed_before.splitlines()) else "."
             self._log.say(
@@ -506,7 +508,7 @@ class Agent:
         """Let the host's log end as the log of any program that fails."""
         # Nobody raises the failure of an attempt that is repeated, so everybody sees it, and the
         # next attempt says why it begins.
-        is_last = self._who.attempt > self._plan.retries or not report.exit.kind.retryable
+        is_last = self._who.attempt > self._plan.options.retries or not report.exit.kind.retryable
         words = last_words(report)
         if not words or (report.exit is Exit.STOPPED and not is_last):
             return

@@ -107,7 +107,7 @@ class Supervisor:
         if plan is not None:  # for agents that were killed
             Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
         shutil.rmtree(self._scratch, ignore_errors=True)
-        if plan is not None and ended.may_repeat(plan.retries):
+        if plan is not None and ended.may_repeat(plan.options.retries):
             if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(ended.outcome)
             ended = ended.cancelled()

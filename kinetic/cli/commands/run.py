@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kinetic._client.board import text
+from kinetic._core.options import TABLE, Flag, Option, Takes
 from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import tell_failure
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from kinetic._client.planning import PlanView
     from kinetic._core.outcome import Outcome
 
-
+F = TypeVar("F", bound=Callable[..., Any])
 _FILES_SHOWN = 20
 
 
@@ -86,81 +88,54 @@ class _RunCommand(click.Command):
         return Known({name for o in options if not o.is_flag for name in o.opts}, flags)
 
 
+def _table_options(command: F) -> F:
+    """Add all options of the decorator that have a flag, under their own names."""
+    for row in reversed(TABLE.values()):
+        if row.flag is not None:
+            command = _table_option(row, row.flag)(command)
+    return command
+
+
+def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
+    made = _MADE.get(flag.takes)
+
+    def checked(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+        value = value if made is None else made(value)
+        if value is not None and not ctx.resilient_parsing:
+            row.check(flag.names[0], value)
+        return value
+
+    return click.option(
+        *flag.names,
+        row.name,
+        metavar=flag.metavar,
+        type=_TYPES[flag.takes],
+        multiple=made is not None,
+        **({"required": True} if flag.required else {} if made else {"default": row.default}),
+        callback=checked,
+        shell_complete=suggested(flag.offers) if flag.offers else None,
+        help=row.help if made is None else f"{row.help} Repeatable.",
+    )
+
+
+_TYPES: dict[Takes, Any] = {
+    Takes.TEXT: str,
+    Takes.NAMES: str,
+    Takes.COUNT: int,
+    Takes.DURATION: DURATION,
+    Takes.VARIABLES: ASSIGNMENT,
+}
+_MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
+"""What several values become."""
+
+
 @click.command(
     "run",
     cls=_RunCommand,
     help=_HELP,
     short_help="Run a script, a module or a command on an accelerator slice.",
 )
-@click.option(
-    "--accelerator",
-    "-a",
-    metavar="NAME",
-    required=True,
-    shell_complete=suggested("accelerators"),
-    help="The slice, for example tpu-v6e-16; see `kinetic accelerators`.",
-)
-@click.option(
-    "--slices",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Number of slices; more than one only of one host each, such as cpu:2.",
-)
-@click.option(
-    "--env",
-    metavar="NAME=VALUE",
-    type=ASSIGNMENT,
-    multiple=True,
-    help="Set a variable for the program. Repeatable.",
-)
-@click.option(
-    "--secret",
-    "secrets",
-    metavar="NAME",
-    multiple=True,
-    help="Pass a variable of this environment on, apart from the plan. Repeatable.",
-)
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    type=DURATION,
-    help="Stop the job when the program runs longer: 90s, 30m, 2h.",
-)
-@click.option(
-    "--start-timeout",
-    metavar="DURATION",
-    type=DURATION,
-    help="Give up when not all hosts have joined by then.",
-)
-@click.option(
-    "--hang-timeout",
-    metavar="DURATION",
-    type=DURATION,
-    help="Stop the job when a host's Python stands still so long.",
-)
-@click.option(
-    "--retries",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Restart a failed job, at most N times.",
-)
-@click.option(
-    "--name", metavar="NAME", help="What `kinetic jobs list` shows; else the program's name."
-)
-@click.option(
-    "--output-dir",
-    metavar="PATH",
-    shell_complete=suggested("folders"),
-    help="Where the program may leave files: its KINETIC_OUTPUT_DIR.",
-)
-@click.option(
-    "--backend",
-    metavar="NAME",
-    shell_complete=suggested("backends"),
-    help="gke, pathways, local or ray instead of the configured one.",
-)
+@_table_options
 @click.option("--detach", "-d", is_flag=True, help="Print the job's id and return at once.")
 @click.option(
     "--all-hosts",
@@ -242,16 +217,8 @@ def _show(view: PlanView, *, as_json: bool) -> int:
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `kinetic.run` for these options."""
-    given = {
-        name: options[name]
-        for name in ("accelerator", "slices", "retries", "backend", "output_dir")
-    }
-    limits = {name: options[name] for name in ("timeout", "start_timeout", "hang_timeout")}
-    variables = {"env": dict(options["env"]), "secrets": list(options["secrets"])}
     joins = "program" if program.kind is Kind.COMMAND else "lazy"
-    return (
-        given | limits | variables | {"name": options["name"] or program.name, "joins_jax": joins}
-    )
+    return options | {"name": options["name"] or program.name, "joins_jax": joins}
 
 
 def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:

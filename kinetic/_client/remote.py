@@ -1,0 +1,483 @@
+"""A decorated function: step 1 of a call, and what each way of calling it gives.
+
+In: a function and its options; later the call's arguments. Out: `RemoteCallable`, `JobSpec`; a
+job's handle or value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from types import FunctionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+from kinetic._client.client import Client, client_of
+from kinetic._client.options import Changes, checked
+from kinetic._core import checks, spec
+from kinetic._core.options import Options
+from kinetic._core.spec import JobSpec
+from kinetic._pickling import origin
+from kinetic.errors import PreflightError, UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from kinetic._client.batch.handle import BatchHandle
+    from kinetic._client.batch.launch import AtOnce, BatchOptions, Tags
+    from kinetic._client.handle import JobHandle
+    from kinetic._client.planning import PlanView
+
+_DATA = "kinetic._datasets.data"
+"""While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+P2 = ParamSpec("P2")
+R2 = TypeVar("R2")
+First = TypeVar("First")
+
+
+def warn_of_spot(options: Options) -> None:
+    """Warn whoever decorates a function of what a preemptible machine means for debugging."""
+    import warnings
+
+    if options.debug and options.topology.spot:
+        text = (
+            "debug=True on preemptible machines: the session ends when the machine is taken away."
+        )
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+class RemoteCallable(Generic[P, R_co]):
+    """A function that runs on an accelerator slice when it is called. As an attribute of a class it
+    is a method.
+
+    The value of an async function is what it returns once it is awaited.
+
+    Within a job it is the plain function: a call there runs its body there.
+    """
+
+    def __init__(
+        self, func: Callable[P, Any], options: Options, *, bound: tuple[Any, ...] = ()
+    ) -> None:
+        if isinstance(func, RemoteCallable):
+            raise UsageTypeError(
+                f"{spec.name_of(func)} is decorated with @kinetic.run already: decorate it once."
+            )
+        spec.check_function(func)
+        origin.see(func)
+        is_function = inspect.isroutine(func)
+        functools.update_wrapper(self, func, updated=("__dict__",) if is_function else ())
+        if not hasattr(func, "__name__"):
+            self.__name__ = self.__qualname__ = spec.name_of(func)
+        self._func = func
+        self._options = options
+        self._bound = bound
+
+    @property
+    def options(self) -> Options:
+        """The options of the decorator."""
+        return self._options
+
+    def __repr__(self) -> str:
+        return f"<RemoteCallable {self.__qualname__} on {self._options.topology.name}>"
+
+    def with_options(self, **changes: Unpack[Changes]) -> RemoteCallable[P, R_co]:
+        """Return the same function with other options:
+        `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
+
+        Takes what the decorator takes, by name. An option that is given replaces that of the
+        decorator, `env=` as a whole too; the others stay.
+
+        Raises:
+            UsageError: an option cannot work.
+        """
+        options = checked(self._options, changes)
+        warn_of_spot(options)
+        return RemoteCallable(self._func, options, bound=self._bound)
+
+    # -- calling -----------------------------------------------------------------------------------
+
+    @overload
+    def __call__(
+        self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs
+    ) -> R2: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on the slice: print the leader's output as it comes, return its value or raise what
+        the function raised."""
+        __tracebackhide__ = (
+            True  # Notebooks and pytest show the caller's line and the function's own frames.
+        )
+        try:
+            return self._called(args, kwargs)
+        except KeyboardInterrupt as interrupt:
+            interrupt.__traceback__ = None
+            raise
+        except Exception as error:
+            error.__traceback__ = _without_ours(error.__traceback__)
+            raise
+
+    def _called(self, args: Any, kwargs: Any) -> R_co:
+        __tracebackhide__ = True
+        from kinetic._config import settings
+
+        if settings.on_host():
+            value = self._body(args, kwargs)
+            return cast(
+                "R_co",
+                _awaited(value) if inspect.iscoroutine(value) and not _in_async_code() else value,
+            )
+        if self._options.debug:
+            return self._call_debugged(args, kwargs)
+        return self.run_async(*args, **kwargs).result(stream_logs=True)
+
+    def _call_debugged(self, args: Any, kwargs: Any) -> R_co:
+        """Submit, bring the debugger to this machine, and wait: the function starts once somebody
+        has attached."""
+        __tracebackhide__ = True
+        import contextlib
+        import sys
+
+        from kinetic._client import debugging
+        from kinetic._config import settings
+        from kinetic.errors import NotFound
+
+        debugging.check_terminal(
+            has_terminal=bool(sys.stdin and sys.stdin.isatty()),
+            allowed=settings.load().no_tty_debug,
+        )
+        handle = self.run_async(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            # It has ended before it could be debugged; its result tells why.
+            with contextlib.suppress(NotFound):
+                stack.callback(handle.debug_attach(debugging.free_port()).terminate)
+            return handle.result(stream_logs=True)
+
+    @overload
+    async def aio(
+        self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs
+    ) -> R2: ...
+
+    @overload
+    async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    async def aio(self, *args: Any, **kwargs: Any) -> Any:
+        """Call from async code: `await train.aio(steps)` does what a call does, and does not block
+        the event loop of asyncio.
+
+        Cancelling it leaves the job running and says how to come back to it.
+        """
+        from kinetic._client import futures
+        from kinetic._config import settings
+
+        if settings.on_host():
+            value = self._body(args, kwargs)
+            return cast("R_co", await value if inspect.isawaitable(value) else value)
+        if self._options.debug:
+            return await futures.beside(
+                lambda: self._call_debugged(args, kwargs), abandoned=lambda: None, daemon=True
+            )
+        cancelled = threading.Event()
+
+        def submit() -> JobHandle[Any]:
+            handle = self.run_async(*args, **kwargs)
+            if cancelled.is_set():
+                handle.leave()
+            return handle
+
+        handle = await futures.beside(submit, abandoned=cancelled.set, daemon=False)
+        return await futures.beside(
+            lambda: handle.result(stream_logs=True), abandoned=handle.leave, daemon=True
+        )
+
+    @overload
+    def run_async(
+        self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs
+    ) -> JobHandle[R2]: ...
+
+    @overload
+    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
+
+    def run_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit and return at once; the job goes on without this process."""
+        __tracebackhide__ = True
+        try:
+            return self._submitted(args, kwargs)
+        except (
+            UsageError,
+            PreflightError,
+        ) as error:  # What the caller wrote is to blame: it leads to the caller's line.
+            error.__traceback__ = None
+            raise
+
+    def _check_place(self) -> None:
+        """Jobs are submitted from where people work: what a job submits would outlive it, and
+        nobody would look after it."""
+        from kinetic._config import settings
+
+        if settings.on_host():
+            raise UsageError(
+                f"A job cannot submit other jobs. In a job, {self.__name__}(...) runs the function "
+                "right there, on this host; to run it elsewhere, submit it from the script that "
+                "submitted this job."
+            )
+
+    def _submitted(self, args: Any, kwargs: Any) -> JobHandle[R_co]:
+        client = self._client(args, kwargs)
+        client.warm_up(self._options)
+        planned = client.planned(self._spec(args, kwargs))
+
+        # Imported while the backend warms up.
+        from kinetic._client import submission
+        from kinetic._client.handle import JobHandle
+
+        client.tell(planned.warnings)
+        client.note_output(planned.plan.output_dir)
+        return JobHandle(
+            submission.submit(planned, client.backend, client.store), client.backend, client.store
+        )
+
+    @overload
+    def run_async_map(
+        self: RemoteCallable[P2, Coroutine[Any, Any, R2]],
+        inputs: Iterable[Any],
+        **options: Unpack[BatchOptions],
+    ) -> BatchHandle[R2]: ...
+
+    @overload
+    def run_async_map(
+        self, inputs: Iterable[Any], **options: Unpack[BatchOptions]
+    ) -> BatchHandle[R_co]: ...
+
+    def run_async_map(
+        self,
+        inputs: Iterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: AtOnce = "auto",
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Tags | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+    ) -> BatchHandle[Any]:
+        """Submit a job for each input, and return at once; the source tree and the function are
+        packaged once for all of them.
+
+        Args:
+            inputs: one entry for each job.
+            input_mode: "single" passes an entry as the only argument, "args" a list or tuple as
+                positional arguments, "kwargs" a dict as keyword arguments; "auto" decides by the
+                entry's type.
+            max_concurrent: jobs that run at the same time; "auto" as many as there is room for (on
+                this machine: processors and memory), None for all at once.
+            retries: how often an input whose job failed is submitted again.
+            fail_fast: submit nothing more after the first failure.
+            cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.
+            name: what people see; the function's name by default.
+            tags: notes of yours, a dict or a list of strings.
+            project: the cluster's project, instead of the decorator's.
+            cluster: the cluster, instead of the decorator's.
+
+        Raises:
+            UsageError: an input or an option cannot work, or the function cannot be pickled;
+                nothing was submitted.
+            PreflightError: the backend cannot take such jobs now; nothing was submitted.
+        """
+        from kinetic._client.batch import launch
+        from kinetic._client.batch.inputs import calls
+
+        self._check_place()
+        how = launch.rules(
+            max_concurrent=max_concurrent,
+            retries=retries,
+            fail_fast=fail_fast,
+            cancel_running_on_fail=cancel_running_on_fail,
+        )
+        title, notes, made = (
+            checks.text("name", name) or self.__qualname__,
+            launch.tags(tags),
+            calls(inputs, input_mode),
+        )
+        for index, call in enumerate(made):
+            self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
+        elsewhere = {"project": project, "cluster": cluster}
+        options = checked(
+            self._options, {name: value for name, value in elsewhere.items() if value is not None}
+        )
+        client = client_of(options)
+        client.warm_up(options)
+        func = functools.partial(self._func, *self._bound) if self._bound else self._func
+        source = client.packaged(JobSpec(func, (), {}, self.__qualname__, options), made)
+        client.tell(source.warnings)
+        return launch.launch(source, client.store, len(made), how, name=title, notes=notes)
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
+        """Return what a call would submit. Creates nothing."""
+        from kinetic._client.planning import PlanView
+
+        client = self._client(args, kwargs)
+        planned = client.planned(self._spec(args, kwargs))
+        documents, files = (
+            tuple(client.backend.render(planned.plan)),
+            () if planned.bundle is None else planned.bundle.files(),
+        )
+        return PlanView(planned.plan, documents, planned.warnings, tuple(files))
+
+    @overload
+    def local(
+        self: RemoteCallable[P2, Coroutine[Any, Any, R2]], *args: P2.args, **kwargs: P2.kwargs
+    ) -> R2: ...
+
+    @overload
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def local(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body here, in this process. Local data is where it is: the function gets its
+        path."""
+        value = self._body(args, kwargs)
+        return cast("R_co", _awaited(value) if inspect.iscoroutine(value) else value)
+
+    def _body(self, args: Any, kwargs: Any) -> Any:
+        if _DATA in sys.modules:
+            from kinetic._datasets import attach
+
+            args, kwargs = attach.here(args), attach.here(kwargs)
+        return self._func(*self._bound, *args, **kwargs)
+
+    # -- being a method, being pickled -------------------------------------------------------------
+
+    # mypy takes the first of these for all that is looked up on a class, so it must not be strict
+    # about arguments.
+    @overload
+    def __get__(
+        self: RemoteCallable[Concatenate[First, P2], R2], instance: None, owner: First, /
+    ) -> RemoteCallable[..., R2]: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any], /) -> RemoteCallable[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: RemoteCallable[Concatenate[First, P2], R2],
+        instance: First,
+        owner: type[Any] | None = None,
+        /,
+    ) -> RemoteCallable[P2, R2]: ...
+
+    @overload
+    def __get__(
+        self: RemoteCallable[Concatenate[First, P2], R2], instance: object, owner: First, /
+    ) -> RemoteCallable[P2, R2]: ...
+
+    @overload
+    def __get__(
+        self, instance: object, owner: type[Any] | None = None, /
+    ) -> RemoteCallable[P, R_co]: ...
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> Any:
+        if instance is None or self._bound or not hasattr(self._func, "__get__"):
+            return self
+        return RemoteCallable(self._func, self._options, bound=(instance,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As the plain function, through the standard library: the other side needs no kinetic to
+        # load it.
+        func = functools.partial(self._func, *self._bound) if self._bound else self._func
+        return operator.itemgetter(0), ((func,),)
+
+    def __copy__(self) -> RemoteCallable[P, R_co]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> RemoteCallable[P, R_co]:
+        return self
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
+        return JobSpec(self._func, (*self._bound, *args), kwargs, self.__qualname__, self._options)
+
+    def _client(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Client:
+        self._check_place()
+        self._check_call(args, kwargs)
+        return client_of(self._options)
+
+    def _check_call(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = ""
+    ) -> None:
+        try:
+            # A decorator below this one may take other arguments than what it wraps; what `jax.jit`
+            # makes never does.
+            signature = inspect.signature(
+                self._func, follow_wrapped=not isinstance(self._func, FunctionType)
+            )
+        except (ValueError, TypeError):  # Some builtins have none; the host will tell.
+            return
+        try:
+            signature.bind(*self._bound, *args, **kwargs)
+        except TypeError as error:
+            raise UsageTypeError(
+                f"{where}{self.__name__}{signature}: {error}. Nothing was submitted."
+            ) from None
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end; beside the loop that runs in this thread, if one does: in a
+    notebook, one always does."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    from concurrent.futures import ThreadPoolExecutor
+    from contextvars import copy_context
+
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(copy_context().run, asyncio.run, coroutine).result()
+
+
+def _in_async_code() -> bool:
+    """Whether an event loop runs in this thread: who calls an async function there awaits what it
+    returns."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Take off the frames through which a function's end arrives; what fails in kinetic itself has
+    others below them."""
+    from kinetic._client.handle import JobHandle
+
+    passed = (
+        RemoteCallable.__call__,
+        RemoteCallable._called,
+        RemoteCallable._body,
+        RemoteCallable.run_async,
+        RemoteCallable.local,
+        JobHandle.result,
+    )
+    ours = {function.__code__ for function in passed}
+    while traceback is not None and traceback.tb_frame.f_code in ours:
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,163 @@
+"""What a value must be: one check for each kind of option.
+
+In: the name of an option, and what somebody wrote for it. Out: the value as it is kept, or an error
+that names the option.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Literal, cast
+
+from kinetic._core.place import BACKENDS
+from kinetic.errors import UsageError, UsageTypeError
+
+Joins = bool | Literal["lazy", "program"]
+"""When the hosts join to one world of JAX; see `Options`."""
+_DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def text(name: str, value: object) -> str | None:
+    """Check an optional string that is not empty."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise UsageTypeError(f"{name} must be a string, or None; it is {value!r}.")
+    if not value.strip() or "\0" in value:
+        raise UsageError(f"{name} must not be empty; leave it out to use the default.")
+    return value
+
+
+def name_text(name: str, value: object) -> str:
+    """Check a name that people see; "" for none."""
+    return text(name, value) or ""
+
+
+def backend(name: str, value: object) -> str | None:
+    """Check the name of a backend."""
+    found = text(name, value)
+    if found is not None and found not in BACKENDS:
+        raise UsageError(f"There is no backend {found!r}. Backends are: {', '.join(BACKENDS)}.")
+    return found
+
+
+def path_text(name: str, value: object) -> str | None:
+    """Check an optional path or URI."""
+    path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    if path is not None and not _is_system_text(path):
+        raise UsageError(f"{name} is not a path: {path!r:.80} contains a NUL or half a character.")
+    return path
+
+
+def count(name: str, value: object, *, least: int) -> int:
+    """Check a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be a whole number; it is {value!r}.")
+    if value < least:
+        raise UsageError(f"{name} must be {least} or more; it is {value}.")
+    return value
+
+
+def seconds(name: str, value: object) -> float | None:
+    """Check an optional time limit, and return it in seconds."""
+    if value is None:
+        return None
+    from kinetic._core.duration import in_seconds  # hosts, which read plans, do without
+
+    try:
+        found = in_seconds(value)
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a length of time. {_DURATIONS}") from None
+    if found is None:
+        raise UsageTypeError(
+            f"{name} must be a number of seconds, text or a timedelta; it is {value!r}. "
+            f"{_DURATIONS}"
+        )
+    if not 0 < found <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
+        raise UsageError(
+            f"{name} must be more than 0 seconds and finite; it is {value}. None means no limit."
+        )
+    return float(found)
+
+
+def switch(name: str, value: object) -> bool:
+    """Check a boolean."""
+    if not isinstance(value, bool):
+        raise UsageTypeError(f"{name} must be True or False; it is {value!r}.")
+    return value
+
+
+def joins(name: str, value: object) -> Joins:
+    """Check when the hosts join."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
+        return cast("Joins", value)
+    raise UsageTypeError(f'{name} must be "lazy", "program", True or False; it is {value!r}.')
+
+
+def variable(where: str, name: object) -> str:
+    """Check the name of an environment variable."""
+    if not isinstance(name, str):
+        raise UsageTypeError(f"{where} names variables with strings, and {name!r} is not a string.")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{where}: {name!r} cannot be the name of an environment variable (letters, digits and "
+            "_)."
+        )
+    return name
+
+
+def variables(name: str, value: object) -> dict[str, str]:
+    """Check a dict of variables and their values."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
+    for each, content in value.items():
+        variable(name, each)
+        if not isinstance(content, str):
+            raise UsageTypeError(
+                f"{name}[{each!r}] must be a string; it is {content!r}. Write {str(content)!r}."
+            )
+        if not _is_system_text(content):
+            raise UsageError(
+                f"{name}[{each!r}] contains a NUL or half a character, which no environment can "
+                f"hold: {content!r:.80}."
+            )
+    return dict(value)
+
+
+def _is_system_text(text: str) -> bool:
+    """Whether the operating system takes it: surrogates stand for bytes that are no text, or for
+    nothing."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def names(name: str, value: object) -> tuple[str, ...]:
+    """Check a list of variables' names."""
+    if value is None:
+        return ()
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise UsageTypeError(
+            f'{name} must be a list of names such as ["HF_TOKEN"]; it is {value!r}.'
+        )
+    return tuple(dict.fromkeys(variable(name, each) for each in value))
+
+
+def patterns(name: str, value: object) -> tuple[str, ...]:
+    """Check a list of exact names of variables, and of prefixes that end in "*"."""
+    if value is None:
+        return ()
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise UsageTypeError(f'{name} must be a list such as ["SEED", "WANDB_*"]; it is {value!r}.')
+    checked = tuple(value)
+    for pattern in checked:
+        if pattern != "*":
+            variable(name, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
+    return checked

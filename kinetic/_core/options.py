@@ -1,0 +1,342 @@
+"""The options of a decorated function: one table for `kinetic.run`, `with_options`, the command
+line and the plan.
+
+In: options as users write them. Out: `Options`, all valid, frozen; as JSON in the plan.
+
+A new option is a field of `Options` here, and its type for type checkers in `Keywords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from kinetic._core import checks
+from kinetic._core.accelerators.topology import Topology
+from kinetic.errors import UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    from kinetic._core.checks import Joins
+    from kinetic._core.duration import Duration
+
+
+class Keywords(TypedDict, total=False):
+    """What `kinetic.run` takes by name only, for type checkers."""
+
+    name: str | None
+    slices: int
+    timeout: Duration | None
+    start_timeout: Duration | None
+    hang_timeout: Duration | None
+    retries: int
+    env: Mapping[str, str] | None
+    secrets: Sequence[str] | None
+    all_hosts: bool
+    joins_jax: Joins
+
+
+class Takes(Enum):
+    """What a flag of the command line takes."""
+
+    TEXT = auto()
+    COUNT = auto()
+    DURATION = auto()
+    VARIABLES = auto()
+    NAMES = auto()
+
+
+class Flag(NamedTuple):
+    """How `kinetic run` takes an option.
+
+    Attributes:
+        names: of the flag.
+        metavar: what its help calls the value.
+        takes: what kind of value.
+        offers: what a shell completes it with, by name.
+        required: whether there is no default.
+    """
+
+    names: tuple[str, ...]
+    metavar: str = "NAME"
+    takes: Takes = Takes.TEXT
+    offers: str = ""
+    required: bool = False
+
+
+class Option(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        name: as users write it.
+        check: takes the name and what was written, and returns what is kept.
+        help: what it is, for `help(kinetic.run)`, the reference and the command line.
+        default: what it is when nothing is written.
+        flag: how `kinetic run` takes it; None when it does not.
+        becomes: the part of the plan that it becomes together with the settings and the call; ""
+            when it travels to the hosts as it is, in `Plan.options`.
+    """
+
+    name: str
+    check: Callable[[str, object], Any]
+    help: str
+    default: Any = None
+    flag: Flag | None = None
+    becomes: str = ""
+
+
+def option(
+    check: Callable[[str, Any], Any],
+    help: str,
+    default: Any = None,
+    *,
+    name: str = "",
+    flag: Flag | None = None,
+    becomes: str = "",
+    unset: Any = MISSING,
+) -> Any:
+    """Make a field of `Options`, which has the name of its option unless `name` says another;
+    `unset` is what is kept when nothing was written, where that is not the default."""
+    row = Option(name, check, help, default, flag, becomes)
+    kept = default if unset is MISSING else unset
+    if isinstance(kept, dict):
+        return field(default_factory=dict, metadata={"option": row})
+    return field(default=kept, metadata={"option": row})
+
+
+def _as_it_is(_: str, value: Any) -> Any:
+    """Of what is checked where it is understood."""
+    return value
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one decorated function, all valid. `accelerator` and `spot` become the
+    topology."""
+
+    topology: Topology = field(
+        metadata={
+            "option": Option(
+                "accelerator",
+                _as_it_is,
+                'The slice, for example "cpu", "gpu-l4" or "tpu-v6e-16"; `kinetic accelerators` '
+                "lists them.",
+                "tpu-v5e-1",
+                Flag(("--accelerator", "-a"), offers="accelerators", required=True),
+            )
+        }
+    )
+    container_image: str | None = option(
+        checks.text, "What hosts of a cluster run.", becomes="place"
+    )
+    base_image_repo: str | None = option(
+        checks.text, "Where prebuilt images are taken from.", becomes="place"
+    )
+    zone: str | None = option(checks.text, "The cluster's zone.", becomes="place")
+    project: str | None = option(checks.text, "The cluster's project.", becomes="place")
+    capture_env_vars: tuple[str, ...] = option(
+        checks.patterns,
+        "Variables of this environment to set for the function: names, or prefixes that end in "
+        '"*".',
+        unset=(),
+        becomes="captured",
+    )
+    cluster: str | None = option(
+        checks.text,
+        "The cluster; without one the slice is simulated on this machine.",
+        becomes="place",
+    )
+    backend: str | None = option(
+        checks.backend,
+        "gke, pathways, local or ray; by default the configured one, or what suits the "
+        "accelerator.",
+        flag=Flag(("--backend",), offers="backends"),
+        becomes="place",
+    )
+    namespace: str | None = option(checks.text, "The namespace in the cluster.", becomes="place")
+    volumes: Mapping[str, Any] = option(
+        _as_it_is,
+        'Data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only.',
+        unset={},
+        becomes="data",
+    )
+    output_dir: str | None = option(
+        checks.path_text,
+        "Where files may be left: `KINETIC_OUTPUT_DIR` in the function's environment.",
+        flag=Flag(("--output-dir",), "PATH", offers="folders"),
+        becomes="output_dir",
+    )
+    debug: bool = option(
+        checks.switch,
+        "Start once a debugger has attached (`JobHandle.debug_attach`), or when "
+        "`KINETIC_DEBUG_WAIT_TIMEOUT` has passed.",
+        False,
+    )
+    name: str = option(
+        checks.name_text,
+        "What lists of jobs show; by default the name of the function or program.",
+        flag=Flag(("--name",)),
+        unset="",
+        becomes="name",
+    )
+    slices: int = option(
+        partial(checks.count, least=1),
+        "Number of slices, joined over the network; more than one only of one host each: cpu, gpu, "
+        "a TPU of one host.",
+        1,
+        flag=Flag(("--slices",), "N", Takes.COUNT),
+    )
+    timeout_s: float | None = option(
+        checks.seconds,
+        "Stop the job when the function runs longer: seconds, 90s, 30m, 1h30m.",
+        name="timeout",
+        flag=Flag(("--timeout",), "DURATION", Takes.DURATION),
+        becomes="limits",
+    )
+    start_timeout_s: float | None = option(
+        checks.seconds,
+        "Give up when the function does not run on every host by then, counted from submission; "
+        "also how long hosts may wait in JAX for one that has not joined.",
+        name="start_timeout",
+        flag=Flag(("--start-timeout",), "DURATION", Takes.DURATION),
+        becomes="limits",
+    )
+    hang_timeout_s: float | None = option(
+        checks.seconds,
+        "Stop the job when a host's Python stands still so long, and show its stacks.",
+        name="hang_timeout",
+        flag=Flag(("--hang-timeout",), "DURATION", Takes.DURATION),
+        becomes="limits",
+    )
+    retries: int = option(
+        partial(checks.count, least=0),
+        "How many times a failed job is restarted.",
+        0,
+        flag=Flag(("--retries",), "N", Takes.COUNT),
+    )
+    env: Mapping[str, str] = option(
+        checks.variables,
+        "Variables to set for the function.",
+        flag=Flag(("--env",), "NAME=VALUE", Takes.VARIABLES),
+        unset={},
+    )
+    secrets: tuple[str, ...] = option(
+        checks.names,
+        "Names of variables of this environment whose values are set for the function and stored "
+        "nowhere.",
+        flag=Flag(("--secret",), "NAME", Takes.NAMES),
+        unset=(),
+        becomes="secrets",
+    )
+    all_hosts: bool = option(
+        checks.switch,
+        "Keep what the function returns on every host, for `JobHandle.results`; a call still "
+        "returns the leader's value.",
+        False,
+    )
+    joins_jax: Joins = option(  # noqa: RUF009 - no list
+        checks.joins,
+        'When the hosts join to one world of JAX: "lazy" when JAX is first used, or '
+        "`jax.distributed.initialize()` called; True before the function starts; False only when "
+        'the function calls that; "program" when a program that the function starts first uses '
+        "JAX.",
+        "lazy",
+    )
+
+    def travelling(self) -> Options:
+        """Return what hosts and backends are sent; the rest has become other parts of the plan."""
+        stays = {f.name: _unset(f) for f in fields(self) if _row(f).becomes}
+        return replace(self, **stays)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `from_json` makes an equal value; of what travels, and
+        without defaults."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "topology"}
+        kept = {name: value for name, value in said.items() if value != _UNSET[name]}
+        return {"topology": self.topology.to_json()} | {
+            name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Options:
+        """Rebuild from `to_json`; unknown keys are ignored."""
+        known = {name: data[name] for name in _UNSET if name in data}
+        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(Topology.from_json(data["topology"]), **known | lists)
+
+
+def _row(kept: Field[Any]) -> Option:
+    row: Option = kept.metadata["option"]
+    return row._replace(name=row.name or kept.name)
+
+
+def _unset(kept: Field[Any]) -> Any:
+    return kept.default if kept.default_factory is MISSING else kept.default_factory()
+
+
+_FIELD_OF = {_row(f).name: f.name for f in fields(Options)}
+_UNSET = {f.name: _unset(f) for f in fields(Options) if f.name != "topology"}
+_SPOT = Option("spot", checks.switch, "Use preemptible machines.", False)
+TABLE = {row.name: row for row in (*map(_row, fields(Options)), _SPOT)}
+"""All options by the names that users write. `spot` has no field: it is part of the topology."""
+
+
+def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
+    """Return the options with what was given in place of what was there.
+
+    Args:
+        before: the options of a decorated function; None for a function that is being decorated.
+        given: options as users write them.
+
+    Raises:
+        UsageError: an option cannot work.
+        UsageTypeError: ... because its value has the wrong type, or there is no such option.
+    """
+    unknown = next((name for name in given if name not in TABLE), None)
+    if unknown is not None:
+        raise UsageTypeError(_no_such_option(unknown))
+    topology = _topology(None if before is None else before.topology, given)
+    kept = {
+        _FIELD_OF[name]: TABLE[name].check(name, value)
+        for name, value in given.items()
+        if name in _FIELD_OF and name != "accelerator"
+    }
+    options = (
+        Options(topology, **kept) if before is None else replace(before, topology=topology, **kept)
+    )
+    _check_together(options)
+    return options
+
+
+def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
+    from kinetic._core.accelerators.resolve import SPOT, resolve  # hosts do without
+
+    spot = before is not None and before.spot
+    if "spot" in given:
+        spot = _SPOT.check("spot", given["spot"])
+    if "accelerator" in given:
+        return resolve(given["accelerator"], spot=spot)
+    name = TABLE["accelerator"].default if before is None else before.name.removesuffix(SPOT)
+    return resolve(name, spot=spot)
+
+
+def _check_together(options: Options) -> None:
+    topology, slices = options.topology, options.slices
+    if slices > 1 and topology.multi_host:
+        raise UsageError(
+            f"slices={slices} joins machines of one host each, such as cpu:2 or gpu-h100x8; a "
+            f"slice of {topology.name} has {topology.hosts} hosts, and several of those arrive "
+            "with elastic training. Choose a larger accelerator."
+        )
+    both = next((name for name in options.secrets if name in options.env), None)
+    if both is not None:
+        raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
+
+
+def _no_such_option(name: str) -> str:
+    import difflib  # Only an error needs it.
+
+    near = difflib.get_close_matches(name, TABLE, n=1)
+    return f"@kinetic.run has no option {name!r}" + (f"; did you mean {near[0]}=?" if near else ".")
