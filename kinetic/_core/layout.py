@@ -31,7 +31,7 @@ In: ids and indices. Out: keys with "/" between parts.
     groups/<group_id>/end.json            nothing more will be submitted
     outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
     data/<digest>/                        declared data, unpacked once for all jobs of this machine
-                                          (see packaging.replica)
+                                          (see _datasets.cached_copy)
     footprints/<digest>.json              how much memory a function's hosts took last
                                           (see storage.footprints)
 """

@@ -12,7 +12,7 @@ In: a store, the data's tree. Out: a folder, or its absence.
     data/<digest>.new/          being built; left by who was killed, removed by the next
 
 Building is done by one process while the others wait; the kernel frees the lock of one that dies. A
-replica appears in one step. Large files are hard links to the store's own contents where the file
+copy appears in one step. Large files are hard links to the store's own contents where the file
 system has them, so that they take their space once; small ones lie in packs there, and are
 copied.
 """
@@ -49,7 +49,7 @@ _GOING = ".old"
 
 
 @dataclass(frozen=True)
-class Replica:
+class CachedCopy:
     """An unpacked copy: its digest, its folder, and when a job last used it (seconds since the
     epoch)."""
 
@@ -58,14 +58,14 @@ class Replica:
     used_at: float
 
 
-def replica(store: Store, tree: Tree, root: Path) -> Path:
+def provide(store: Store, tree: Tree, root: Path) -> Path:
     """Return the folder with the content, unpacked and verified; make it first where it is missing
     or was changed.
 
     Args:
         store: where the content rests.
         tree: the content.
-        root: folder of all replicas; `root_of` names it for a store in a folder.
+        root: folder of all copies; `root_of` names it for a store in a folder.
 
     Raises:
         CorruptRecord: the stored content is not what was sent.
@@ -86,12 +86,12 @@ def replica(store: Store, tree: Tree, root: Path) -> Path:
 
 
 def root_of(store: LocalStore) -> Path:
-    """Return the folder of a store's replicas."""
+    """Return the folder of a store's copies."""
     return store.path(layout.DATA)
 
 
-def replicas(root: Path) -> list[Replica]:
-    """Return all replicas, also those that were never finished."""
+def copies(root: Path) -> list[CachedCopy]:
+    """Return all copies, also those that were never finished."""
     used_at: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
@@ -105,18 +105,18 @@ def replicas(root: Path) -> list[Replica]:
                         )
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [Replica(digest, root / digest, at) for digest, at in sorted(used_at.items())]
+    return [CachedCopy(digest, root / digest, at) for digest, at in sorted(used_at.items())]
 
 
-def remove(found: Replica) -> None:
-    """Remove a replica, and what was left of building it. The caller knows that no job uses it."""
+def remove(found: CachedCopy) -> None:
+    """Remove a copy, and what was left of building it. The caller knows that no job uses it."""
     with locked(found.path.parent, found.digest):
         for suffix in (_BUILDING, _GOING):
             _discard(Path(f"{found.path}{suffix}"))
         _retire(found.path)
 
 
-def size_bytes(found: Replica) -> int:
+def size_bytes(found: CachedCopy) -> int:
     """Return the size of the files, without those that are links to the store's contents and free
     nothing."""
     files = found.path / "files"
@@ -238,7 +238,7 @@ def _walk(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _retire(place: Path) -> None:
-    """Take the replica away in one step, then remove it."""
+    """Take the copy away in one step, then remove it."""
     old = Path(f"{place}{_GOING}")
     _discard(old)
     with suppress(FileNotFoundError):

@@ -3,14 +3,19 @@
 In: a path or URI as written. Out: `Data`, checked; its digest; its content as a `Bundle`.
 """
 
+# ruff: noqa: PTH118
+
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from kinetic._source.threads import in_threads
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 else:
     _Path = object
 
+_THREADED_FROM = 17
+_CHUNK_BYTES = 1 << 20
 _HF_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HF_OPTIONS = ("split", "config_name", "revision")
 
@@ -142,9 +149,7 @@ class Data(_Path):
             )
         with self._lock:
             if self._hash is None:
-                from kinetic._datasets import content_hash as datahash
-
-                self._hash = datahash.content_hash(Path(self._path), is_dir=self._is_dir)
+                self._hash = _content_hash(Path(self._path), is_dir=self._is_dir)
             return self._hash
 
     def packed(self, *, cache_dir: Path, exclude: tuple[Path, ...] = ()) -> Bundle:
@@ -268,3 +273,53 @@ def _check_hf(text: str, rest: str, fuse: bool) -> None:
             f"Data({text!r}): {wrong[0]!r} cannot be used so. Known are {', '.join(_HF_OPTIONS)}, "
             "each once and with a value."
         )
+
+
+# -- the digest ------------------------------------------------------------------------------------
+
+
+def _content_hash(path: Path, *, is_dir: bool) -> str:
+    """Return one digest for names and contents; times, owners and permissions do not count.
+
+    Two levels: each file's digest covers its path in the folder, a NUL and its content; the whole
+    is the digest of a word that tells a folder from a file and of the files' digests, sorted by
+    path.
+
+    Raises:
+        UsageError: a part of it cannot be read.
+    """
+    try:
+        files = sorted(_files(str(path))) if is_dir else [(path.name, str(path))]
+        digests = in_threads(_of_file, files, worth=len(files) >= _THREADED_FROM)
+    except OSError as error:
+        raise UsageError(f"The data {path} cannot be read: {error}.") from error
+    whole = hashlib.sha256(b"dir:" if is_dir else b"file:")
+    for digest in digests:
+        whole.update(digest)
+    return whole.hexdigest()
+
+
+def _files(root: str) -> Iterator[tuple[str, str]]:
+    """Yield (path in the folder, path) of each file, following links but no circle of them."""
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while todo:
+        rel, way = todo.pop()
+        folder = os.path.join(root, rel)
+        info = os.stat(folder)  # noqa: PTH116
+        if (info.st_dev, info.st_ino) in way:
+            continue
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                inside = os.path.join(rel, entry.name)
+                if entry.is_dir():
+                    todo.append((inside, way | {(info.st_dev, info.st_ino)}))
+                elif entry.is_file():
+                    yield inside, entry.path
+
+
+def _of_file(file: tuple[str, str]) -> bytes:
+    digest = hashlib.sha256(os.fsencode(file[0]) + b"\0")
+    with open(file[1], "rb", buffering=0) as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()

@@ -162,7 +162,7 @@ class _Process:
     def _parts(
         self, call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
     ) -> list[tuple[str, int]]:
-        from kinetic._pickling import weight
+        from kinetic._pickling import diagnosis
 
         def size(value: object) -> int:
             file = io.BytesIO()
@@ -172,7 +172,7 @@ class _Process:
             return file.tell()
 
         with self.by_value():
-            return weight.of_call(*call, size)
+            return diagnosis.sizes_of_call(*call, size)
 
     def _warnings(self) -> tuple[str, ...]:
         if not self._edited:
@@ -266,7 +266,7 @@ def _packed(
     return Packed(data, digest, len(data), envelope.versions_here(), apart=used[0].apart)
 
 
-class CallSeries:
+class BatchPickler:
     """Calls of one function, which is pickled once; a call's record holds its arguments and names
     the function's record.
 

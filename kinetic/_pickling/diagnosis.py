@@ -1,6 +1,6 @@
-"""Why a call cannot be pickled: the smallest part that is to blame, in words.
+"""Why a call cannot be pickled, and what makes it large: its parts, in words.
 
-In: the call and a way to try pickling. Out: a `Culprit`.
+In: the call and a way to try pickling. Out: a `Culprit`; parts with their sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kinetic.errors import PicklingError, with_article
 Attempt = Callable[[object], Exception | None]
 _DEEPEST = 20
 _MOST = 500
+_MOST_PARTS = 200
 _GATHER = (
     "It is a jax.Array that is sharded over several hosts, and this host holds only a part of it. "
     "Gather it on all hosts before you return it: `from jax.experimental import multihost_utils`, "
@@ -242,3 +243,39 @@ def _advice(type_name: str, *, returned: bool) -> str:
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
     return "Create it inside the function, or pass what it is made from."
+
+
+# -- what makes a call large -----------------------------------------------------------------------
+
+
+def sizes_of_call(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    size: Callable[[object], int],
+) -> list[tuple[str, int]]:
+    """Return the arguments and what the function uses, each with its size when pickled alone,
+    largest first."""
+    found = [
+        (f"argument {number} ({type(value).__name__})", value)
+        for number, value in enumerate(args, 1)
+    ]
+    found += [
+        (f"keyword {name!r} ({type(value).__name__})", value) for name, value in kwargs.items()
+    ]
+    found += _used_by(func, set())
+    return sorted(
+        ((name, size(value)) for name, value in found[:_MOST_PARTS]), key=lambda part: -part[1]
+    )
+
+
+def _used_by(thing: Any, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """Yield what goes with a function, and with the functions that it uses."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    for name, value in uses(thing):
+        if isinstance(value, FunctionType | MethodType | functools.partial):
+            yield from _used_by(value, seen)
+        else:
+            yield name, value

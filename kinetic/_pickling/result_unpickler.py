@@ -20,7 +20,7 @@ from typing import Any
 from kinetic._pickling import origin
 
 
-class Homecoming(pickle.Unpickler):
+class ResultUnpickler(pickle.Unpickler):
     """An unpickler that leaves known classes alone.
 
     Args:

@@ -19,7 +19,7 @@ from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._datasets import cached_copy
-from kinetic._datasets.cached_copy import Replica
+from kinetic._datasets.cached_copy import CachedCopy
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import sweeping
@@ -50,7 +50,7 @@ class Swept:
 
     contents: tuple[Content, ...] = ()
     orphans: tuple[str, ...] = ()
-    data: tuple[Replica, ...] = ()
+    data: tuple[CachedCopy, ...] = ()
     size_bytes: int = field(default=0)
     batches: tuple[str, ...] = ()
 
@@ -107,7 +107,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     )
     data = tuple(
         r
-        for r in cached_copy.replicas(folder / layout.DATA)
+        for r in cached_copy.copies(folder / layout.DATA)
         if r.used_at < older_than and r.digest not in used
     )
     size_bytes = sum(c.size_bytes for c in contents) + sum(map(cached_copy.size_bytes, data))

@@ -27,7 +27,8 @@ from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
-from kinetic._datasets import attach, content_hash
+from kinetic._datasets import attach
+from kinetic._datasets import data as declared
 from kinetic._datasets.data import Data
 from kinetic._pickling import call
 from kinetic._source import bundle, download, manifest
@@ -180,7 +181,7 @@ def test_the_digest_is_the_same_with_threads(folder, monkeypatch):
     for n in range(40):
         (folder / f"{n}.bin").write_bytes(bytes([n]) * n)
     threaded = Data(folder).content_hash()
-    monkeypatch.setattr(content_hash, "_THREADED_FROM", 1000)
+    monkeypatch.setattr(declared, "_THREADED_FROM", 1000)
     assert Data(folder).content_hash() == threaded
 
 
@@ -366,7 +367,7 @@ def test_wherever_data_is_the_host_finds_its_path(folder, name, series):
     data = Data(folder)
     value = put(data)
     if series:
-        made = call.CallSeries(len, env_vars={}, apart=Data)
+        made = call.BatchPickler(len, env_vars={}, apart=Data)
         packed, function = made.pack((value, data), {}), made.function.data
     else:
         packed, function = call.pack(len, (value, data), {}, env_vars={}, apart=Data), b""
@@ -378,7 +379,7 @@ def test_wherever_data_is_the_host_finds_its_path(folder, name, series):
 
 def test_data_of_the_function_comes_before_that_of_each_of_its_calls(folder):
     own, one, two = Data(folder), Data(folder), Data(folder)
-    made = call.CallSeries(closed_over(own), env_vars={}, apart=Data)
+    made = call.BatchPickler(closed_over(own), env_vars={}, apart=Data)
     assert made.function.apart == (own,)
     for mine in (one, two, own):
         packed = made.pack((mine, [mine]), {})

@@ -22,7 +22,7 @@ class Kind:
 
 
 def series(func, env_vars=None):
-    return payload.CallSeries(func, env_vars=env_vars or {})
+    return payload.BatchPickler(func, env_vars=env_vars or {})
 
 
 def call(func, *args, **kwargs):

@@ -18,7 +18,7 @@ from kinetic._client.batch.inputs import Call
 from kinetic._client.handle import JobHandle
 from kinetic._client.planning import Planned, PlanTemplate
 from kinetic._core.place import Place
-from kinetic._pickling.call import CallSeries
+from kinetic._pickling.call import BatchPickler
 from kinetic._store.base import Store
 from kinetic.errors import UsageTypeError, a_type
 
@@ -65,14 +65,14 @@ class Packaged:
         self._about = about
         self._backend = backend
         self._store = store
-        self._series = CallSeries(
+        self._pickler = BatchPickler(
             func, env_vars=about.captured, shipped=about.shipped, apart=planning.data_class()
         )
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the caller should know before this leaves the machine."""
-        return self._about.planned(self._series.function).warnings
+        return self._about.planned(self._pickler.function).warnings
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
         """Pickle the arguments, and create the job."""
@@ -98,8 +98,8 @@ class Packaged:
         """Plan one call: with arguments, an id and a folder for files of its own."""
         call, folder = self._calls[index], self._about.draft.output_dir
         return self._about.planned(
-            self._series.pack(call.args, call.kwargs),
-            function=self._series.function,
+            self._pickler.pack(call.args, call.kwargs),
+            function=self._pickler.function,
             job_id=job_id,
             created_at=time.time(),
             output_dir=None if folder is None else f"{folder.rstrip('/')}/{index}",

@@ -62,7 +62,7 @@ def _prepared(
     if data.tree is None:
         source = _source(data)
         return _mounted(source, data.mount or _stub(own / name, data.is_dir))
-    files = cached_copy.replica(store, data.tree, root(identity, store))
+    files = cached_copy.provide(store, data.tree, root(identity, store))
     guard = Mount(str(files), str(files), optional=True)  # Permissions do not stop root.
     place = str(files if data.is_dir else files / name)
     if not data.mount:

@@ -64,7 +64,7 @@ WHOLE = {
 
 
 def test_the_content_is_there_without_write_permission(store, tree):
-    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
     assert files == store.path(layout.data(tree.manifest.digest)) / "files"
     assert contents(files) == WHOLE
     assert (files / "sub" / "empty").is_dir()
@@ -81,13 +81,13 @@ def test_the_content_is_there_without_write_permission(store, tree):
 
 
 def test_the_second_use_makes_nothing(store, tree, monkeypatch):
-    first = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    first = cached_copy.provide(store, tree, cached_copy.root_of(store))
     monkeypatch.setattr(cached_copy, "_build", lambda *a: pytest.fail("it was built again"))
-    assert cached_copy.replica(store, tree, cached_copy.root_of(store)) == first
+    assert cached_copy.provide(store, tree, cached_copy.root_of(store)) == first
 
 
 def test_large_files_take_their_space_once(store, tree):
-    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
     assert os.path.samefile(files / "large", store.path(layout.blob(digest_of(LARGE))))
     assert (files / "sub" / "b.sh").stat().st_nlink == 1
 
@@ -97,14 +97,14 @@ def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
     assert contents(files) == WHOLE
     assert (files / "large").stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
 def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
-    files = cached_copy.replica(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
     os.chmod(files, 0o755)
     target = files / "sub" / "b.sh"
     if how == "write":
@@ -120,7 +120,7 @@ def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
     else:
         (files / "link").unlink()
         (files / "link").symlink_to("a.txt")
-    assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
 @pytest.mark.parametrize("name", ["sub/b.sh", "large"])
@@ -134,7 +134,7 @@ def test_damaged_content_is_told_and_forgotten(store, tree, name):
         at = index.spans[digest_of("b")].offset
         store.put(key, pack[:at] + b"x" + pack[at + 1 :])
     with pytest.raises(CorruptRecord, match=name):
-        cached_copy.replica(store, tree, cached_copy.root_of(store))
+        cached_copy.provide(store, tree, cached_copy.root_of(store))
     assert not store.has(layout.tree(tree.manifest.digest)), "the next submission sends it again"
     assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"], (
         "nothing of it is left"
@@ -147,7 +147,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(store, tree, monkeypatch):
 
     monkeypatch.setattr(download, "write_file", full)
     with pytest.raises(StoreFull):
-        cached_copy.replica(store, tree, cached_copy.root_of(store))
+        cached_copy.provide(store, tree, cached_copy.root_of(store))
     assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"]
 
 
@@ -157,12 +157,12 @@ CHILD = textwrap.dedent("""
     import json, os, sys
     from pathlib import Path
     from kinetic._core.plan import Blob, Tree
-    from kinetic._datasets import cached_copy as replica
+    from kinetic._datasets import cached_copy
     from kinetic._store.local import LocalStore
 
     root, digest, size, files, size_bytes, die_after = sys.argv[1:]
     store, tree = LocalStore(Path(root)), Tree(Blob(digest, int(size)), int(files), int(size_bytes))
-    built, placed, real_build, real_place = 0, 0, replica._build, replica._place_file
+    built, placed, real_build, real_place = 0, 0, cached_copy._build, cached_copy._place_file
 
     def build(*given):
         global built
@@ -176,8 +176,8 @@ CHILD = textwrap.dedent("""
         if placed == int(die_after):
             os.kill(os.getpid(), 9)
 
-    replica._build, replica._place_file = build, place
-    found = replica.replica(store, tree, replica.root_of(store))
+    cached_copy._build, cached_copy._place_file = build, place
+    found = cached_copy.provide(store, tree, cached_copy.root_of(store))
     print(json.dumps([str(found), built]))
 """)
 
@@ -217,8 +217,8 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
     dead.communicate()
     assert dead.returncode == -signal.SIGKILL
     assert not store.path(layout.data(tree.manifest.digest)).exists()
-    assert cached_copy.replicas(cached_copy.root_of(store)), "prune sees what is left"
-    assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert cached_copy.copies(cached_copy.root_of(store)), "prune sees what is left"
+    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
     assert sorted(each.name for each in cached_copy.root_of(store).iterdir()) == [
         tree.manifest.digest,
         "lock",
@@ -229,22 +229,22 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
 
 
 def test_a_removed_replica_is_gone_and_can_be_made_again(store, tree):
-    cached_copy.replica(store, tree, cached_copy.root_of(store))
-    (found,) = cached_copy.replicas(cached_copy.root_of(store))
+    cached_copy.provide(store, tree, cached_copy.root_of(store))
+    (found,) = cached_copy.copies(cached_copy.root_of(store))
     assert found.digest == tree.manifest.digest
     assert cached_copy.size_bytes(found) == len("a" + "a" + "b")  # the large one is the store's own
     cached_copy.remove(found)
-    assert cached_copy.replicas(cached_copy.root_of(store)) == []
-    assert contents(cached_copy.replica(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert cached_copy.copies(cached_copy.root_of(store)) == []
+    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
 def test_what_a_killed_one_left_is_removed(store, tree):
     child(store, tree, die_after=2).communicate()
-    (found,) = cached_copy.replicas(cached_copy.root_of(store))
+    (found,) = cached_copy.copies(cached_copy.root_of(store))
     assert cached_copy.size_bytes(found) == 0
     cached_copy.remove(found)
     assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"]
 
 
-def test_a_store_without_data_has_no_replicas(store):
-    assert cached_copy.replicas(cached_copy.root_of(store)) == []
+def test_a_store_without_data_has_no_copies(store):
+    assert cached_copy.copies(cached_copy.root_of(store)) == []
