@@ -1,6 +1,6 @@
 """How long sending a source tree takes, next to `tar` of the same tree in the same run.
 
-In: nothing (or the number of files and their size). Out: a table on stdout. Called by `make bench`.
+In: nothing (or the number of files and their size). Out: a table on stdout.
 
     python benchmarks/submit_tree.py [FILES] [FILE_KB]
 """
@@ -37,6 +37,12 @@ def best_ms(act: Callable[[], object], rounds: int = ROUNDS) -> float:
         act()
         times.append(time.perf_counter() - began)
     return 1000 * min(times)
+
+
+def best_in_turns_ms(*acts: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+    """Measured in turns, so that what the disk still has to write slows down all of them."""
+    taken = [[best_ms(act, 1) for act in acts] for _ in range(rounds)]
+    return [min(column) for column in zip(*taken, strict=True)]
 
 
 def main(files: int = 2000, file_kb: int = 50) -> None:
@@ -85,14 +91,10 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             changed_bytes = on_the_wire(sent)
         rows += [("one file changed", min(changed_ms), changed_bytes)]
         made = build()
-        rows += [
-            (
-                "unpack on a host",
-                best_ms(lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), 3),
-                None,
-            )
-        ]
-        rows += [("tar xf", best_ms(untar, 3), None)]
+        unpack_ms, untar_ms = best_in_turns_ms(
+            lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), untar
+        )
+        rows += [("unpack on a host", unpack_ms, None), ("tar xf", untar_ms, None)]
 
         print(
             f"{files:,} files, {files * file_kb / 1000:,.0f} MB\n\n"
@@ -103,6 +105,7 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
                 f"{name:32}{took_ms:10.1f}{took_ms / tar_ms:10.2f}"
                 f"{'' if wire is None else f'{wire:,}':>14}"
             )
+        print(f"unpack: {unpack_ms / untar_ms:.2f}x tar xf, measured in turns   goal <= 1x")
 
 
 if __name__ == "__main__":
