@@ -3,4 +3,4 @@
 In: nothing. Out: `__version__`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
