@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import grpc
 from grpc import aio
 
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
 from kinetic._core.outcome import HostReport
@@ -38,7 +39,8 @@ from kinetic._rpc.server import Coordinator
 TOKEN = "benchmark"
 CLIENTS = 2
 CONNECTIONS = 8
-METADATA = (("authorization", f"Bearer {TOKEN}"),)
+JOB = "job-00000000"
+METADATA = codec.metadata_of(Endpoint("", TOKEN, JOB))
 RAW = (bytes, bytes)
 
 
@@ -143,8 +145,8 @@ def together(processes: list[Process], *words: object) -> float:
 
 async def serve(address: str, hosts: int) -> None:
     gang = Gang(GangSpec(hosts=hosts, hang_timeout_s=600.0), time.monotonic())
-    coordinator = Coordinator(gang, TOKEN)
-    await coordinator.start(address)
+    coordinator = Coordinator(gang, Endpoint(address, TOKEN, JOB))
+    await coordinator.start()
     await answer_usage()
     if not gang.view(0).all_done:
         raise SystemExit(f"the gang did not end well: {gang.stop_reason}")

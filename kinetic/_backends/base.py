@@ -13,6 +13,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 
 if TYPE_CHECKING:
+    from kinetic._core.endpoint import Endpoint
     from kinetic._core.log_format import LogChunk, Position
     from kinetic._core.plan import Plan
 
@@ -163,20 +164,12 @@ class Processes(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ControlAddress:
-    """How to call a running job's coordinator: a gRPC target and the job's token."""
-
-    target: str
-    token: str
-
-
 @runtime_checkable
 class Controls(Protocol):
     """Optional: a backend whose running jobs can be called (live stacks)."""
 
-    def control(self, ref: JobRef) -> ControlAddress | None:
-        """Return the address of the job's coordinator, or None when the job is not running."""
+    def control(self, ref: JobRef) -> Endpoint | None:
+        """Return where the job's coordinator is, or None when the job is not running."""
         ...
 
 

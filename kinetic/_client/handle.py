@@ -264,11 +264,11 @@ class JobHandle(Generic[R_co]):
         Raises:
             NotFound: the job is not running and none were kept.
         """
-        address = self._place.control(self.ref) if isinstance(self._place, Controls) else None
-        if address is not None:
+        endpoint = self._place.control(self.ref) if isinstance(self._place, Controls) else None
+        if endpoint is not None:
             from kinetic._rpc.client import ControlClient
 
-            with ControlClient(address.target, address.token, give_up_s=timeout_s) as client:
+            with ControlClient(endpoint, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
         found = self._stored()
         kept = {} if found is None else collecting.stacks(found)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kinetic._core import layout
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangSpec
@@ -112,13 +113,14 @@ class Leader:
             time.monotonic(),
         )
 
-    def lead(self, target: str, token: str) -> Attempt:
-        """Serve the gang at `target` until it has finished, and judge it."""
+    def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
+        """Serve the gang there until it has finished, and judge it. `key` belongs to the endpoint's
+        certificate."""
         if self._plan.hosts > 1 or not self._ends_at_once():
             learn_to_speak()
             import asyncio
 
-            asyncio.run(self._serve(target, token))
+            asyncio.run(self._serve(endpoint, key))
         outcome = judge(
             self._plan.hosts,
             self._gang.reports,
@@ -150,13 +152,13 @@ class Leader:
 
     # -- while it is served ------------------------------------------------------------------------
 
-    async def _serve(self, target: str, token: str) -> None:
+    async def _serve(self, endpoint: Endpoint, key: str) -> None:
         import asyncio
 
         from kinetic._rpc.server import Coordinator
 
-        coordinator = Coordinator(self._gang, token, on_event=self._on_event)
-        await coordinator.start(target)
+        coordinator = Coordinator(self._gang, endpoint, key=key, on_event=self._on_event)
+        await coordinator.start()
         loop, all_gone = asyncio.get_running_loop(), asyncio.Event()
         acts: dict[signal.Signals, Callable[[], None]] = {
             signal.SIGTERM: lambda: coordinator.cancel("The job was cancelled."),

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.gang.messages import Beat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
@@ -58,15 +59,13 @@ class _Patience:
 class _Caller:
     """One channel, and the rules for calling over it."""
 
-    def __init__(
-        self, target: str, token: str, give_up_s: float, clock: Callable[[], float]
-    ) -> None:
-        self.target = target
+    def __init__(self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float]) -> None:
+        self.target = endpoint.target
         self.give_up_s = give_up_s
         self.clock = clock
         self.closed = threading.Event()
-        self._metadata = (("authorization", f"Bearer {token}"),)
-        self._channel = grpc.insecure_channel(target, options=codec.CHANNEL_OPTIONS)
+        self._metadata = codec.metadata_of(endpoint)
+        self._channel = _open(endpoint)
         self._calls: dict[str, Any] = {}
 
     def once(self, method: codec.Method, request: Any, timeout_s: float) -> Any:
@@ -98,6 +97,8 @@ class _Caller:
         """Say what the coordinator objects to."""
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(error.details() or f"The coordinator refused {method.name}.")
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            return CoordinatorLost(f"The coordinator at {self.target}: {error.details()}")
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(
                 f"The coordinator at {self.target} refused the token: it belongs to another job."
@@ -119,20 +120,34 @@ class _Caller:
         return self._calls[method.name]
 
 
+def _open(endpoint: Endpoint) -> Any:
+    """A channel; over TCP always TLS, with the job's certificate as the only root of trust."""
+    if endpoint.is_unix:
+        return grpc.insecure_channel(endpoint.target, options=codec.CHANNEL_OPTIONS)
+    if not endpoint.certificate:
+        raise UsageError(
+            f"The coordinator at {endpoint.target} cannot be called without the certificate of "
+            f"{endpoint.job_id}: over TCP kinetic speaks TLS only."
+        )
+    trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
+    # The certificate is the job's, not the machine's: what the machine is called does not matter.
+    name = ("grpc.ssl_target_name_override", endpoint.tls_name)
+    return grpc.secure_channel(endpoint.target, trust, options=(*codec.CHANNEL_OPTIONS, name))
+
+
 class AgentClient:
     """What an agent says and hears. Calls may come from any thread; `on_view` is called from the
     watching thread."""
 
     def __init__(
         self,
-        target: str,
-        token: str,
+        endpoint: Endpoint,
         host: int,
         *,
         unreachable_after_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._caller = _Caller(target, token, unreachable_after_s, clock)
+        self._caller = _Caller(endpoint, unreachable_after_s, clock)
         self._host = host
         self._patience = _Patience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
         self._watcher: threading.Thread | None = None
@@ -143,7 +158,8 @@ class AgentClient:
         others reach it.
 
         Raises:
-            CoordinatorLost: nobody answered for `unreachable_after_s`, or the token is wrong.
+            CoordinatorLost: nobody answered for `unreachable_after_s`, or the coordinator is
+                another job's.
             UsageError: there is no such host in the gang.
         """
         reply = self._call(
@@ -236,13 +252,12 @@ class ControlClient:
 
     def __init__(
         self,
-        target: str,
-        token: str,
+        endpoint: Endpoint,
         *,
         give_up_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._caller = _Caller(target, token, give_up_s, clock)
+        self._caller = _Caller(endpoint, give_up_s, clock)
 
     def __enter__(self) -> ControlClient:
         return self

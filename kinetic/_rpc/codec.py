@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import Activity, Beat, HostView
 from kinetic._core.outcome import HostReport
@@ -41,6 +42,16 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 )
+
+
+AUTHORIZATION, JOB, ATTEMPT = "authorization", "kinetic-job", "kinetic-attempt"
+"""Metadata of every call: the token, and which job and attempt the caller belongs to."""
+
+
+def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    """Return what a caller shows."""
+    shown = ((AUTHORIZATION, f"Bearer {endpoint.token}"), (JOB, endpoint.job_id))
+    return (*shown, (ATTEMPT, str(endpoint.attempt))) if endpoint.attempt else shown
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
@@ -46,21 +48,26 @@ class Coordinator:
     Promises:
         1. A change of a view reaches every connected agent at once, not at the next tick.
         2. A broken connection is no death: beats decide.
-        3. Without the token nothing is told and nothing changes.
+        3. Without the token nothing is told and nothing changes; nor to agents of another job or
+           of an earlier attempt.
+        4. Over TCP it speaks TLS only.
 
-    The gang must have been made with a time of the same clock.
+    It listens at the endpoint's target; `key` belongs to the endpoint's certificate. The gang must
+    have been made with a time of the same clock.
     """
 
     def __init__(
         self,
         gang: Gang,
-        token: str,
+        endpoint: Endpoint,
         *,
+        key: str = "",
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[GangEvent], None] = lambda event: None,
     ) -> None:
         self._gang = gang
-        self._authorization = f"Bearer {token}".encode()
+        self._endpoint = endpoint
+        self._key = key
         self._clock = clock
         self._on_event = on_event
         self._seen_version = gang.version
@@ -73,21 +80,26 @@ class Coordinator:
 
     # --- for the supervisor -----------------------------------------------------------------------
 
-    async def start(self, address: str) -> str:
-        """Listen on "unix:/path" or "127.0.0.1:0"; returns the address that was bound.
+    async def start(self) -> Endpoint:
+        """Listen; returns the endpoint with the port that was bound.
 
         Raises:
-            SubmitError: the address cannot be bound.
+            SubmitError: the target cannot be bound.
+            UsageError: it is TCP and there is no certificate.
         """
+        endpoint = self._endpoint
         server = aio.server(options=codec.SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((_Door(self._methods(), self._authorization),))
-        port = _bind(server, address)
+        door = _Door(self._methods(), endpoint, self._gang.spec.attempt)
+        server.add_generic_rpc_handlers((door,))
+        port = _bind(server, endpoint, self._key)
         await server.start()
-        if address.startswith("unix:"):
-            Path(address.removeprefix("unix:")).chmod(0o600)
+        if endpoint.is_unix:
+            Path(endpoint.target.removeprefix("unix:")).chmod(0o600)
         self._server = server
         self._ticker = asyncio.create_task(self._tick())
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        if endpoint.is_unix:
+            return endpoint
+        return replace(endpoint, target=f"{endpoint.target.rpartition(':')[0]}:{port}")
 
     def lost(self, host: int, detail: str) -> None:
         """The agent of this host is known to be dead."""
@@ -230,28 +242,42 @@ class Coordinator:
 
 
 class _Door:
-    """Looks up the method, and lets in only who brings the token."""
+    """Looks up the method, and lets in only who brings the token and belongs to this attempt."""
 
-    def __init__(self, methods: dict[str, Any], authorization: bytes) -> None:
+    def __init__(self, methods: dict[str, Any], endpoint: Endpoint, attempt: int) -> None:
         self._methods = methods
-        self._authorization = authorization
+        self._authorization = f"Bearer {endpoint.token}".encode()
+        self._job_id = endpoint.job_id
+        self._attempt = attempt
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of this call, or one that refuses it."""
-        brought = next(
-            (v for k, v in handler_call_details.invocation_metadata if k == "authorization"), ""
-        )
-        given = brought.encode("utf-8", "replace") if isinstance(brought, str) else brought
+        shown = {k: v for k, v in handler_call_details.invocation_metadata if isinstance(v, str)}
+        given = shown.get(codec.AUTHORIZATION, "").encode("utf-8", "replace")
         if not hmac.compare_digest(given, self._authorization):
-            return _REFUSED
-        return self._methods.get(handler_call_details.method)
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
+        if (job_id := shown.get(codec.JOB, "")) != self._job_id:
+            words = f"it leads {self._job_id}; the caller belongs to {job_id or 'no job'}."
+            return _refusal(grpc.StatusCode.FAILED_PRECONDITION, words)
+        return self._other_attempt(shown.get(codec.ATTEMPT, "")) or self._methods.get(
+            handler_call_details.method
+        )
+
+    def _other_attempt(self, attempt: str) -> Any:
+        if attempt in ("", str(self._attempt)):
+            return None
+        words = f"{self._job_id} is at attempt {self._attempt}; the caller belongs to {attempt}."
+        ahead = attempt.isdecimal() and int(attempt) > self._attempt
+        # This leader is about to make way for the one of the next attempt: try again.
+        code = grpc.StatusCode.UNAVAILABLE if ahead else grpc.StatusCode.FAILED_PRECONDITION
+        return _refusal(code, words)
 
 
-async def _refuse(request: Any, context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
+def _refusal(code: grpc.StatusCode, words: str) -> Any:
+    async def refuse(request: Any, context: Context) -> None:
+        await context.abort(code, words)
 
-
-_REFUSED = grpc.unary_unary_rpc_method_handler(_refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def _handler(method: codec.Method, answer: Answer) -> Any:
@@ -264,16 +290,20 @@ def _handler(method: codec.Method, answer: Answer) -> Any:
     return grpc.unary_unary_rpc_method_handler(safe, method.read_request, method.write_reply)
 
 
-def _bind(server: aio.Server, address: str) -> int:
-    try:
-        port: int = server.add_insecure_port(address)
-        return port
-    except RuntimeError as error:
-        hint = (
-            " A Unix socket's path may have at most 107 bytes."
-            if address.startswith("unix:")
-            else ""
+def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
+    target = endpoint.target
+    if not endpoint.is_unix and not (endpoint.certificate and key):
+        raise UsageError(
+            f"The coordinator of {endpoint.job_id} cannot listen on {target} without a certificate "
+            "and its key: over TCP kinetic speaks TLS only."
         )
+    try:
+        if endpoint.is_unix:
+            return int(server.add_insecure_port(target))
+        pair = (key.encode(), endpoint.certificate.encode())
+        return int(server.add_secure_port(target, grpc.ssl_server_credentials([pair])))
+    except RuntimeError as error:
+        hint = " A Unix socket's path may have at most 107 bytes." if endpoint.is_unix else ""
         raise SubmitError(
-            f"The coordinator of the gang cannot listen on {address}.{hint}"
+            f"The coordinator of the gang cannot listen on {target}.{hint}"
         ) from error

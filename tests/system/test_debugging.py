@@ -89,7 +89,7 @@ def states(handle):
     address = handle._place.control(handle.ref)
     if address is None:
         return {}
-    with ControlClient(address.target, address.token) as client:
+    with ControlClient(address) as client:
         return {member["host"]: member["state"] for member in client.snapshot()["members"]}
 
 

@@ -71,7 +71,7 @@ def snapshot(handle):
     address = handle._place.control(handle.ref)
     if address is None:
         return {"members": [{"log_bytes": 0}]}
-    with ControlClient(address.target, address.token) as client:
+    with ControlClient(address) as client:
         return client.snapshot(20.0)
 
 

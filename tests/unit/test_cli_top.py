@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kinetic._backends.base import ControlAddress, Phase, Status
+from kinetic._backends.base import Phase, Status
 from kinetic._client.board import activity
 from kinetic._client.board.activity import Rates
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.picture import picture_of
@@ -157,8 +158,8 @@ class Backend:
         self.asked += [ref.job_id for ref in refs]
         return {ref.job_id: Status(self.phases[ref.job_id]) for ref in refs}
 
-    def control(self, job: JobRef) -> ControlAddress | None:
-        return ControlAddress(job.job_id, "token")
+    def control(self, job: JobRef) -> Endpoint | None:
+        return Endpoint("unix:/socket", "token", job.job_id)
 
 
 class Client:
@@ -166,11 +167,11 @@ class Client:
 
     gangs: ClassVar[dict[str, Callable[[], dict[str, Any]]]] = {}
 
-    def __init__(self, target: str, token: str, *, give_up_s: float) -> None:
-        self.target = target
+    def __init__(self, endpoint: Endpoint, *, give_up_s: float) -> None:
+        self.job_id = endpoint.job_id
 
     def snapshot(self, timeout_s: float) -> dict[str, Any]:
-        return self.gangs[self.target]()
+        return self.gangs[self.job_id]()
 
     def close(self) -> None: ...
 

@@ -9,20 +9,23 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
 from kinetic._core.outcome import HostReport, RemoteError
-from kinetic._rpc import codec
+from kinetic._rpc import certificate, codec
 from kinetic._rpc.client import AgentClient, ControlClient
 from kinetic._rpc.server import Coordinator
 from kinetic.errors import CoordinatorLost, CorruptRecord, SubmitError, UsageError
 
 TOKEN = "s3cret"
+JOB = "job-00c0ffee"
 PATIENCE_S = 200.0
 
 
@@ -30,17 +33,31 @@ class Served:
     """A coordinator in a thread of its own, with a clock that only the test moves."""
 
     def __init__(self, address: str, hosts: int, **limits) -> None:
+        self.key = ""
         self.now = 0.0
         self.events: list = []
         self.gang = Gang(GangSpec(hosts=hosts, **limits), 0.0)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
-        self.coordinator = self.run(self._make())
-        self.address = self.run(self.coordinator.start(address))
+        self.coordinator = self.run(self._make(address))
+        self.endpoint = self.run(self.coordinator.start())
 
-    async def _make(self) -> Coordinator:
-        return Coordinator(self.gang, TOKEN, clock=lambda: self.now, on_event=self.events.append)
+    async def _make(self, address: str) -> Coordinator:
+        endpoint = Endpoint(address, TOKEN, JOB)
+        if not endpoint.is_unix:
+            made = certificate.make(endpoint.tls_name)
+            self.key = made.key
+            endpoint = replace(endpoint, certificate=made.certificate)
+        return self.coordinator_at(endpoint)
+
+    def coordinator_at(self, endpoint: Endpoint) -> Coordinator:
+        def clock() -> float:
+            return self.now
+
+        return Coordinator(
+            self.gang, endpoint, key=self.key, clock=clock, on_event=self.events.append
+        )
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
@@ -65,8 +82,8 @@ class Served:
 class Agent(AgentClient):
     """An agent that keeps what it is told."""
 
-    def __init__(self, target: str, host: int, token: str = TOKEN, **options) -> None:
-        super().__init__(target, token, host, **options)
+    def __init__(self, endpoint: Endpoint, host: int, **options) -> None:
+        super().__init__(endpoint, host, **options)
         self.heard: queue.Queue = queue.Queue()
 
     def listen(self) -> None:
@@ -96,7 +113,7 @@ def serve(opened, tmp_path):
 @pytest.fixture
 def agents(opened):
     return lambda served, **options: [
-        opened(Agent(served.address, h, **options)) for h in range(served.gang.spec.hosts)
+        opened(Agent(served.endpoint, h, **options)) for h in range(served.gang.spec.hosts)
     ]
 
 
@@ -109,6 +126,8 @@ def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
 
 @pytest.mark.parametrize("address", ["unix", "127.0.0.1:0"])
 def test_a_gang_joins_runs_and_ends(serve, agents, address):
+    if address != "unix":
+        pytest.importorskip("cryptography")
     served = serve(3) if address == "unix" else serve(3, address)
     gang = agents(served)
     for agent in gang:
@@ -129,7 +148,8 @@ def test_a_gang_joins_runs_and_ends(serve, agents, address):
 
 
 def test_the_address_that_was_bound_is_returned(serve):
-    assert serve(1, "127.0.0.1:0").address.removeprefix("127.0.0.1:") != "0"
+    pytest.importorskip("cryptography")
+    assert serve(1, "127.0.0.1:0").endpoint.target.removeprefix("127.0.0.1:") != "0"
 
 
 def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
@@ -225,9 +245,9 @@ def test_a_broken_watch_is_taken_up_again_and_is_no_death(serve, agents, tmp_pat
     first.join("a", "x")
     first.hear(lambda v: True)
     served.run(served.coordinator.stop())
-    again = Coordinator(served.gang, TOKEN, clock=lambda: served.now, on_event=served.events.append)
+    again = served.coordinator_at(served.endpoint)
     served.coordinator = served.do(lambda: again)
-    served.run(served.coordinator.start(served.address))
+    served.run(served.coordinator.start())
     second.join("b", "y")
     assert first.hear(lambda v: v.ready).addresses == ("x", "y")
     assert served.gang.first_failure == ()
@@ -297,13 +317,13 @@ def test_closing_ends_the_watch_and_closing_twice_is_fine(serve, agents):
 def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
     served = serve(1)
     for token in ("wrong", "", TOKEN + "x"):
-        thief = opened(Agent(served.address, 0, token=token))
+        thief = opened(Agent(replace(served.endpoint, token=token), 0))
         with pytest.raises(CoordinatorLost, match="refused the token"):
             thief.join("a", "x")
         with pytest.raises(CoordinatorLost, match="refused the token"):
             thief.heartbeat(Beat(0))
     with pytest.raises(CoordinatorLost, match="refused the token"):
-        opened(ControlClient(served.address, "wrong")).cancel()
+        opened(ControlClient(replace(served.endpoint, token="wrong"))).cancel()
     assert served.gang.snapshot()["joined"] == 0
     assert served.events == []
 
@@ -314,7 +334,7 @@ def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
 )
 def test_bare_calls_are_refused(serve, metadata):
     served = serve(1)
-    with grpc.insecure_channel(served.address) as channel:
+    with grpc.insecure_channel(served.endpoint.target) as channel:
         for method in ("Snapshot", "Watch", "NoSuchMethod"):
             call = channel.unary_unary(f"/kinetic.coordinator.Coordinator/{method}")
             with pytest.raises(grpc.RpcError) as caught:
@@ -323,7 +343,7 @@ def test_bare_calls_are_refused(serve, metadata):
 
 
 def test_a_stranger_watching_is_logged_and_gives_up(serve, opened, caplog):
-    thief = opened(Agent(serve(1).address, 0, token="wrong"))
+    thief = opened(Agent(replace(serve(1).endpoint, token="wrong"), 0))
     thief.listen()
     thief._watcher.join(PATIENCE_S)
     assert "refused the token" in caplog.text
@@ -338,31 +358,79 @@ def test_the_socket_is_ours_alone(serve, tmp_path):
 def test_nonsense_is_refused_with_a_reason(serve, opened):
     served = serve(2)
     with pytest.raises(UsageError, match="no host 7 in this gang of 2"):
-        opened(Agent(served.address, 7)).join("a", "x")
+        opened(Agent(served.endpoint, 7)).join("a", "x")
     with pytest.raises(UsageError, match="no host 7"):
-        opened(Agent(served.address, 0)).heartbeat(Beat(7))
+        opened(Agent(served.endpoint, 0)).heartbeat(Beat(7))
     with pytest.raises(CorruptRecord, match="not JSON"):
         codec.report_from_wire(codec.pb.ReportRequest(report=b"\xff{"))
     with pytest.raises(CorruptRecord):
         codec.report_from_wire(codec.pb.ReportRequest(report=b"[1]"))
-    with grpc.insecure_channel(served.address) as channel:
+    with grpc.insecure_channel(served.endpoint.target) as channel:
         call = channel.unary_unary(codec.REPORT.path)
         with pytest.raises(grpc.RpcError) as caught:
             call(
                 codec.pb.ReportRequest(report=b"{}").SerializeToString(),
-                metadata=(("authorization", f"Bearer {TOKEN}"),),
+                metadata=codec.metadata_of(served.endpoint),
             )
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, opened):
+    served = serve(1, attempt=2)
+    stranger = opened(Agent(replace(served.endpoint, job_id="job-0000000b"), 0))
+    with pytest.raises(CoordinatorLost, match="leads job-00c0ffee; the caller belongs to job-0000"):
+        stranger.join("a", "x")
+    late = opened(Agent(replace(served.endpoint, attempt=1), 0))
+    with pytest.raises(CoordinatorLost, match="is at attempt 2; the caller belongs to 1"):
+        late.heartbeat(Beat(0))
+    assert served.events == []
+    assert opened(Agent(replace(served.endpoint, attempt=2), 0)).join("a", "x").ready
+
+
+def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serve, opened):
+    served = serve(1)
+    early = opened(Agent(replace(served.endpoint, attempt=2), 0, clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match=r"has not answered for 30 s .*is at attempt 1"):
+        early.join("a", "x")
+
+
+def test_over_tcp_only_the_jobs_own_certificate_is_accepted(serve, opened):
+    pytest.importorskip("cryptography")
+    served = serve(1, "127.0.0.1:0")
+    other = certificate.make(served.endpoint.tls_name).certificate
+    deceived = opened(Agent(replace(served.endpoint, certificate=other), 0, clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
+        deceived.join("a", "x")
+    with pytest.raises(UsageError, match="without the certificate of job-00c0ffee"):
+        Agent(replace(served.endpoint, certificate=""), 0)
+    plain = grpc.insecure_channel(served.endpoint.target)
+    with plain, pytest.raises(grpc.RpcError):
+        plain.unary_unary(codec.JOIN.path)(b"", metadata=codec.metadata_of(served.endpoint))
+    assert served.events == []
+    assert opened(Agent(served.endpoint, 0)).join("a", "x").ready
+
+
+def test_a_port_that_cannot_be_bound_says_so():
+    pytest.importorskip("cryptography")
+
+    async def start() -> None:
+        endpoint = Endpoint("192.0.2.1:1", TOKEN, JOB)
+        made = certificate.make(endpoint.tls_name)
+        endpoint = replace(endpoint, certificate=made.certificate)
+        await Coordinator(Gang(GangSpec(hosts=1), 0.0), endpoint, key=made.key).start()
+
+    with pytest.raises(SubmitError, match=r"cannot listen on 192\.0\.2\.1:1"):
+        asyncio.run(start())
+
+
 def test_an_address_that_cannot_be_bound_says_so(tmp_path):
     async def start(address: str) -> None:
-        await Coordinator(Gang(GangSpec(hosts=1), 0.0), TOKEN).start(address)
+        await Coordinator(Gang(GangSpec(hosts=1), 0.0), Endpoint(address, TOKEN, JOB)).start()
 
     with pytest.raises(SubmitError, match="107 bytes"):
         asyncio.run(start(f"unix:{tmp_path}/{'x' * 200}"))
-    with pytest.raises(SubmitError, match=r"cannot listen on 192\.0\.2\.1:1"):
-        asyncio.run(start("192.0.2.1:1"))
+    with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1:0 without a certificate"):
+        asyncio.run(start("127.0.0.1:0"))
 
 
 # --- nobody there
@@ -379,16 +447,19 @@ class Hurried:
 
 
 def test_a_coordinator_that_never_was_is_given_up(opened, tmp_path):
-    agent = opened(Agent(f"unix:{tmp_path}/nobody", 0, clock=Hurried()))
+    nowhere = Endpoint(f"unix:{tmp_path}/nobody", TOKEN, JOB)
+    agent = opened(Agent(nowhere, 0, clock=Hurried()))
     with pytest.raises(CoordinatorLost, match=r"has not answered for 30 s"):
         agent.join("a", "x")
     with pytest.raises(CoordinatorLost):
-        opened(ControlClient(f"unix:{tmp_path}/nobody", TOKEN, clock=Hurried())).snapshot()
+        opened(
+            ControlClient(Endpoint(f"unix:{tmp_path}/nobody", TOKEN, JOB), clock=Hurried())
+        ).snapshot()
 
 
 def test_a_coordinator_that_vanishes_is_given_up(serve, opened):
     served, clock = serve(1), Hurried()
-    agent = opened(Agent(served.address, 0, clock=clock))
+    agent = opened(Agent(served.endpoint, 0, clock=clock))
     agent.join("a", "x")
     assert agent.heartbeat(Beat(0))
     served.close()
@@ -401,7 +472,7 @@ def test_a_coordinator_that_vanishes_is_given_up(serve, opened):
 
 
 def test_an_agent_that_is_there_first_waits_for_its_coordinator(opened, tmp_path):
-    agent = opened(Agent(f"unix:{tmp_path}/late", 0))
+    agent = opened(Agent(Endpoint(f"unix:{tmp_path}/late", TOKEN, JOB), 0))
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(agent.join, "a", "x")
         opened(Served(f"unix:{tmp_path}/late", 1))
@@ -419,7 +490,7 @@ def test_people_see_cancel_and_get_stacks(serve, agents, opened):
         agent.join("a", "x")
         agent.heartbeat(Beat(i, Activity.RUNNING, last_line="hällo \udcff", log_bytes=2**40))
     gang[2].report(ended(2))
-    control = opened(ControlClient(served.address, TOKEN))
+    control = opened(ControlClient(served.endpoint))
     member = control.snapshot()["members"][0]
     assert (member["state"], member["last_line"], member["log_bytes"]) == (
         "running",
@@ -443,7 +514,7 @@ def test_stacks_come_as_far_as_they_came_in_time(serve, agents, opened):
     served = serve(2)
     for agent in agents(served):
         agent.join("a", "x")
-    control = opened(ControlClient(served.address, TOKEN))
+    control = opened(ControlClient(served.endpoint))
     assert control.dump_stacks(0.0) == {}
 
 
@@ -452,23 +523,24 @@ def test_stacks_come_as_far_as_they_came_in_time(serve, agents, opened):
 FORK = """
 import os, sys, threading, asyncio, tempfile, time
 import kinetic._rpc.server as service, kinetic._rpc.client as client
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.gang.machine import Gang, GangSpec
 tasks = os.listdir("/proc/self/task")
 assert threading.active_count() == 1 and len(tasks) == 1, tasks
 folder = tempfile.mkdtemp()
-address = f"unix:{folder}/s"
+endpoint = Endpoint(f"unix:{folder}/s", "t", "job-00000000")
 async def serve():
-    coordinator = service.Coordinator(Gang(GangSpec(hosts=1), time.monotonic()), "t")
-    await coordinator.start(address)
+    coordinator = service.Coordinator(Gang(GangSpec(hosts=1), time.monotonic()), endpoint)
+    await coordinator.start()
     await coordinator.wait_finished()
     await coordinator.stop()
 child = os.fork()
 if child == 0:
     asyncio.run(serve())
     os._exit(7)
-agent = client.AgentClient(address, "t", 0)
+agent = client.AgentClient(endpoint, 0)
 assert agent.join("a", "x").ready
-control = client.ControlClient(address, "t")
+control = client.ControlClient(endpoint)
 control.cancel("done")
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport

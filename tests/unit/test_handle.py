@@ -29,9 +29,10 @@ from laptop_fakes import (
 import kinetic
 from kinetic import errors
 from kinetic._backends import registry
-from kinetic._backends.base import ControlAddress, Phase
+from kinetic._backends.base import Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._core.place import Place
@@ -566,7 +567,7 @@ def test_stacks_are_those_that_were_kept(store, job, handle):
 
 
 def test_stacks_of_a_running_job_are_asked_for(backend, handle):
-    backend.control = lambda ref: ControlAddress("unix:/nonexistent/kinetic.sock", "token")
+    backend.control = lambda ref: Endpoint("unix:/nonexistent/kinetic.sock", "token", ref.job_id)
     with pytest.raises(errors.CoordinatorLost):
         handle.stacks(timeout_s=0.01)
 

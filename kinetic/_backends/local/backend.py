@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic._backends.base import (
-    ControlAddress,
     Document,
     GangProcesses,
     LogRequest,
@@ -34,6 +33,7 @@ from kinetic.errors import CorruptRecord, KineticError, PreflightError, SubmitEr
 if TYPE_CHECKING:
     from kinetic._backends.base import Connection
     from kinetic._backends.local.log_reader import LogReader
+    from kinetic._core.endpoint import Endpoint
     from kinetic._core.log_format import LogChunk
     from kinetic._core.plan import Plan
     from kinetic._store.base import Store
@@ -243,14 +243,14 @@ class LocalBackend:
     def cleanup(self, ref: JobRef) -> None:
         """Nothing is held for an ended job but its records."""
 
-    def control(self, ref: JobRef) -> ControlAddress | None:
-        """Address of the coordinator of a running job."""
+    def control(self, ref: JobRef) -> Endpoint | None:
+        """The coordinator of a running job."""
         told = self._supervisor(ref)
-        return (
-            ControlAddress(told["target"], told["token"])
-            if told and self._is_supervised(ref)
-            else None
-        )
+        if not told or not self._is_supervised(ref):
+            return None
+        from kinetic._core.endpoint import Endpoint
+
+        return Endpoint(told["target"], told["token"], ref.job_id)
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
         """Connect to a port of a host, which is this machine."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kinetic._core.endpoint import Endpoint
 from kinetic.errors import UsageError
 
 
@@ -24,6 +25,7 @@ class Identity:
         hosts: size of the gang.
         target: gRPC target of the coordinator.
         token: the job's token.
+        certificate: PEM of what the coordinator shows over TCP; "" for a Unix socket.
         address: how the other hosts reach this one (an IP address or a name).
         scratch: folder for the source tree and temporary files; removed at the end.
         simulated: whether the chips are virtual devices of the processor.
@@ -45,6 +47,7 @@ class Identity:
     token: str
     address: str
     scratch: str
+    certificate: str = ""
     simulated: bool = False
     attempt: int = 1
     failed_before: str = ""
@@ -53,6 +56,11 @@ class Identity:
     heartbeat_s: float = 1.0
     debug_port: int = 0
     unreachable_after_s: float = 30.0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How to call the coordinator."""
+        return Endpoint(self.target, self.token, self.job_id, self.attempt, self.certificate)
 
 
 def from_environ(environ: Mapping[str, str] | None = None) -> Identity:

@@ -97,9 +97,7 @@ class Link:
         )
 
         who = self._identity
-        client = AgentClient(
-            who.target, who.token, who.host, unreachable_after_s=who.unreachable_after_s
-        )
+        client = AgentClient(who.endpoint, who.host, unreachable_after_s=who.unreachable_after_s)
         try:
             self._obey(client)
         except CoordinatorLost as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kinetic._core import layout
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.plan import Plan
 from kinetic._datasets import cached_copy
@@ -173,7 +174,7 @@ class Supervisor:
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
             on_ready=self._say_ready,
-        ).lead(target, token)
+        ).lead(Endpoint(target, token, plan.job_id))
 
     def _socket_path(self) -> Path:
         path = self._own / "socket"

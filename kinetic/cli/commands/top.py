@@ -169,7 +169,7 @@ class Watch:
         self._hang_up(job_id)  # another attempt has another address
         from kinetic._rpc.client import ControlClient
 
-        client = ControlClient(address.target, address.token, give_up_s=0.0)
+        client = ControlClient(address, give_up_s=0.0)
         self._clients[job_id] = (address, client)
         return client
 

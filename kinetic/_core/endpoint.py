@@ -1,0 +1,38 @@
+"""Where a gang's coordinator is, and what opens it: a frozen noun.
+
+In: what its leader, a manifest or a record says. Out: `Endpoint`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """How to call the coordinator of one job.
+
+    Attributes:
+        target: "unix:/path", or "host:port" of TCP.
+        token: what lets a caller in.
+        job_id: the job; the coordinator of another one refuses the caller.
+        attempt: which start of the gang the caller belongs to, from 1; 0 for people, who belong to
+            none.
+        certificate: PEM; over TCP the coordinator must show exactly this one. "" for a Unix socket.
+    """
+
+    target: str
+    token: str = field(repr=False)
+    job_id: str
+    attempt: int = 0
+    certificate: str = field(default="", repr=False)
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket of this machine: the kernel keeps others out of it."""
+        return self.target.startswith("unix:")
+
+    @property
+    def tls_name(self) -> str:
+        """The name in the job's certificate, whatever the leader's machine is called."""
+        return f"{self.job_id}.kinetic.internal"

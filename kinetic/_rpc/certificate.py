@@ -1,0 +1,61 @@
+"""A certificate for one job: what the coordinator shows over TCP, and the only one that its agents
+accept.
+
+In: the name that it vouches for. Out: a self-signed certificate and its key, as PEM. Needs the
+`cryptography` package (the [tls] extra); a gang on a Unix socket does not.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+
+from kinetic.errors import PreflightError
+
+# It is known by its content and thrown away with its job; clocks of hosts may differ.
+_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate and its private key, both PEM."""
+
+    certificate: str
+    key: str = field(repr=False)
+
+
+def make(name: str) -> Certificate:
+    """Make a new key and a certificate for this DNS name.
+
+    Raises:
+        PreflightError: the package that makes keys is missing.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise PreflightError(
+            "A gang that is joined over TCP needs the package cryptography, which makes the job's "
+            "certificate: pip install 'kinetic-sdk[tls]'."
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FROM)
+        .not_valid_after(_UNTIL)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Certificate(certificate.public_bytes(pem).decode(), private.decode())
