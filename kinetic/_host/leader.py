@@ -43,6 +43,8 @@ LEAVE_S = 3.0
 """How long agents may take to go, once everything has been reported."""
 PEERS_S = 0.3
 """How long a host may take to fail as another one just did, so that both are named."""
+ROLL_CALL_S = 10.0
+"""How long hosts that are programs may take to ask for another attempt, once all have reported."""
 LOOK_EVERY_S = 0.5
 """How often the leader looks whether the job's records are still there."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
@@ -56,11 +58,13 @@ class Attempt:
         outcome: the verdict over it.
         unwanted: somebody cancelled the job, maybe too late to change the verdict.
         removed: the job's records were removed while it ran.
+        all_go_on: every host that is a program of its own is there for another attempt.
     """
 
     outcome: Outcome
     unwanted: bool = False
     removed: bool = False
+    all_go_on: bool = True
 
     def may_repeat(self, retries: int) -> bool:
         """Whether another attempt might end better, and may be made."""
@@ -108,6 +112,8 @@ class Leader:
         self._on_ready = on_ready
         self._removed = False
         self._events = EventLog(store, layout.events(plan.job_id))
+        self._all_go_on = True
+        self._others = frozenset(range(plan.hosts)) - set(agents.pids.values())
         self._gang = Gang(
             _gang_spec(plan, attempt, heartbeat_timeout_s),
             time.monotonic(),
@@ -121,18 +127,24 @@ class Leader:
             import asyncio
 
             asyncio.run(self._serve(endpoint, key))
-        outcome = judge(
-            self._plan.hosts,
-            self._gang.reports,
-            blamed=self._gang.first_failure,
-            reason=self._gang.stop_reason,
-            now=time.time(),
-            attempt=self._gang.spec.attempt,
-        )
+        ended = self._judged()
+        outcome = ended.outcome
         reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
         self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
         self._events.close()
-        return Attempt(outcome, unwanted=self._gang.unwanted, removed=self._removed)
+        return ended
+
+    def _judged(self) -> Attempt:
+        gang = self._gang
+        outcome = judge(
+            self._plan.hosts,
+            gang.reports,
+            blamed=gang.first_failure,
+            reason=gang.stop_reason,
+            now=time.time(),
+            attempt=gang.spec.attempt,
+        )
+        return Attempt(outcome, gang.unwanted, self._removed, self._all_go_on)
 
     def _ends_at_once(self) -> bool:
         """Whether a gang of one host is over before its coordinator is worth its start."""
@@ -175,6 +187,10 @@ class Leader:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
         self._agents.signal(signal.SIGKILL)
+        ended = self._judged()
+        if ended.may_repeat(self._plan.retries) and not ended.unwanted:
+            reason = ended.outcome.reason
+            self._all_go_on = await coordinator.roll_call(self._others, reason, ROLL_CALL_S)
         await coordinator.stop()
         # From here on a wish to cancel comes too late, or waits for the next attempt: it must not
         # kill who writes the verdict.

@@ -284,3 +284,19 @@ class ControlClient:
     def close(self) -> None:
         """Hang up."""
         self._caller.close()
+
+
+def next_attempt(endpoint: Endpoint, host: int) -> str | None:
+    """Wait until the gang has finished; return why there is another attempt, in which the leader
+    now counts on this host, or None when there is none.
+
+    It is asked once: a leader that is gone, or has not heard this host, counts on nobody.
+    """
+    caller = _Caller(endpoint, 0.0, time.monotonic)
+    try:
+        reply = caller.once(codec.NEXT, pb.NextRequest(host=host), _WATCH_S)
+        return str(reply.reason) if reply.attempt > endpoint.attempt else None
+    except grpc.RpcError:
+        return None
+    finally:
+        caller.close()

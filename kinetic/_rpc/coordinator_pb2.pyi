@@ -89,6 +89,20 @@ class StacksAnswer(_message.Message):
     text: str
     def __init__(self, host: _Optional[int] = ..., request: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
+class NextRequest(_message.Message):
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    def __init__(self, host: _Optional[int] = ...) -> None: ...
+
+class NextReply(_message.Message):
+    __slots__ = ("attempt", "reason")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    reason: str
+    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class DumpStacksRequest(_message.Message):
     __slots__ = ("timeout_s",)
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]

@@ -13,7 +13,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ class Coordinator:
         self._changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._closing = False
+        self._asked: set[int] = set()
+        self._next: asyncio.Future[str | None] | None = None
         self._server: aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._views: tuple[int, dict[Exit | None, bytes]] = (0, {})
@@ -129,11 +131,31 @@ class Coordinator:
             return
         self._closing = True
         self._announce()
+        self._answer(None)
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
         await server.stop(_STOP_GRACE_S)
+
+    async def roll_call(self, hosts: Collection[int], reason: str, limit_s: float) -> bool:
+        """Wait for these hosts to ask for the next attempt; return whether all have. Then they are
+        told that there is one, and why; else that there is none."""
+        due = self._clock() + limit_s
+        while not self._asked.issuperset(hosts) and self._clock() < due:
+            await asyncio.sleep(_STACKS_POLL_S)
+        complete = self._asked.issuperset(hosts)
+        self._answer(reason if complete else None)
+        return complete
+
+    def _answer(self, reason: str | None) -> None:
+        if not self._decision().done():
+            self._decision().set_result(reason)
+
+    def _decision(self) -> asyncio.Future[str | None]:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        return self._next
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -193,6 +215,13 @@ class Coordinator:
         self._gang.stacks(request.host, request.request, request.text, self._clock())
         return pb.Empty()
 
+    async def _next_attempt(self, request: pb.NextRequest, context: Context) -> pb.NextReply:
+        self._asked.add(request.host)
+        reason = await asyncio.shield(self._decision())
+        if reason is None:
+            return pb.NextReply()
+        return pb.NextReply(attempt=self._gang.spec.attempt + 1, reason=codec.clean(reason))
+
     def _view(self, host: int) -> bytes:
         # Written once per version and kind of stop, not once per host: the addresses of 1,024 hosts
         # are 20 kB.
@@ -229,6 +258,7 @@ class Coordinator:
             (codec.HEARTBEAT, self._heartbeat),
             (codec.REPORT, self._report),
             (codec.STACKS, self._stacks),
+            (codec.NEXT, self._next_attempt),
             (codec.DUMP_STACKS, self._dump_stacks),
             (codec.CANCEL, self._cancel),
             (codec.SNAPSHOT, self._snapshot),

@@ -1,28 +1,28 @@
-"""`python -m kinetic.runner`: hosts that no supervisor forked, joined by a coordinator over TCP."""
+"""`python -m kinetic.runner`: hosts that no supervisor forked, led by host 0 over TCP."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.options import Options
-from kinetic._core.outcome import judge
+from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._pickling import call, results
 from kinetic._pickling.modules import Shipped
-from kinetic._rpc.server import Coordinator
+from kinetic._rpc import certificate
 from kinetic._store.local import LocalStore
 
 TOKEN = "a-token-of-the-test"
@@ -53,36 +53,53 @@ def plan(home):
     return made
 
 
-def start_host(plan: Plan, index: int, home: Path, target: str) -> subprocess.Popen[bytes]:
-    told = {
-        "KINETIC_STORE": str(home),
-        "KINETIC_JOB_ID": plan.job_id,
-        "KINETIC_HOST_INDEX": str(index),
-        "KINETIC_HOSTS": str(plan.hosts),
-        "KINETIC_COORDINATOR": target,
-        "KINETIC_TOKEN": TOKEN,
-        "KINETIC_SCRATCH": str(home.parent / f"scratch-{index}"),
-        "KINETIC_SIMULATED": "1",
-    }
-    return subprocess.Popen([sys.executable, "-m", "kinetic.runner"], env=dict(os.environ) | told)
+class Gang:
+    """Hosts that are programs, joined over TCP."""
+
+    def __init__(self, plan: Plan, home: Path) -> None:
+        self._plan, self._home = plan, home
+        self._port = socket.socket()
+        # Held for the leader: what listens there must say so too.
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self.endpoint = Endpoint(
+            f"127.0.0.1:{self._port.getsockname()[1]}", TOKEN, plan.job_id, attempt=1
+        )
+        made = certificate.make(self.endpoint.tls_name)
+        self.endpoint = replace(self.endpoint, certificate=made.certificate)
+        self._secrets = home.parent / "secrets"
+        self._secrets.mkdir(parents=True)
+        for name, text in [("token", TOKEN), ("tls.crt", made.certificate), ("tls.key", made.key)]:
+            (self._secrets / name).write_text(text)
+
+    def start(self, host: int, **more: str) -> subprocess.Popen[bytes]:
+        told = {
+            "KINETIC_STORE": str(self._home),
+            "KINETIC_JOB_ID": self._plan.job_id,
+            "KINETIC_HOST_INDEX": str(host),
+            "KINETIC_HOSTS": str(self._plan.hosts),
+            "KINETIC_COORDINATOR": self.endpoint.target,
+            "KINETIC_CREDENTIALS": str(self._secrets),
+            "KINETIC_SCRATCH": str(self._home.parent / f"scratch-{host}"),
+            "KINETIC_SIMULATED": "1",
+        }
+        env = dict(os.environ) | told | more
+        return subprocess.Popen([sys.executable, "-m", "kinetic.runner"], env=env)
+
+    def run(self) -> list[int]:
+        with self._port:
+            hosts = [self.start(host) for host in range(self._plan.hosts)]
+            return [host.wait() for host in hosts]
 
 
-async def gang_of_programs(plan: Plan, home: Path) -> Gang:
-    gang = Gang(GangSpec(hosts=plan.hosts), time.monotonic())
-    coordinator = Coordinator(gang, TOKEN)
-    target = await coordinator.start("127.0.0.1:0")
-    hosts = [start_host(plan, i, home, target) for i in range(plan.hosts)]
-    await coordinator.wait_finished()
-    codes = await asyncio.gather(*(asyncio.to_thread(host.wait) for host in hosts))
-    await coordinator.stop()
-    assert codes == [0] * plan.hosts
-    return gang
+def outcome_of(plan: Plan, home: Path) -> Outcome:
+    return Outcome.from_json(json.loads(LocalStore(home).get(layout.outcome(plan.job_id))))
 
 
 def test_hosts_of_their_own_form_a_gang(plan, home):
-    gang = asyncio.run(gang_of_programs(plan, home))
-    assert [report.exit for report in gang.reports] == [Exit.RETURNED] * 2
-    outcome = judge(plan.hosts, gang.reports, now=0.0)
+    assert Gang(plan, home).run() == [0, 0]
+    outcome = outcome_of(plan, home)
+    assert [report.exit for report in outcome.reports] == [Exit.RETURNED] * 2
     assert outcome.ok
     store = LocalStore(home)
     assert results.unpack_value(store.get(layout.result(plan.job_id, 1, 0))) == 8
@@ -98,4 +115,4 @@ def test_a_host_that_is_not_told_who_it_is_says_so():
         [sys.executable, "-m", "kinetic.runner"], env=env, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "KINETIC_STORE is not set" in done.stderr
+    assert "KINETIC_HOST_INDEX is not set" in done.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kinetic._core.endpoint import Endpoint
 from kinetic.errors import UsageError
@@ -28,6 +29,8 @@ class Identity:
         certificate: PEM of what the coordinator shows over TCP; "" for a Unix socket.
         address: how the other hosts reach this one (an IP address or a name).
         scratch: folder for the source tree and temporary files; removed at the end.
+        key: PEM of the certificate's private key; "" on all hosts but the leader.
+        is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
         attempt: which start of the gang this is, from 1.
         failed_before: why the attempt before this one failed; "" for the first.
@@ -48,6 +51,8 @@ class Identity:
     address: str
     scratch: str
     certificate: str = ""
+    key: str = field(default="", repr=False)
+    is_program: bool = False
     simulated: bool = False
     attempt: int = 1
     failed_before: str = ""
@@ -64,35 +69,63 @@ class Identity:
 
 
 def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
-    """Read the identity from `KINETIC_*` variables, as a cluster's manifests set them.
+    """Read the identity from `KINETIC_*` variables, as a cluster's manifests set them, and the
+    secrets of the gang from the folder that `KINETIC_CREDENTIALS` names: `token`, `tls.crt`, and
+    for the leader `tls.key`.
 
     Raises:
-        UsageError: a variable is missing or malformed.
+        UsageError: a variable or a file is missing or malformed.
     """
     env = dict(os.environ if environ is None else environ)
     try:
+        host, job_id = int(env["KINETIC_HOST_INDEX"]), env["KINETIC_JOB_ID"]
+        secrets = Path(env["KINETIC_CREDENTIALS"])
         return Identity(
             store_uri=env["KINETIC_STORE"],
-            job_id=env["KINETIC_JOB_ID"],
-            host=int(env["KINETIC_HOST_INDEX"]),
+            job_id=job_id,
+            host=host,
             hosts=int(env["KINETIC_HOSTS"]),
             target=env["KINETIC_COORDINATOR"],
-            token=env["KINETIC_TOKEN"],
+            token=(secrets / "token").read_text().strip(),
+            certificate=(secrets / "tls.crt").read_text(),
+            key=(secrets / "tls.key").read_text() if host == 0 else "",
             address=env.get("KINETIC_HOST_ADDRESS", "127.0.0.1"),
-            scratch=env.get("KINETIC_SCRATCH", "/tmp/kinetic"),
+            scratch=f"{env.get('KINETIC_SCRATCH', '/tmp/kinetic')}/{job_id}-{host}",
             simulated=env.get("KINETIC_SIMULATED") == "1",
+            is_program=True,
             attempt=int(env.get("KINETIC_ATTEMPT", "1")),
-            base_env={k: v for k, v in env.items() if k != "KINETIC_TOKEN"},
+            failed_before=env.get("KINETIC_FAILED_BEFORE", ""),
+            base_env={k: v for k, v in env.items() if k not in _OF_THE_HOST},
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
-            unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "30")),
+            unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "10")),
         )
     except KeyError as error:
         raise UsageError(
             f"{error.args[0]} is not set: python -m kinetic.runner is started by a backend, not by "
             "hand."
         ) from error
+    except OSError as error:
+        raise UsageError(
+            f"The gang's secrets cannot be read: {error.strerror}: {error.filename}. "
+            "KINETIC_CREDENTIALS names a folder with token, tls.crt and, for host 0, tls.key."
+        ) from error
     except ValueError as error:
         raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
+
+
+_OF_THE_HOST = frozenset(
+    f"KINETIC_{name}"
+    for name in (
+        *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
+        *("SCRATCH", "SIMULATED", "STORE", "UNREACHABLE_AFTER_S"),
+    )
+)
+"""Variables that the function does not get."""
+
+
+def of_next_attempt(who: Identity, reason: str) -> dict[str, str]:
+    """Return the variables that make this host the same one of the next attempt."""
+    return {"KINETIC_ATTEMPT": str(who.attempt + 1), "KINETIC_FAILED_BEFORE": reason}
 
 
 def variables_of_the_job() -> dict[str, str]:

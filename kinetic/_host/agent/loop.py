@@ -325,7 +325,14 @@ class Agent:
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
-        self._coordinator_lost("The job's supervisor was killed.")
+        if not self._who.is_program:
+            self._coordinator_lost("The job's supervisor was killed.")
+        elif self._who.host == 0:
+            self._give_up(Exit.AGENT_LOST, "Its program, which led the gang, was killed.")
+            self._finished = True
+        else:
+            self._give_up(Exit.AGENT_LOST, "Its program was killed.")
+            self._stopping = True  # It ends when the leader knows.
 
     def _on_events(self) -> None:
         for event in self._link.events():
@@ -339,19 +346,24 @@ class Agent:
 
     def _coordinator_lost(self, detail: str) -> None:
         """Nobody is there to report to: end the worker, leave the report in the store, go."""
+        self._give_up(Exit.STOPPED, detail)
+        self._finished = True
+
+    def _give_up(self, how: Exit, detail: str) -> None:
+        """End the worker, and report this where it has not reported."""
         if not self._worker.gone:
             self._worker.kill()
             self._worker.reap()
             self._selector.unregister(self._worker.pidfd)
         if self._report is None:
-            self._end = {"event": Exit.STOPPED, "detail": detail}
+            self._end = {"event": how, "detail": detail}
             self._conclude()
-        self._finished = True
 
     def _end_supervisor(self) -> None:
         """On this machine: a supervisor that is there and does not answer would keep the job's
         callers waiting forever."""
-        if self._alive_fd >= 0 and os.getppid() == self._supervisor:
+        leads = not self._who.is_program or self._who.host == 0
+        if self._alive_fd >= 0 and leads and os.getppid() == self._supervisor:
             processes.kill(self._supervisor, signal.SIGKILL)
 
     def _see(self, view: HostView) -> None:

@@ -1,0 +1,168 @@
+"""One host of a gang whose hosts are programs: its agent's parent; on host 0, the gang's leader.
+
+In: an identity (`KINETIC_*` variables), the plan in a store of any kind. Out: an exit code. Host 0
+leads: it serves the gang over TCP and writes the outcome. The others join it, and ask it afterwards
+whether there is another attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from kinetic._core import layout, record
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.plan import Plan
+from kinetic._host import leader
+from kinetic._host.agent import datasets, identity
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.mountpoints import Mountpoints
+from kinetic._host.agents import Agents, cause_of_death
+from kinetic._host.leader import Attempt, Leader
+from kinetic._store.base import Store
+from kinetic._store.open import open_store
+from kinetic._system import processes
+from kinetic.errors import KineticError
+
+DELIVERED, UNDELIVERED, UNUSABLE = 0, 1, 2
+"""Exit codes: the report was delivered (on host 0: the outcome was written), it was not, this host
+could not begin."""
+REPORT_S = 5.0
+"""How long a dead agent's host tries to tell the leader."""
+
+
+def main() -> int:
+    """Be this host, until the job has ended. Another attempt is another image of this process."""
+    try:
+        who = identity.from_environ()
+        store = open_store(who.store_uri)
+        plan = Plan.from_json(record.parse(store.get(layout.plan(who.job_id))))
+        Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (KineticError, OSError) as error:
+        sys.stderr.write(f"kinetic.runner: {error}\n")
+        return UNUSABLE
+    processes.set_title(f"kinetic-host {who.job_id} host {who.host}")
+    processes.adopt_orphans()
+    processes.raise_file_limit()
+    host = _Leading(who, plan, store) if who.host == 0 else _Joining(who, plan, store)
+    return host.run()
+
+
+class _Host:
+    """What all hosts do: fork an agent, and clear up behind it."""
+
+    def __init__(self, who: Identity, plan: Plan, store: Store) -> None:
+        self._who = who
+        self._plan = plan
+        self._store = store
+        self._agents = Agents(plan, store)
+
+    def _clear_up(self) -> None:
+        processes.kill_descendants()
+        # For an agent that was killed.
+        Mountpoints(datasets.root(self._who, self._store)).release(self._plan.data)
+        shutil.rmtree(self._who.scratch, ignore_errors=True)
+
+    def _start_over(self, reason: str) -> None:
+        """Become this host of the next attempt: same process id and descriptors, nothing else
+        kept."""
+        told = identity.of_next_attempt(self._who, reason)
+        os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], os.environ | told)
+
+
+class _Leading(_Host):
+    """Host 0."""
+
+    def run(self) -> int:
+        """Lead the gang; return once the outcome is written."""
+        # Until it is served, and again when it has finished.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        ended = self._attempt()
+        self._clear_up()
+        if ended.may_repeat(self._plan.retries):
+            if ended.unwanted or signal.SIGTERM in signal.sigpending():
+                ended = ended.cancelled()
+            elif ended.all_go_on:
+                retry = GangEvent(EventKind.RETRY, detail=ended.outcome.reason)
+                leader.write_event(self._store, self._plan.job_id, self._who.attempt, retry)
+                self._start_over(ended.outcome.reason)
+        leader.conclude(self._store, self._plan.job_id, ended, self._plan)
+        return DELIVERED
+
+    def _attempt(self) -> Attempt:
+        try:
+            return self._lead()
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
+            reason = f"Host 0 could not lead the gang: {type(error).__name__}: {error}"
+            return Attempt(Outcome(Verdict.FAILED, reason=reason, ended_at=time.time()))
+
+    def _lead(self) -> Attempt:
+        who, plan = self._who, self._plan
+        if plan.hosts > 1:
+            leader.learn_to_speak()  # Before the fork, so that the agent need not do it again.
+        self._agents.fork([who])
+        return Leader(
+            plan,
+            self._store,
+            self._agents,
+            attempt=who.attempt,
+            heartbeat_timeout_s=10 * who.heartbeat_s,
+            has_records=lambda: self._store.has(layout.plan(plan.job_id)),
+        ).lead(replace(who.endpoint, target=_listening_at(who)), who.key)
+
+
+class _Joining(_Host):
+    """Any other host."""
+
+    def run(self) -> int:
+        """Take part in the gang; return when this host is not needed any more."""
+        self._agents.fork([self._who])
+        code = self._await_agent()
+        self._clear_up()
+        if code != UNDELIVERED and self._who.attempt <= self._plan.retries:
+            from kinetic._rpc.client import next_attempt
+
+            following = next_attempt(self._who.endpoint, self._who.host)
+            if following is not None:
+                self._start_over(following)
+        return code
+
+    def _await_agent(self) -> int:
+        while not (dead := list(self._agents.dead())):
+            self._agents.await_death(1.0)
+        ((_, status),) = dead
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (DELIVERED, UNDELIVERED):
+            return os.WEXITSTATUS(status)
+        return self._tell_of(cause_of_death(status))
+
+    def _tell_of(self, death: str) -> int:
+        from kinetic._rpc.client import AgentClient
+
+        who = self._who
+        client = AgentClient(who.endpoint, who.host, unreachable_after_s=REPORT_S)
+        lost = HostReport(who.host, Exit.AGENT_LOST, death, attempt=who.attempt)
+        with contextlib.closing(client), contextlib.suppress(KineticError):
+            client.report(lost)
+            return DELIVERED
+        return UNDELIVERED
+
+
+def _listening_at(who: Identity) -> str:
+    """Hosts of a simulated slice are all on this machine; others reach it by any of its
+    addresses."""
+    address = who.address if who.simulated else "0.0.0.0"
+    return f"{address}:{who.target.rpartition(':')[2]}"
+
+
+def leave(code: int) -> None:
+    """End this process; threads of gRPC would keep it for a while."""
+    sys.stderr.flush()
+    os._exit(code)
