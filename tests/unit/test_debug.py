@@ -464,10 +464,10 @@ def test_a_held_worker_waits_for_the_word():
         debugger.hold(Wire(None))
 
 
-def test_a_cluster_has_the_port_of_its_manifest():
-    env = dict.fromkeys(
-        ("KINETIC_STORE", "KINETIC_JOB_ID", "KINETIC_COORDINATOR", "KINETIC_TOKEN"), "x"
-    )
-    env |= {"KINETIC_HOST_INDEX": "0", "KINETIC_HOSTS": "1"}
+def test_a_cluster_has_the_port_of_its_manifest(tmp_path):
+    env = dict.fromkeys(("KINETIC_STORE", "KINETIC_JOB_ID", "KINETIC_COORDINATOR"), "x")
+    env |= {"KINETIC_HOST_INDEX": "0", "KINETIC_HOSTS": "1", "KINETIC_CREDENTIALS": str(tmp_path)}
+    for name in ("token", "tls.crt", "tls.key"):
+        (tmp_path / name).write_text(name)
     assert from_environ(env).debug_port == 5678
     assert from_environ(env | {"KINETIC_DEBUG_PORT": "6000"}).debug_port == 6000
