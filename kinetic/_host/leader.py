@@ -248,7 +248,13 @@ def _line(attempt: int, event: GangEvent) -> str:
     return json.dumps(event._replace(time=time.time(), attempt=attempt).to_json()) + "\n"
 
 
-def repeat(store: Store, job_id: str, outcome: Outcome, *, make_room: Callable[[], None]) -> None:
+def repeat(
+    store: Store,
+    job_id: str,
+    outcome: Outcome,
+    *,
+    make_room: Callable[[], None] = lambda: None,
+) -> None:
     """Write the verdict over an attempt that another one follows: when it is written, the job is in
     that one."""
     retry = GangEvent(EventKind.RETRY, detail=outcome.reason)

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout, record
-from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.plan import Plan
@@ -74,8 +73,8 @@ class _Host:
     def _start_over(self, reason: str) -> None:
         """Become this host of the next attempt: same process id and descriptors, nothing else
         kept."""
-        told = identity.of_next_attempt(self._who, reason)
-        os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], os.environ | told)
+        env = identity.of_next_attempt(self._who, reason)
+        os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
 
 
 class _Leading(_Host):
@@ -91,8 +90,7 @@ class _Leading(_Host):
             if ended.unwanted or signal.SIGTERM in signal.sigpending():
                 ended = ended.cancelled()
             elif ended.all_go_on:
-                retry = GangEvent(EventKind.RETRY, detail=ended.outcome.reason)
-                leader.write_event(self._store, self._plan.job_id, self._who.attempt, retry)
+                leader.repeat(self._store, self._plan.job_id, ended.outcome)
                 self._start_over(ended.outcome.reason)
         leader.conclude(self._store, self._plan.job_id, ended, self._plan)
         return DELIVERED
@@ -102,7 +100,8 @@ class _Leading(_Host):
             return self._lead()
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
             reason = f"Host 0 could not lead the gang: {type(error).__name__}: {error}"
-            return Attempt(Outcome(Verdict.FAILED, reason=reason, ended_at=time.time()))
+            attempt, now = self._who.attempt, time.time()
+            return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
 
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
@@ -148,7 +147,7 @@ class _Joining(_Host):
 
         who = self._who
         client = AgentClient(who.endpoint, who.host, unreachable_after_s=REPORT_S)
-        lost = HostReport(who.host, Exit.AGENT_LOST, death, attempt=who.attempt)
+        lost = HostReport(who.host, Exit.AGENT_LOST, death)
         with contextlib.closing(client), contextlib.suppress(KineticError):
             client.report(lost)
             return DELIVERED

@@ -124,8 +124,8 @@ _OF_THE_HOST = frozenset(
 
 
 def of_next_attempt(who: Identity, reason: str) -> dict[str, str]:
-    """Return the variables that make this host the same one of the next attempt."""
-    return {"KINETIC_ATTEMPT": str(who.attempt + 1), "KINETIC_FAILED_BEFORE": reason}
+    """Return the environment that makes this host the same one of the next attempt."""
+    return os.environ | {"KINETIC_ATTEMPT": str(who.attempt + 1), "KINETIC_FAILED_BEFORE": reason}
 
 
 def variables_of_the_job() -> dict[str, str]:
