@@ -67,7 +67,7 @@ def select(options: Options, settings: Settings) -> Selection:
         image=options.container_image or "",
         image_repo=settings.base_image_repo or "",
     )
-    if name == "local" or (settings.cluster_settings and name in _makers):
+    if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
         return Selection(place)
     if name == "ray":
         raise PreflightError(
@@ -123,7 +123,15 @@ def _local(_: Place, store: Store) -> Backend:
     return LocalBackend(store)
 
 
-_makers: dict[str, Maker] = {"local": _local}
+def _programs(_: Place, store: Store) -> Backend:
+    from kinetic._backends.programs.backend import ProgramsBackend
+    from kinetic._config import settings
+
+    folder = settings.load().cache_dir / "programs"
+    return ProgramsBackend(store, settings.worker_environ(), folder)
+
+
+_makers: dict[str, Maker] = {"local": _local, "programs": _programs}
 
 
 def _standing_in(topology: Topology, slices: int) -> str:

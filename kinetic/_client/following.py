@@ -17,7 +17,7 @@ from kinetic._backends.base import Backend, LogRequest
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import HostReport, Outcome, judge
+from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
 from kinetic._store import attempts, index
@@ -283,16 +283,33 @@ def stored(store: Store, ref: JobRef, now: float) -> Outcome | None:
 
 
 def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
-    attempt = attempts.newest(store, ref.job_id)
-    reports = list(_reports(store, ref, attempt))
+    reports, attempt = _last_attempt(store, ref)
     return judge(ref.hosts, reports, reason=reason, now=now, attempt=attempt)
+
+
+def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
+    attempt = attempts.newest(store, ref.job_id)
+    return list(_reports(store, ref, attempt)), attempt
 
 
 def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome:
     """Judge a job whose supervisor was killed first, and leave the verdict for others; the first
     one to do so is right.
     """
+    outcome = _judged_orphan(store, ref, phase, now)
+    try:
+        first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
+    except StoreError as error:
+        _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
+        return outcome
+    return outcome if first else stored(store, ref, now) or outcome
+
+
+def _judged_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome:
     gone = phase is JobStatus.NOT_FOUND
+    if not gone and not ref.place.is_supervised:
+        reports, attempt = _last_attempt(store, ref)
+        return judge_leaderless(ref.hosts, reports, now=now, attempt=attempt)
     reason = (
         "the job was never started: its submission was interrupted"
         if gone
@@ -301,12 +318,7 @@ def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Ou
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
     if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
-    try:
-        first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
-    except StoreError as error:
-        _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
-        return outcome
-    return outcome if first else stored(store, ref, now) or outcome
+    return outcome
 
 
 def _reports(store: Store, ref: JobRef, attempt: int) -> Iterator[HostReport]:

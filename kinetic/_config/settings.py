@@ -78,7 +78,7 @@ class Settings:
         project, zone, cluster, namespace: which cluster; None when not set.
         profile: which profile was read, if any.
         profiles_file: where profiles are kept; None where there is no home folder.
-        backend: "gke", "pathways", "local" or "ray"; None lets the accelerator decide.
+        backend: "gke", "pathways", "local", "programs" or "ray"; None lets the accelerator decide.
         output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the
             job.
         base_image_repo: where prebuilt images come from.

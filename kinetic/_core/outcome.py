@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from kinetic._core.exits import CONSEQUENCE_RANK, Exit
+from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit
 from kinetic.errors import CorruptRecord
 
 _MAX_RUNS = 12
@@ -253,6 +253,28 @@ def judge(
         ended_at=now,
         attempt=attempt,
     )
+
+
+def judge_leaderless(
+    hosts: int, reports: Sequence[HostReport], *, now: float, attempt: int = 1
+) -> Outcome:
+    """Decide what became of a gang whose leader, host 0, was lost before it could judge.
+
+    Promises: (1) a gang whose hosts have all returned has succeeded; (2) else host 0 is to blame,
+    whatever the others saw of its end: they lost their leader; (3) a failure that host 0 reported
+    itself is how it ended.
+    """
+    outcome = judge(hosts, reports, now=now, attempt=attempt)
+    if outcome.ok:
+        return outcome
+    own = next((r for r in reports if r.host == 0), None)
+    if own is not None and own.exit.kind.rank <= SILENT_RANK and not own.ok:
+        return judge(hosts, reports, blamed=(0,), now=now, attempt=attempt)
+    detail = "The program that led the gang ended without a verdict."
+    lost = HostReport(0, Exit.AGENT_LOST, detail)
+    others = [r for r in reports if r.host != 0]
+    reason = f"{name_of((0,), hosts)}, which led the gang, was lost"
+    return judge(hosts, [lost, *others], blamed=(0,), reason=reason, now=now, attempt=attempt)
 
 
 def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:

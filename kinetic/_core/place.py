@@ -11,7 +11,7 @@ from typing import Any
 
 from kinetic.errors import CorruptRecord
 
-BACKENDS = ("gke", "pathways", "local", "ray")
+BACKENDS = ("gke", "pathways", "local", "programs", "ray")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Place:
     def requested(self) -> str:
         """The backend that was asked for, whether or not another one stands in for it."""
         return self.stands_in_for or self.backend
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a process beside the hosts leads a gang; elsewhere host 0 does."""
+        return self.backend == "local"
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; what is "" is left out."""

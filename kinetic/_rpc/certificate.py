@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from kinetic.errors import PreflightError
 
+MISSING = (
+    "A gang that is joined over TCP needs the package cryptography, which makes the job's "
+    "certificate: pip install 'kinetic-sdk[tls]'."
+)
 # It is known by its content and thrown away with its job; clocks of hosts may differ.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
@@ -25,6 +30,11 @@ class Certificate:
     key: str = field(repr=False)
 
 
+def is_available() -> bool:
+    """Whether the package that makes keys is installed here."""
+    return find_spec("cryptography") is not None
+
+
 def make(name: str) -> Certificate:
     """Make a new key and a certificate for this DNS name.
 
@@ -36,10 +46,7 @@ def make(name: str) -> Certificate:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
-        raise PreflightError(
-            "A gang that is joined over TCP needs the package cryptography, which makes the job's "
-            "certificate: pip install 'kinetic-sdk[tls]'."
-        ) from error
+        raise PreflightError(MISSING) from error
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     certificate = (

@@ -14,6 +14,8 @@ import pytest
 
 from kinetic._backends.base import LogRequest
 from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends.programs.backend import ProgramsBackend
+from kinetic._config import settings
 from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
@@ -30,7 +32,12 @@ def local(store, **options):
     return LocalBackend(store, worker_environ(), **options)
 
 
-BACKENDS = [pytest.param(local, id="local")]
+def programs(store):
+    pytest.importorskip("cryptography")
+    return ProgramsBackend(store, worker_environ(), settings.load().cache_dir / "programs")
+
+
+BACKENDS = [pytest.param(local, id="local"), pytest.param(programs, id="programs")]
 
 
 def planned(store, func, accelerator="cpu", **options):

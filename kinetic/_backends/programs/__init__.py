@@ -1,0 +1,1 @@
+"""A slice whose hosts are programs on this machine, joined over TCP."""

@@ -1,0 +1,365 @@
+"""The programs backend: every host of the slice is a `python -m kinetic.runner` on this machine,
+joined over TCP as the hosts of a cluster are.
+
+In: plans and refs, a store of any kind. Out: detached programs; what they are, from a lock that all
+of them hold; what became of the job, from the store. Nothing is forked from this process, nothing
+supervises the gang: host 0 leads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kinetic._backends import attempt_logs
+from kinetic._backends.base import (
+    Connection,
+    Document,
+    GangProcesses,
+    LogRequest,
+    Phase,
+    Status,
+)
+from kinetic._backends.local import family, simulation
+from kinetic._backends.local.log_reader import LogReader
+from kinetic._core import events, layout, record
+from kinetic._core.endpoint import Endpoint
+from kinetic._core.log_format import LogChunk
+from kinetic._core.outcome import Outcome
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._core.state import status_of_verdict
+from kinetic._rpc import certificate
+from kinetic._store.base import Store
+from kinetic._system.connection import SocketConnection
+from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
+
+POLL_S = 0.02
+UNREACHABLE_AFTER_S = 10.0
+"""A leader that does not answer for so long is lost: as long as it waits for a silent host."""
+_STARTING = "its hosts are starting"
+_LOST = "its hosts are gone"
+
+
+@dataclass(frozen=True)
+class _Program:
+    """One host's process; the number alone could be another process's by now."""
+
+    pid: int
+    started: str
+
+    def is_there(self) -> bool:
+        """Whether it runs."""
+        return bool(self.started) and _started(self.pid) == self.started
+
+
+@dataclass(frozen=True)
+class _Gang:
+    """What is kept of a job's programs."""
+
+    endpoint: Endpoint
+    hosts: tuple[_Program, ...]
+
+
+class ProgramsBackend:
+    """Slices of programs on this machine (see backends.base.Backend for the promises)."""
+
+    name = "programs"
+
+    def __init__(
+        self,
+        store: Store,
+        worker_environ: Mapping[str, str],
+        folder: Path,
+        *,
+        unreachable_after_s: float = UNREACHABLE_AFTER_S,
+    ) -> None:
+        self._store = store
+        self._environ = dict(worker_environ)
+        self._root = folder
+        self._unreachable_after_s = unreachable_after_s
+
+    def preflight(self, plan: Plan) -> None:
+        """Refuse what this machine cannot hold or reach."""
+        simulation.check_system(sys.platform)
+        simulation.check_reach(plan)
+        simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
+        simulation.check_memory(plan, simulation.available_memory_bytes())
+        simulation.check_debugger(plan, installed=simulation.has_debugger)
+        if not certificate.is_available():
+            raise PreflightError(certificate.MISSING)
+
+    def render(self, plan: Plan) -> list[Document]:
+        """One document for each host."""
+        return [
+            {
+                "kind": "Host",
+                "job_id": plan.job_id,
+                "command": ["python", "-m", "kinetic.runner"],
+                "env": {
+                    "KINETIC_JOB_ID": plan.job_id,
+                    "KINETIC_HOST_INDEX": str(host),
+                    "KINETIC_HOSTS": str(plan.hosts),
+                    "KINETIC_HOST_ADDRESS": "127.0.0.1",
+                    "KINETIC_SIMULATED": "1",
+                    "KINETIC_DEBUG_PORT": "0",
+                },
+            }
+            for host in range(plan.hosts)
+        ]
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
+        """Start all programs, or none."""
+        folder = self._folder(ref)
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise SubmitError(
+                f"The job's folder {folder} cannot be made: {error.strerror}."
+            ) from error
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            with _held_port() as port, _locked(folder / "alive") as alive:
+                endpoint = _credentials(folder, ref.job_id, f"127.0.0.1:{port.getsockname()[1]}")
+                env = self._environ | dict(secrets) | self._told(folder, endpoint)
+                for document in documents:
+                    fds = (alive, port.fileno())
+                    started.append(_start(folder, env | document["env"], fds))
+                _keep(folder, endpoint, started)
+        except BaseException:
+            for program in started:
+                program.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            for program in started:
+                # Nobody else would reap those that end while this process lives.
+                threading.Thread(target=program.wait, daemon=True).start()
+
+    def _told(self, folder: Path, endpoint: Endpoint) -> dict[str, str]:
+        own = str(Path(__file__).resolve().parents[3])
+        path = self._environ.get("PYTHONPATH", "")
+        return {
+            "PYTHONPATH": f"{own}{os.pathsep}{path}" if path else own,
+            "KINETIC_STORE": self._store.uri,
+            "KINETIC_COORDINATOR": endpoint.target,
+            "KINETIC_CREDENTIALS": str(folder / "credentials"),
+            "KINETIC_SCRATCH": str(folder / "work"),
+            "KINETIC_UNREACHABLE_AFTER_S": str(self._unreachable_after_s),
+        }
+
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        """From the verdicts, else from what the programs hold and have said."""
+        return {ref.job_id: self._status(ref) for ref in refs}
+
+    def _status(self, ref: JobRef) -> Status:
+        verdict = self._verdict(ref)
+        if verdict is not None:
+            return verdict
+        if not self._folder(ref).exists():
+            return Status(Phase.NOT_FOUND)
+        if self._is_alive(ref):
+            return (
+                Status(Phase.RUNNING) if self._is_ready(ref) else Status(Phase.PENDING, _STARTING)
+            )
+        verdict = self._verdict(ref)  # It may have been written between the two looks.
+        if verdict is None and (gang := self._gang(ref)) is not None:
+            family.end(ref.job_id, gang.endpoint.token)
+        return verdict or Status(Phase.FAILED, _LOST)
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Read what the hosts have printed, and on, until the job has ended."""
+        folder = self._store.as_folder()
+        if folder is None:
+            raise PreflightError(
+                f"Output in the store {self._store.uri} cannot be read here: it is no folder."
+            )
+
+        def reader_of(attempt: int, host: int) -> LogReader:
+            key = layout.log(ref.job_id, attempt, host)
+            index = layout.log_index(ref.job_id, attempt, host)
+            files = folder / key, folder / index
+            return LogReader(host, *files, attempt=attempt, failures=request.failures)
+
+        def follow(attempt: int, readers: list[LogReader]) -> Iterator[LogChunk | None]:
+            ended = False
+            while not ended:
+                # Looked at before reading: what was printed is there.
+                ended = attempt_logs.is_repeated(self._store, ref, attempt) or self._has_ended(ref)
+                got = False
+                for reader in readers:
+                    for chunk in reader.read():
+                        got = True
+                        yield chunk
+                if not got:
+                    yield None
+                    time.sleep(POLL_S)
+            yield from attempt_logs.drain(readers)
+
+        return attempt_logs.read(self._store, ref, request, reader_of, follow)
+
+    def _has_ended(self, ref: JobRef) -> bool:
+        return not self._is_alive(ref) and self._status(ref).phase.ended
+
+    def cancel(self, ref: JobRef) -> None:
+        """Ask the leader to stop the gang; one that was stopped (SIGSTOP) is continued."""
+        gang = self._gang(ref)
+        if gang is not None and gang.hosts[0].is_there():
+            for signum in (signal.SIGTERM, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(gang.hosts[0].pid, signum)
+
+    def cleanup(self, ref: JobRef) -> None:
+        """Remove the job's secrets and what its programs wrote; nothing of a job that runs."""
+        if not self._is_alive(ref):
+            shutil.rmtree(self._folder(ref), ignore_errors=True)
+
+    def control(self, ref: JobRef) -> Endpoint | None:
+        """The coordinator of a running job."""
+        gang = self._gang(ref)
+        return gang.endpoint if gang is not None and gang.hosts[0].is_there() else None
+
+    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
+        """Connect to a port of a host, which is this machine."""
+        return SocketConnection(socket.create_connection(("127.0.0.1", port)))
+
+    def processes(self, ref: JobRef) -> GangProcesses | None:
+        """Process ids of a running job; the program of host 0 leads the gang."""
+        gang = self._gang(ref)
+        if gang is None or not self._is_alive(ref):
+            return None
+        pids = {host: program.pid for host, program in enumerate(gang.hosts)}
+        return GangProcesses(supervisor=pids[0], agents=pids)
+
+    # -- what is kept ------------------------------------------------------------------------------
+
+    def _folder(self, ref: JobRef) -> Path:
+        return self._root / ref.job_id
+
+    def _is_alive(self, ref: JobRef) -> bool:
+        """Whether a process of any host is left: all inherit the lock."""
+        try:
+            fd = os.open(self._folder(ref) / "alive", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def _gang(self, ref: JobRef) -> _Gang | None:
+        folder = self._folder(ref)
+        try:
+            told = record.parse((folder / "hosts.json").read_bytes())
+            hosts = tuple(_Program(**host) for host in told["hosts"])
+            secrets = folder / "credentials"
+            token, shown = (secrets / "token").read_text(), (secrets / "tls.crt").read_text()
+            return _Gang(Endpoint(told["target"], token, ref.job_id, certificate=shown), hosts)
+        except (OSError, KineticError, KeyError, TypeError):
+            return None
+
+    def _verdict(self, ref: JobRef) -> Status | None:
+        try:
+            outcome = Outcome.from_json(record.parse(self._store.get(layout.outcome(ref.job_id))))
+        except NotFound:
+            return None
+        except KineticError:
+            return Status(Phase.FAILED)
+        return Status(status_of_verdict(outcome.verdict), outcome.reason)
+
+    def _is_ready(self, ref: JobRef) -> bool:
+        if ref.hosts == 1:
+            return True  # It waits for nobody.
+        with contextlib.suppress(NotFound):
+            told = events.parse(self._store.get(layout.events(ref.job_id)))
+            return any(event.kind is events.EventKind.READY for event in told)
+        return False
+
+
+@contextlib.contextmanager
+def _held_port() -> Iterator[socket.socket]:
+    """A port for the leader, bound without listening: it can bind it as well, and no one else is
+    given it."""
+    with socket.socket() as port:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind(("127.0.0.1", 0))
+        yield port
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A descriptor with a lock that ends when the last process that inherited it has closed it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _credentials(folder: Path, job_id: str, target: str) -> Endpoint:
+    endpoint = Endpoint(target, os.urandom(16).hex(), job_id)
+    made = certificate.make(endpoint.tls_name)
+    secrets = folder / "credentials"
+    secrets.mkdir(mode=0o700)
+    files = {"token": endpoint.token, "tls.crt": made.certificate, "tls.key": made.key}
+    for name, text in files.items():
+        fd = os.open(secrets / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(text)
+    return replace(endpoint, certificate=made.certificate)
+
+
+def _start(folder: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    # The leader acts on SIGTERM (cancel) once it can; until then the signal waits. Masks are
+    # inherited.
+    leads = env["KINETIC_HOST_INDEX"] == "0"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM] if leads else [])
+    try:
+        with open(folder / f"output-{env['KINETIC_HOST_INDEX']}", "ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "kinetic.runner"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=fds,
+                start_new_session=True,
+                cwd="/",
+                env=env,
+            )
+    except OSError as error:
+        raise SubmitError(
+            f"A host could not be started: {error.strerror}: {error.filename or sys.executable}."
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[bytes]]) -> None:
+    hosts = [{"pid": each.pid, "started": _started(each.pid)} for each in started]
+    data = json.dumps({"target": endpoint.target, "hosts": hosts})
+    (folder / "hosts.json.new").write_text(data)
+    (folder / "hosts.json.new").replace(folder / "hosts.json")
+
+
+def _started(pid: int) -> str:
+    """When the process was started, in the kernel's count; "" when it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if stat[0] in "ZX" else stat[19]
+    return ""

@@ -1,0 +1,181 @@
+"""The promises over a gang of programs: each host a `python -m kinetic.runner`, joined by TCP with
+TLS.
+
+In: functions, run with backend="programs". Out: what callers see; nothing left running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from gangs import PATIENCE_S, kill, wait_until
+
+import kinetic
+from kinetic import errors
+from kinetic._core.exits import Exit
+
+pytest.importorskip("cryptography")
+
+
+def run(accelerator, **options):
+    return kinetic.run(accelerator=accelerator, backend="programs", **options)
+
+
+def hosts_of(handle):
+    """Process ids of the programs, by host."""
+    return wait_until(handle.processes, "the programs have not started")["agents"]
+
+
+def hold(folder):
+    """Say which host this is, and stay."""
+    index = os.environ["KINETIC_HOST_INDEX"]
+    print(f"host {index} runs", flush=True)
+    (Path(folder) / index).touch()
+    time.sleep(1000)
+
+
+@pytest.fixture
+def held(home):
+    """A gang of four, all in the function."""
+    folder = home.parent / "marks"
+    folder.mkdir(parents=True)
+    handle = run("tpu-v6e-16")(hold).run_async(str(folder))
+    wait_until(lambda: len(list(folder.iterdir())) == 4, "the function has not started")
+    return handle
+
+
+# -- values and exceptions -------------------------------------------------------------------------
+
+
+def test_the_leaders_value_and_output_come_back(capfd):
+    @run("cpu")
+    def add(a, b):
+        print("adding", flush=True)
+        return a + b
+
+    assert add(1, 2) == 3
+    assert capfd.readouterr().out == "adding\n"
+
+
+def test_the_original_exception_comes_back():
+    @run("tpu-v6e-8")
+    def fail():
+        if os.environ["KINETIC_HOST_INDEX"] == "1":
+            raise ValueError("on purpose")
+        time.sleep(1000)
+
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        fail()
+    assert "host 1 of 2" in "\n".join(caught.value.__notes__)
+
+
+def test_keras_trains_on_four_hosts():
+    @run("tpu-v6e-16")
+    def train():
+        import jax
+        import keras
+        import numpy as np
+
+        keras.utils.set_random_seed(1)
+        devices = keras.distribution.list_devices()
+        parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+        keras.distribution.set_distribution(parallel)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        x, y = np.ones((32, 4), "float32"), np.ones((32, 1), "float32")
+        history = model.fit(x, y, epochs=2, batch_size=16, verbose=0)
+        losses = history.history["loss"]
+        return jax.process_count(), jax.device_count(), losses[1] < losses[0]
+
+    assert train() == (4, 16, True)
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_host_ends_the_gang_and_is_named(held):
+    kill(hosts_of(held)[2])
+    with pytest.raises(errors.HostLost, match="host 2 of 4"):
+        held.result(timeout=PATIENCE_S)
+    assert held.outcome().blamed == (2,)
+
+
+def test_a_killed_agent_ends_the_gang_and_is_named(held):
+    from gangs import children
+
+    (agent,) = children(hosts_of(held)[3])
+    kill(agent)
+    with pytest.raises(errors.HostLost, match="agent process was killed by SIGKILL"):
+        held.result(timeout=PATIENCE_S)
+    assert held.outcome().blamed == (3,)
+
+
+@pytest.mark.settles_within(15)
+def test_a_killed_leader_is_named_not_the_hosts_that_lost_it(held):
+    """They wait for it as long as it would wait for one of them: ten seconds."""
+    kill(hosts_of(held)[0])
+    with pytest.raises(errors.HostLost, match=r"host 0 of 4 was lost\. Its program, which led the"):
+        held.result(timeout=PATIENCE_S)
+    outcome = held.outcome()
+    assert outcome.blamed == (0,)
+    told = [report.detail for report in outcome.reports[1:]]
+    assert all("The coordinator of the gang at 127.0.0.1:" in detail for detail in told), told
+
+
+# -- cancel, timeouts, attempts --------------------------------------------------------------------
+
+
+def test_cancel_stops_every_host(held):
+    held.cancel()
+    with pytest.raises(errors.JobCancelled):
+        held.result(timeout=PATIENCE_S)
+
+
+def test_a_job_is_cancelled_before_its_leader_can_listen():
+    handle = run("cpu")(time.sleep).run_async(1000)
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result(timeout=PATIENCE_S)
+
+
+def test_a_job_that_takes_too_long_is_stopped():
+    with pytest.raises(errors.JobTimeout, match="its timeout of 1 s"):
+        run("tpu-v6e-8", timeout=1)(time.sleep)(1000)
+
+
+def fail_once(folder):
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    (Path(folder) / f"{os.environ['KINETIC_HOST_INDEX']}-{attempt}").touch()
+    if os.environ["KINETIC_HOST_INDEX"] == "1" and attempt == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt
+
+
+def test_the_leader_makes_another_attempt_with_all_hosts(home):
+    folder = home.parent / "marks"
+    folder.mkdir(parents=True)
+    again = run("tpu-v6e-8", retries=1)(fail_once)
+    assert again(str(folder)) == "2"
+    assert {path.name for path in folder.iterdir()} >= {"1-1", "0-2", "1-2"}
+
+
+def test_without_all_hosts_there_is_no_other_attempt(home):
+    folder = home.parent / "marks"
+    folder.mkdir(parents=True)
+    handle = run("tpu-v6e-8", retries=1)(hold).run_async(str(folder))
+    wait_until(lambda: len(list(folder.iterdir())) == 2, "the function has not started")
+    kill(hosts_of(handle)[1])
+    with pytest.raises(errors.HostLost, match="host 1 of 2"):
+        handle.result(timeout=PATIENCE_S)
+    outcome = handle.outcome()
+    assert (outcome.attempt, outcome.reports[1].exit) == (1, Exit.AGENT_LOST)
+
+
+def test_live_stacks_are_called_over_tls(held):
+    assert set(held.stacks()) == {0, 1, 2, 3}
+    held.cancel()
+    held.wait(timeout=PATIENCE_S)

@@ -1,0 +1,43 @@
+"""A gang whose leader, host 0, was lost before it could judge: host 0 is to blame."""
+
+from __future__ import annotations
+
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, RemoteError, Verdict, judge_leaderless
+
+
+def test_survivors_that_lost_their_leader_are_not_blamed():
+    seen = "The coordinator of the gang at 10.0.0.1:5000 has not answered for 10 s."
+    broken = RemoteError("JaxRuntimeError", "UNAVAILABLE", "", consequence=True)
+    reports = [
+        HostReport(1, Exit.STOPPED, seen),
+        HostReport(2, Exit.SIGNAL, "killed by SIGABRT", signal=6),
+        HostReport(3, Exit.RAISED, "JaxRuntimeError", error=broken),
+    ]
+    outcome = judge_leaderless(4, reports, now=9.0)
+    assert (outcome.verdict, outcome.blamed) == (Verdict.FAILED, (0,))
+    assert outcome.reason == "host 0 of 4, which led the gang, was lost"
+    assert outcome.first is not None
+    assert outcome.first.exit is Exit.AGENT_LOST
+    assert outcome.reports[1].detail == seen
+
+
+def test_how_host_0_says_that_it_failed_is_how_it_failed():
+    own = HostReport(
+        0, Exit.RAISED, "ValueError: mine", error=RemoteError("ValueError", "mine", "")
+    )
+    outcome = judge_leaderless(2, [own, HostReport(1, Exit.STOPPED)], now=9.0)
+    assert (outcome.blamed, outcome.reports[0]) == ((0,), own)
+    assert "ValueError: mine" in outcome.reason
+
+
+def test_a_leader_that_returned_and_was_lost_before_the_others_ended_is_to_blame():
+    own = HostReport(0, Exit.RETURNED, result_digest="00")
+    outcome = judge_leaderless(2, [own, HostReport(1, Exit.STOPPED)], now=9.0)
+    assert (outcome.verdict, outcome.blamed) == (Verdict.FAILED, (0,))
+    assert outcome.reports[0].exit is Exit.AGENT_LOST
+
+
+def test_hosts_that_have_all_returned_have_succeeded():
+    reports = [HostReport(0, Exit.RETURNED, result_digest="00"), HostReport(1, Exit.RETURNED)]
+    assert judge_leaderless(2, reports, now=9.0).ok
