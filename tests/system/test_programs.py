@@ -17,6 +17,8 @@ from gangs import PATIENCE_S, kill, wait_until
 import kinetic
 from kinetic import errors
 from kinetic._core.exits import Exit
+from kinetic._store.memory import MemoryStore
+from kinetic._store.served import serving
 
 pytest.importorskip("cryptography")
 
@@ -92,6 +94,33 @@ def test_keras_trains_on_four_hosts():
         return jax.process_count(), jax.device_count(), losses[1] < losses[0]
 
     assert train() == (4, 16, True)
+
+
+@pytest.fixture
+def distant(home):
+    """A store that is no folder, in this process; each call takes its time."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    slow = MemoryStore(delay_s=0.01)
+    with serving(slow, home.parent / "store") as store:
+        os.environ["KINETIC_STORE"] = store.uri
+        yield store
+
+
+def test_a_gang_works_over_a_distant_store(distant, capfd):
+    handle = run("tpu-v6e-8", retries=1)(fail_once_aloud).run_async()
+    with pytest.raises(ValueError, match="attempt 2"):
+        handle.result(timeout=PATIENCE_S, stream_logs=True)
+    assert capfd.readouterr().out.splitlines() == ["attempt 1", "attempt 2"]
+    assert handle.outcome().attempt == 2
+    assert "RETRY" in {event["kind"].upper() for event in handle.events()}
+
+
+def fail_once_aloud():
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    print(f"attempt {attempt}", flush=True)
+    if os.environ["KINETIC_HOST_INDEX"] == "0":
+        raise ValueError(f"attempt {attempt}")
+    time.sleep(1000)
 
 
 # -- deaths ----------------------------------------------------------------------------------------

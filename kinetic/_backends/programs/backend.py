@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kinetic._backends import attempt_logs
+from kinetic._backends import attempt_logs, segments
 from kinetic._backends.base import (
     Connection,
     Document,
@@ -183,9 +183,7 @@ class ProgramsBackend:
         """Read what the hosts have printed, and on, until the job has ended."""
         folder = self._store.as_folder()
         if folder is None:
-            raise PreflightError(
-                f"Output in the store {self._store.uri} cannot be read here: it is no folder."
-            )
+            return segments.logs(self._store, ref, request, lambda: self._has_ended(ref))
 
         def reader_of(attempt: int, host: int) -> LogReader:
             key = layout.log(ref.job_id, attempt, host)
