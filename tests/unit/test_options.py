@@ -47,7 +47,7 @@ class Trainer:
         ({"accelerator": "tpu-v6e-12"}, "v6e"),
         ({"accelerator": ""}, ""),
         ({"accelerator": None}, "NoneType"),
-        ({"backend": "slurm"}, "Backends are: gke, pathways, local, ray"),
+        ({"backend": "slurm"}, "Backends are: gke, pathways, local, programs, ray"),
         ({"backend": ""}, "backend must not be empty"),
         ({"project": 7}, "project must be a string"),
         ({"slices": 0}, "slices must be 1 or more"),
