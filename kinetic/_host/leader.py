@@ -188,7 +188,7 @@ class Leader:
             await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
         self._agents.signal(signal.SIGKILL)
         ended = self._judged()
-        if ended.may_repeat(self._plan.retries) and not ended.unwanted:
+        if ended.may_repeat(self._plan.options.retries) and not ended.unwanted:
             reason = ended.outcome.reason
             self._all_go_on = await coordinator.roll_call(self._others, reason, ROLL_CALL_S)
         await coordinator.stop()

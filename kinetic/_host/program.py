@@ -86,7 +86,7 @@ class _Leading(_Host):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         ended = self._attempt()
         self._clear_up()
-        if ended.may_repeat(self._plan.retries):
+        if ended.may_repeat(self._plan.options.retries):
             if ended.unwanted or signal.SIGTERM in signal.sigpending():
                 ended = ended.cancelled()
             elif ended.all_go_on:
@@ -126,7 +126,7 @@ class _Joining(_Host):
         self._agents.fork([self._who])
         code = self._await_agent()
         self._clear_up()
-        if code != UNDELIVERED and self._who.attempt <= self._plan.retries:
+        if code != UNDELIVERED and self._who.attempt <= self._plan.options.retries:
             from kinetic._rpc.client import next_attempt
 
             following = next_attempt(self._who.endpoint, self._who.host)
