@@ -73,8 +73,8 @@ def _unplanned(function: Callable[[], None], options: Mapping[str, Any]) -> Plan
 
 
 @dataclass(frozen=True)
-class Desk:
-    """A store of jobs and the way to what runs them.
+class AppContext:
+    """What every command needs: the store of jobs, and the way to what runs them.
 
     Attributes:
         store: where references and records are.
@@ -239,9 +239,9 @@ def _ending_of(told: Mapping[str, Any], ref: JobRef) -> Ending | None:
         return None
 
 
-def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
-    """Open the desk for a command, from settings and from --project, --zone, --cluster and
-    --namespace."""
+def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]:
+    """Pass the `AppContext` to a command, made from settings and from --project, --zone, --cluster
+    and --namespace."""
 
     @functools.wraps(command)
     def opened(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -255,12 +255,12 @@ def with_desk(command: Callable[Concatenate[Desk, P], R]) -> Callable[P, R]:
     return opened
 
 
-def _open(given: Desk | None, flags: Mapping[str, str | None]) -> Desk:
+def _open(given: AppContext | None, flags: Mapping[str, str | None]) -> AppContext:
     return configured(flags) if given is None else given
 
 
-def configured(flags: Mapping[str, str | None]) -> Desk:
-    """Return the desk that settings and flags describe."""
+def configured(flags: Mapping[str, str | None]) -> AppContext:
+    """Return the context that settings and flags describe."""
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store
 
@@ -290,7 +290,7 @@ def configured(flags: Mapping[str, str | None]) -> Desk:
         arguments: dict[str, Any] = {**options, **flags}
         return decorator.run(**arguments)(function)
 
-    return Desk(
+    return AppContext(
         store,
         backend_of,
         handle_of,

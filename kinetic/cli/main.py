@@ -19,7 +19,7 @@ from kinetic.cli.lazy import Lazy, LazyGroup, suggested
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
-    from kinetic.cli.context import Desk
+    from kinetic.cli.context import AppContext
 
 _COMMANDS = {
     "run": Lazy(
@@ -127,11 +127,11 @@ def main() -> NoReturn:
     sys.exit(call(sys.argv[1:]))
 
 
-def call(argv: Sequence[str], desk: Desk | None = None) -> int:
-    """Run one command line and return its exit code; `desk` replaces the configured store and
+def call(argv: Sequence[str], app: AppContext | None = None) -> int:
+    """Run one command line and return its exit code; `app` replaces the configured store and
     backends."""
     try:
-        with root.make_context("kinetic", list(argv), obj=desk) as ctx:
+        with root.make_context("kinetic", list(argv), obj=app) as ctx:
             code = root.invoke(ctx)
         sys.stdout.flush()
     except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException) as ending:

@@ -1,6 +1,6 @@
 """Which records and which content nobody needs any more, and their removal.
 
-In: a desk, a store, times. Out: what was (or would be) removed.
+In: the context, a store, times. Out: what was (or would be) removed.
 
 Content is in use while any plan in the store names it, directly or through the record of its tree.
 The search for names is generous on purpose: whatever looks like a digest in a plan or a record
@@ -23,7 +23,7 @@ from kinetic._datasets.cached_copy import CachedCopy
 from kinetic._store import index as stored
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import sweeping
-from kinetic.cli.context import Desk, Standing
+from kinetic.cli.context import AppContext, Standing
 from kinetic.errors import NotFound
 
 CONTENT_AGE_S = 86400.0
@@ -55,10 +55,10 @@ class Swept:
     batches: tuple[str, ...] = ()
 
 
-def ended_before(desk: Desk, moment: float) -> list[JobRef]:
+def ended_before(app: AppContext, moment: float) -> list[JobRef]:
     """Return the jobs that ended before the moment (seconds since the epoch), oldest first."""
-    refs = desk.refs()
-    standings = desk.standings(refs)
+    refs = app.refs()
+    standings = app.standings(refs)
     return [ref for ref in reversed(refs) if _ended_at(ref, standings[ref.job_id]) < moment]
 
 
@@ -70,13 +70,13 @@ def _ended_at(ref: JobRef, found: Standing) -> float:
     return ref.created_at if found.state in _ENDED else float("inf")
 
 
-def remove(desk: Desk, ref: JobRef) -> None:
+def remove(app: AppContext, ref: JobRef) -> None:
     """Remove what the backend holds, the records and the logs of a job that has ended; its output
     folder stays."""
-    desk.backend_of(ref).cleanup(ref)
-    desk.store.delete(layout.job(ref.job_id))
+    app.backend_of(ref).cleanup(ref)
+    app.store.delete(layout.job(ref.job_id))
     # last: an interrupted removal can be found and done again
-    stored.remove(desk.store, ref.job_id)
+    stored.remove(app.store, ref.job_id)
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:

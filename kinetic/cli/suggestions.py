@@ -49,13 +49,13 @@ def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionI
     from kinetic._client.board import text
     from kinetic.cli.context import configured
 
-    desk, begun = configured({}), incomplete.lower()
+    app, begun = configured({}), incomplete.lower()
     shown = 0
-    for ref in desk.refs():
+    for ref in app.refs():
         bare = ref.job_id.removeprefix("job-")
         word = ref.job_id if ref.job_id.startswith(begun) else bare
-        if word.startswith(begun) and wanted(state := desk.standing(ref).state):
-            age = text.age(desk.now() - ref.created_at)
+        if word.startswith(begun) and wanted(state := app.standing(ref).state):
+            age = text.age(app.now() - ref.created_at)
             yield CompletionItem(
                 word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
             )
@@ -70,10 +70,10 @@ def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Wo
     from kinetic.cli.context import configured
 
     try:
-        desk = configured({})
+        app = configured({})
         # click leaves words where they are when the last option still lacks its value
         named = ctx.params.get("job_id") or ctx.args[0]
-        newest = kept.newest(desk.store, desk.find(named).job_id)
+        newest = kept.newest(app.store, app.find(named).job_id)
     except Exception:  # noqa: BLE001 - see the module's docstring
         return []
     numbers = map(str, range(newest, 0, -1))

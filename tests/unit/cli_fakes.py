@@ -25,7 +25,7 @@ from kinetic._core.ref import JobRef
 from kinetic._pickling import results
 from kinetic._source import packs
 from kinetic._store.local import LocalStore
-from kinetic.cli.context import Desk
+from kinetic.cli.context import AppContext
 from kinetic.cli.main import call
 from kinetic.errors import StoreError
 
@@ -99,7 +99,7 @@ class World:
         self.store = LocalStore(root)
         self.backend = FakeBackend()
         self.submitted: list[tuple[Callable[[], None], Mapping[str, Any]]] = []
-        self.desk = Desk(
+        self.app = AppContext(
             self.store, lambda ref: self.backend, self._handle, self._submit, lambda: NOW
         )
 
@@ -186,4 +186,4 @@ class World:
         )
 
     def __call__(self, *argv: str) -> int:
-        return call(argv, self.desk)
+        return call(argv, self.app)

@@ -26,7 +26,7 @@ from kinetic._core.ref import JobRef
 from kinetic._pickling import results
 from kinetic._store.gc_lock import submitting
 from kinetic.cli import output, pruning
-from kinetic.cli.context import Desk
+from kinetic.cli.context import AppContext
 from kinetic.cli.main import call
 from kinetic.errors import HostLost, PreflightError
 
@@ -205,10 +205,10 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
         raise PreflightError("no such backend")
 
     world.job("job-00000001")
-    desk = Desk(world.store, missing, missing, world._submit, lambda: NOW)
-    assert call(["jobs", "list"], desk) == 0
+    app = AppContext(world.store, missing, missing, world._submit, lambda: NOW)
+    assert call(["jobs", "list"], app) == 0
     assert "UNKNOWN" in capsys.readouterr().out
-    assert call(["jobs", "prune", "--yes", "--older-than", "1s"], desk) == 0
+    assert call(["jobs", "prune", "--yes", "--older-than", "1s"], app) == 0
     assert world.store.has(layout.ref("job-00000001"))
 
 
@@ -893,13 +893,13 @@ def test_an_error_shows_its_traceback_only_when_debugging(
         raise ZeroDivisionError("a fault of ours")
 
     world.job("job-00000001")
-    desk = Desk(world.store, fault, fault, world._submit)
-    assert call(["jobs", "wait", "job-0"], desk) == 1
+    app = AppContext(world.store, fault, fault, world._submit)
+    assert call(["jobs", "wait", "job-0"], app) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ZeroDivisionError: a fault of ours\n")
     assert "KINETIC_LOG_LEVEL=DEBUG" in err
     monkeypatch.setenv("KINETIC_LOG_LEVEL", "debug")
-    assert call(["jobs", "wait", "job-0"], desk) == 1
+    assert call(["jobs", "wait", "job-0"], app) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -908,7 +908,7 @@ def test_a_lost_host_is_a_failure_of_the_job(world: World, capsys: Capture) -> N
         raise HostLost("host 3 died", job_id="job-00000001", hosts=[3])
 
     world.job("job-00000001")
-    assert call(["jobs", "wait", "job-0"], Desk(world.store, lost, lost, world._submit)) == 1
+    assert call(["jobs", "wait", "job-0"], AppContext(world.store, lost, lost, world._submit)) == 1
     assert capsys.readouterr().err == "error: host 3 died\n"
 
 

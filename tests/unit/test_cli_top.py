@@ -22,7 +22,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic.cli.commands import top
-from kinetic.cli.context import Desk
+from kinetic.cli.context import AppContext
 from kinetic.cli.main import call
 from kinetic.errors import CoordinatorLost
 
@@ -177,7 +177,7 @@ class Client:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     def lost() -> dict[str, Any]:
         raise CoordinatorLost("nobody answers")
 
@@ -190,12 +190,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
         store.put(layout.ref(job.job_id), json.dumps(job.to_json()).encode())
     nothing: Any = None
     place: Any = backend
-    return Desk(
+    return AppContext(
         store, lambda job: place, lambda job: JobHandle(job, place, store), nothing, lambda: NOW
     )
 
 
-def test_once(world: Desk, capsys: Capture) -> None:
+def test_once(world: AppContext, capsys: Capture) -> None:
     assert call(["jobs", "top", "--once"], world) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [(row[0], row[3], row[4]) for row in rows[1:]] == [
@@ -208,7 +208,7 @@ def test_once(world: Desk, capsys: Capture) -> None:
     assert "job-00000002" not in capsys.readouterr().out
 
 
-def test_json(world: Desk, capsys: Capture) -> None:
+def test_json(world: AppContext, capsys: Capture) -> None:
     assert call(["jobs", "top", "--json"], world) == 0
     second, first = json.loads(capsys.readouterr().out)
     assert (second["job_id"], second["members"]) == ("job-00000002", [])
@@ -216,8 +216,8 @@ def test_json(world: Desk, capsys: Capture) -> None:
     assert first["members"][0]["cpu_percent"] == 50.0
 
 
-def test_nothing_runs(world: Desk, capsys: Capture, tmp_path: Path) -> None:
-    empty = Desk(
+def test_nothing_runs(world: AppContext, capsys: Capture, tmp_path: Path) -> None:
+    empty = AppContext(
         LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.submit, world.now
     )
     assert call(["jobs", "top"], empty) == 0
@@ -226,7 +226,7 @@ def test_nothing_runs(world: Desk, capsys: Capture, tmp_path: Path) -> None:
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_what_has_ended_is_not_looked_at_twice(world: Desk) -> None:
+def test_what_has_ended_is_not_looked_at_twice(world: AppContext) -> None:
     backend: Any = world.backend_of(ref())
     with top.Watch(world, set()) as watch:
         assert len(watch.look()) == 3
@@ -241,7 +241,7 @@ def test_what_has_ended_is_not_looked_at_twice(world: Desk) -> None:
 
 
 def test_status_of_a_running_job_shows_what_its_hosts_are_doing(
-    world: Desk, capsys: Capture
+    world: AppContext, capsys: Capture
 ) -> None:
     events = [("ready", 80.0, 1), ("retry", 40.0, 1), ("ready", 30.5, 2)]
     told = "".join(
@@ -268,7 +268,7 @@ def test_status_of_a_running_job_shows_what_its_hosts_are_doing(
 
 
 def test_status_of_a_large_running_gang_shows_the_hosts_that_stand_still(
-    world: Desk, capsys: Capture
+    world: AppContext, capsys: Capture
 ) -> None:
     hosts = [member(host, stalled_s=60.0 if host == 77 else 0.0) for host in range(100)]
     Client.gangs["job-00000001"] = lambda: snapshot(*hosts)
@@ -279,7 +279,7 @@ def test_status_of_a_large_running_gang_shows_the_hosts_that_stand_still(
     assert "68 hosts more" in err
 
 
-def test_a_job_that_has_not_started_has_no_time(world: Desk, capsys: Capture) -> None:
+def test_a_job_that_has_not_started_has_no_time(world: AppContext, capsys: Capture) -> None:
     assert call(["jobs", "status", "job-00000002"], world) == 0
     out = capsys.readouterr().out
     assert "Started" not in out

@@ -19,7 +19,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Verdict, judge
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
-from kinetic.cli.context import Desk
+from kinetic.cli.context import AppContext
 from kinetic.cli.main import call
 
 
@@ -33,8 +33,8 @@ def backend(store):
     return FakeBackend(store)
 
 
-def desk(store, backend, now=NOW + 1):
-    return Desk(
+def app(store, backend, now=NOW + 1):
+    return AppContext(
         store,
         lambda _: backend,
         lambda job: JobHandle(job, backend, store),
@@ -48,7 +48,7 @@ def ask_python(store, backend, job):
 
 
 def ask_cli(store, backend, job):
-    return desk(store, backend).standing(job).state
+    return app(store, backend).standing(job).state
 
 
 def ask_wait(store, backend, job):
@@ -121,11 +121,11 @@ def test_a_job_that_was_cancelled_and_never_judged(store, backend, ask):
 def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backend, capsys):
     job = put_ref(store, ref())
     later = job.created_at + 3600.0
-    assert desk(store, backend, later).standing(job).state == "FAILED"
+    assert app(store, backend, later).standing(job).state == "FAILED"
     assert not store.has(layout.outcome(job.job_id)), "its submission may yet go on"
     assert "never started" in settle(backend, store, job, later).reason
-    assert desk(store, backend, later).standing(job).state == "FAILED"
-    assert call(["jobs", "status", "--json", job.job_id], desk(store, backend, later)) == 0
+    assert app(store, backend, later).standing(job).state == "FAILED"
+    assert call(["jobs", "status", "--json", job.job_id], app(store, backend, later)) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
 
 
@@ -137,7 +137,7 @@ def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
         HostReport(1, Exit.RETURNED),
     )
     ask_cli(store, backend, job)
-    assert desk(store, backend).ending(job)[:2] == ("SUCCEEDED", NOW + 1)
+    assert app(store, backend).ending(job)[:2] == ("SUCCEEDED", NOW + 1)
 
 
 @pytest.mark.parametrize("later_s", [3600.0, -3600.0])
@@ -147,7 +147,7 @@ def test_a_job_that_nobody_ever_started_has_failed_also_when_the_clock_was_set_b
     job = put_ref(store, ref())
     monkeypatch.setattr("kinetic._client.handle.time.time", lambda: job.created_at + later_s)
     assert ask_python(store, backend, job) == "FAILED"
-    assert desk(store, backend, job.created_at + later_s).standing(job).state == "FAILED"
+    assert app(store, backend, job.created_at + later_s).standing(job).state == "FAILED"
 
 
 def test_nobody_is_to_blame_for_a_cancel():

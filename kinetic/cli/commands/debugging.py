@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import job_argument
 
 _HELP = """Attach a debugger to a job that was started with debug=True.
@@ -39,10 +39,10 @@ Examples:
     help="Where the job's source is here; else where it was sent from.",
 )
 @job_argument("running_jobs")
-@with_desk
-def debug(desk: Desk, /, *, job_id: str, port: int, working_dir: str | None) -> int:
+@pass_app
+def debug(app: AppContext, /, *, job_id: str, port: int, working_dir: str | None) -> int:
     """Forward the debugger's port."""
-    handle, forward = desk.handle(job_id), None
+    handle, forward = app.handle(job_id), None
     try:
         forward = handle.debug_attach(port, working_dir)
         forward.wait()

@@ -12,7 +12,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core.state import JobStatus
 from kinetic.cli import output
-from kinetic.cli.context import UNKNOWN, Desk, Ending, Standing, with_desk
+from kinetic.cli.context import UNKNOWN, AppContext, Ending, Standing, pass_app
 from kinetic.cli.lazy import Lazy, LazyGroup
 from kinetic.cli.options import accepted, job_argument, json_option
 from kinetic.errors import NotFound, UsageError
@@ -128,9 +128,9 @@ def jobs() -> None:
 @click.option("--group", metavar="ID", help="Only jobs of this batch.")
 @accepted("--output-dir")
 @json_option
-@with_desk
+@pass_app
 def list_jobs(
-    desk: Desk,
+    app: AppContext,
     /,
     *,
     limit: int,
@@ -140,14 +140,14 @@ def list_jobs(
     as_json: bool,
 ) -> None:
     """Print one line for each job."""
-    refs = desk.refs() if group is None else _of_batch(desk, group)
-    shown, more = _select(desk, refs, None if show_all else limit, {s.upper() for s in states})
+    refs = app.refs() if group is None else _of_batch(app, group)
+    shown, more = _select(app, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
         return output.json_document(
             [
                 ref.attributes()
                 | {"state": found.state, "reason": found.reason}
-                | _times(desk, ref, found.ending)
+                | _times(app, ref, found.ending)
                 for ref, found in shown
             ]
         )
@@ -156,24 +156,24 @@ def list_jobs(
             "There are no such jobs." if states or group else "There are no jobs yet."
         )
     if group is not None:
-        output.notice(f"Batch {desk.batch_name(shown[0][0].group_id or group)}:")
+        output.notice(f"Batch {app.batch_name(shown[0][0].group_id or group)}:")
     # Of most jobs there is no reason to give: the column is there where one has any.
     columns = (*_COLUMNS, "REASON") if any(found.reason for _, found in shown) else _COLUMNS
-    rows = [_cells(desk, ref, found)[: len(columns)] for ref, found in shown]
+    rows = [_cells(app, ref, found)[: len(columns)] for ref, found in shown]
     output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", wrap="REASON")
     if more:
         output.notice("There are more jobs: --all shows them.")
     return None
 
 
-def _of_batch(desk: Desk, text: str) -> list[JobRef]:
+def _of_batch(app: AppContext, text: str) -> list[JobRef]:
     """The jobs of the batch with this id, or the only one whose id begins so.
 
     Raises:
         NotFound: there is no such batch.
         UsageError: several ids begin so.
     """
-    refs = desk.refs()
+    refs = app.refs()
     known = sorted({ref.group_id for ref in refs if ref.group_id})
     found = [i for i in known if i == text] or [
         i for i in known if text and i.startswith((text, f"grp-{text}"))
@@ -183,7 +183,7 @@ def _of_batch(desk: Desk, text: str) -> list[JobRef]:
             f"{text!r} is the beginning of {len(found)} batch ids: {', '.join(found[:5])}. Write "
             "one more letter."
         )
-    if not found and not desk.has_batch(text):
+    if not found and not app.has_batch(text):
         raise NotFound(
             f"There is no batch {text!r} in this store. `kinetic jobs list --all --json` names the "
             "batch of each job."
@@ -192,14 +192,14 @@ def _of_batch(desk: Desk, text: str) -> list[JobRef]:
 
 
 def _select(
-    desk: Desk, refs: list[JobRef], limit: int | None, states: set[str]
+    app: AppContext, refs: list[JobRef], limit: int | None, states: set[str]
 ) -> tuple[list[tuple[JobRef, Standing]], bool]:
     """The first `limit` jobs in one of the states, and whether there may be more. States are read
     in portions, only as far as needed."""
     portion = len(refs) or 1 if limit is None else max(limit, _PORTION) if states else limit
     shown: list[tuple[JobRef, Standing]] = []
     for begin in range(0, len(refs), portion):
-        standings = desk.standings(refs[begin : begin + portion])
+        standings = app.standings(refs[begin : begin + portion])
         for index, ref in enumerate(refs[begin : begin + portion], begin):
             found = standings[ref.job_id]
             if not states or found.state in states:
@@ -209,9 +209,9 @@ def _select(
     return shown, False
 
 
-def _cells(desk: Desk, ref: JobRef, found: Standing) -> tuple[str, ...]:
-    now = desk.now()
-    times = _times(desk, ref, found.ending)
+def _cells(app: AppContext, ref: JobRef, found: Standing) -> tuple[str, ...]:
+    now = app.now()
+    times = _times(app, ref, found.ending)
     started_at, ended_at = times["started_at"], times["ended_at"]
     ran = "-" if started_at is None else text.duration((ended_at or now) - started_at)
     return (
@@ -226,25 +226,25 @@ def _cells(desk: Desk, ref: JobRef, found: Standing) -> tuple[str, ...]:
     )
 
 
-def _times(desk: Desk, ref: JobRef, ending: Ending | None) -> dict[str, float | None]:
+def _times(app: AppContext, ref: JobRef, ending: Ending | None) -> dict[str, float | None]:
     """When the function started and the job ended, as far as it is known."""
     if ending is None:
-        return {"started_at": desk.started_at(ref), "ended_at": None}
+        return {"started_at": app.started_at(ref), "ended_at": None}
     return {"started_at": ending.started_at, "ended_at": ending.at}
 
 
 @click.command("status", help=_STATUS_HELP)
 @json_option
 @job_argument("jobs")
-@with_desk
-def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
+@pass_app
+def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print what is known about one job."""
-    ref = desk.find(job_id)
-    outcome = desk.handle_of(ref).outcome()
-    found = desk.standing(ref)
-    times = _times(desk, ref, found.ending)
-    members = _members(desk, ref) if outcome is None else []
-    attempts = desk.gang(ref, outcome).attempts
+    ref = app.find(job_id)
+    outcome = app.handle_of(ref).outcome()
+    found = app.standing(ref)
+    times = _times(app, ref, found.ending)
+    members = _members(app, ref) if outcome is None else []
+    attempts = app.gang(ref, outcome).attempts
     if as_json:
         known = {
             "state": found.state,
@@ -256,7 +256,7 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
         return output.json_document(
             ref.attributes() | known | {"outcome": outcome.to_json() if outcome else None}
         )
-    output.line(text.pairs(_facts(desk, ref, found, outcome, times["started_at"])))
+    output.line(text.pairs(_facts(app, ref, found, outcome, times["started_at"])))
     if len(attempts) > 1:
         _print_attempts(attempts)
     if members:
@@ -266,18 +266,18 @@ def status(desk: Desk, /, *, job_id: str, as_json: bool) -> None:
     return None
 
 
-def _members(desk: Desk, ref: JobRef) -> list[HostLine]:
+def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
     """What the hosts of a job that runs are doing; [] when nothing is known of them."""
     from kinetic.cli.commands.top import Watch
 
-    with Watch(desk, {ref.job_id}) as watch:
+    with Watch(app, {ref.job_id}) as watch:
         return [line for line in watch.look() if line.host is not None]
 
 
 def _facts(
-    desk: Desk, ref: JobRef, found: Standing, outcome: Outcome | None, started_at: float | None
+    app: AppContext, ref: JobRef, found: Standing, outcome: Outcome | None, started_at: float | None
 ) -> list[tuple[str, str]]:
-    now = desk.now()
+    now = app.now()
     facts = [
         ("Job", ref.job_id),
         ("Name", ref.display_name),
@@ -286,7 +286,7 @@ def _facts(
         ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
         ("Backend", ref.backend),
         *(
-            [("Batch", f"{desk.batch_name(ref.group_id)}, input {ref.group_index}")]
+            [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]
             if ref.group_id
             else []
         ),

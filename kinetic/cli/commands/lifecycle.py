@@ -13,7 +13,7 @@ import click
 from kinetic._client.board import text
 from kinetic._core.ref import JobRef
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import DURATION, job_argument, jobs_argument, json_option, yes_option
 from kinetic.errors import KineticError
 
@@ -67,10 +67,10 @@ Examples:
 @click.command("stacks", help=_STACKS_HELP)
 @json_option
 @job_argument("running_jobs")
-@with_desk
-def stacks(desk: Desk, /, *, job_id: str, as_json: bool) -> int:
+@pass_app
+def stacks(app: AppContext, /, *, job_id: str, as_json: bool) -> int:
     """Print the stacks of all hosts."""
-    found = desk.handle(job_id).stacks()
+    found = app.handle(job_id).stacks()
     if as_json:
         output.json_document({str(host): stack for host, stack in found.items()})
     else:
@@ -88,16 +88,21 @@ def _grouped(stacks_by_host: dict[int, str]) -> str:
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @jobs_argument("running_jobs", required=True)
-@with_desk
+@pass_app
 def cancel(
-    desk: Desk, /, *, job_ids: tuple[str, ...], cleanup_timeout: float, cleanup_poll_interval: float
+    app: AppContext,
+    /,
+    *,
+    job_ids: tuple[str, ...],
+    cleanup_timeout: float,
+    cleanup_poll_interval: float,
 ) -> None:
     """Ask jobs to stop."""
-    for ref in _all(desk, job_ids):
-        if desk.ending(ref) is not None:
+    for ref in _all(app, job_ids):
+        if app.ending(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
-        desk.handle_of(ref).cancel(cleanup_timeout=0)
+        app.handle_of(ref).cancel(cleanup_timeout=0)
         output.line(f"{ref.job_id} is being cancelled.")
 
 
@@ -111,9 +116,9 @@ def cancel(
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @jobs_argument("jobs", required=True)
-@with_desk
+@pass_app
 def cleanup(
-    desk: Desk,
+    app: AppContext,
     /,
     *,
     job_ids: tuple[str, ...],
@@ -123,8 +128,8 @@ def cleanup(
     cleanup_poll_interval: float,
 ) -> None:
     """Remove jobs."""
-    for ref in _all(desk, job_ids):
-        desk.handle_of(ref).cleanup(
+    for ref in _all(app, job_ids):
+        app.handle_of(ref).cleanup(
             k8s=k8s,
             gcs=gcs,
             cleanup_timeout=cleanup_timeout,
@@ -133,10 +138,10 @@ def cleanup(
         output.line(f"{ref.job_id} is cleaned up.")
 
 
-def _all(desk: Desk, job_ids: tuple[str, ...]) -> list[JobRef]:
+def _all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
     """All references before anything is done: a wrong id among several must not leave half of them
     done."""
-    return list({ref.job_id: ref for ref in map(desk.find_to_end, job_ids)}.values())
+    return list({ref.job_id: ref for ref in map(app.find_to_end, job_ids)}.values())
 
 
 @click.command("prune", help=_PRUNE_HELP)
@@ -151,21 +156,21 @@ def _all(desk: Desk, job_ids: tuple[str, ...]) -> list[JobRef]:
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @yes_option
 @json_option
-@with_desk
-def prune(desk: Desk, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
+@pass_app
+def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Remove old records, then content that is not used any more."""
     from kinetic.cli import pruning
 
-    old = pruning.ended_before(desk, desk.now() - older_than)
-    limit = desk.now() - pruning.CONTENT_AGE_S
-    unused = pruning.find_unused(desk.store, older_than=limit, without={ref.job_id for ref in old})
+    old = pruning.ended_before(app, app.now() - older_than)
+    limit = app.now() - pruning.CONTENT_AGE_S
+    unused = pruning.find_unused(app.store, older_than=limit, without={ref.job_id for ref in old})
     if dry_run:
         return _tell("Would remove", old, unused, [], as_json, listed=None)
     if not yes and (old or unused.contents or unused.data):
         _ask(old)
-    failed = [problem for ref in old if (problem := _removed(desk, ref))]
+    failed = [problem for ref in old if (problem := _removed(app, ref))]
     kept = {problem["job_id"] for problem in failed}
-    swept = pruning.sweep(desk.store, older_than=limit)
+    swept = pruning.sweep(app.store, older_than=limit)
     return _tell(
         "Removed",
         [ref for ref in old if ref.job_id not in kept],
@@ -195,12 +200,12 @@ def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
     return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 
 
-def _removed(desk: Desk, ref: JobRef) -> dict[str, Any] | None:
+def _removed(app: AppContext, ref: JobRef) -> dict[str, Any] | None:
     """Remove one job; one that cannot be removed must not keep the others."""
     from kinetic.cli import pruning
 
     try:
-        pruning.remove(desk, ref)
+        pruning.remove(app, ref)
     except KineticError as problem:
         output.notice(f"warning: {ref.job_id} was kept: {problem}")
         return {"job_id": ref.job_id, "error": str(problem)}

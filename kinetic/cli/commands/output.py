@@ -11,7 +11,7 @@ import click
 
 from kinetic._client.board.line_prefix import Prefixer
 from kinetic.cli import exit_codes, output
-from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import suggested
 from kinetic.cli.options import DURATION, accepted, job_argument, json_option
 from kinetic.errors import UsageError, a_type
@@ -86,9 +86,9 @@ Examples:
 )
 @accepted("--no-resume", is_flag=True)
 @job_argument("jobs")
-@with_desk
+@pass_app
 def logs(
-    desk: Desk,
+    app: AppContext,
     /,
     *,
     job_id: str,
@@ -102,11 +102,11 @@ def logs(
     """Print output of hosts."""
     from kinetic._backends.base import LogRequest
 
-    ref = desk.find(job_id)
+    ref = app.find(job_id)
     chosen = None if all_hosts else _checked(hosts or (0,), ref.hosts)
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
-    if not output.copy_log(desk.output_of(ref, request), prefixer, flush=follow) and tail != 0:
+    if not output.copy_log(app.output_of(ref, request), prefixer, flush=follow) and tail != 0:
         output.notice(
             f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands."
         )
@@ -129,10 +129,10 @@ def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
 )
 @json_option
 @job_argument("jobs")
-@with_desk
-def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
+@pass_app
+def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
     """Wait for the end."""
-    handle = desk.handle(job_id)
+    handle = app.handle(job_id)
     outcome = handle.wait(timeout)
     if as_json:
         output.json_document({"job_id": handle.job_id} | outcome.to_json())
@@ -160,9 +160,9 @@ def wait(desk: Desk, /, *, job_id: str, timeout: float | None, as_json: bool) ->
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
 @json_option
 @job_argument("jobs")
-@with_desk
+@pass_app
 def result(
-    desk: Desk,
+    app: AppContext,
     /,
     *,
     job_id: str,
@@ -173,7 +173,7 @@ def result(
     as_json: bool,
 ) -> int:
     """Print the value."""
-    handle = desk.handle(job_id)
+    handle = app.handle(job_id)
     if not handle.wait(timeout).ok:
         return tell_failure(handle)
     value = handle.result(

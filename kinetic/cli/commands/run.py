@@ -19,7 +19,7 @@ from kinetic._core.options import TABLE, Flag, Option, Takes
 from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import tell_failure
-from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import suggested
 from kinetic.cli.misplaced import Known
 from kinetic.cli.options import ASSIGNMENT, DURATION, json_option
@@ -149,11 +149,11 @@ _MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: 
 )
 @json_option
 @click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)
-@with_desk
+@pass_app
 @click.pass_context
 def run(
     ctx: click.Context,
-    desk: Desk,
+    app: AppContext,
     /,
     *,
     detach: bool,
@@ -173,12 +173,12 @@ def run(
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
     function = programs.function(program, Path.cwd())
     if dry_run:
-        return _show(desk.plan(function, _arguments(program, options)), as_json=as_json)
-    handle = desk.submit(function, _arguments(program, options))
+        return _show(app.plan(function, _arguments(program, options)), as_json=as_json)
+    handle = app.submit(function, _arguments(program, options))
     if detach:
         output.line(handle.job_id)
         return exit_codes.OK
-    return _follow(desk, handle, program, all_hosts)
+    return _follow(app, handle, program, all_hosts)
 
 
 def _show(view: PlanView, *, as_json: bool) -> int:
@@ -221,12 +221,12 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     return options | {"name": options["name"] or program.name, "joins_jax": joins}
 
 
-def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
+def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
     """Print the output as it comes, then tell how the program ended."""
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
     try:
-        _print_output(desk, handle, all_hosts)
+        _print_output(app, handle, all_hosts)
         outcome = handle.outcome() or handle.wait()
     except KeyboardInterrupt:
         output.notice(
@@ -238,14 +238,14 @@ def _follow(desk: Desk, handle: JobHandle[Any], program: Program, all_hosts: boo
     return exit_codes.OK if outcome.ok else _failed(handle, outcome, program)
 
 
-def _print_output(desk: Desk, handle: JobHandle[Any], all_hosts: bool) -> None:
+def _print_output(app: AppContext, handle: JobHandle[Any], all_hosts: bool) -> None:
     from kinetic._backends.base import LogRequest
     from kinetic._client.board.line_prefix import Prefixer
 
-    ref = desk.find(handle.job_id)
+    ref = app.find(handle.job_id)
     request = LogRequest(hosts=None if all_hosts else (0,), follow=True, failures=False)
     output.copy_output(
-        desk.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts)
+        app.output_of(ref, request), Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts)
     )
 
 

@@ -17,7 +17,7 @@ from kinetic._client.board.activity import HostLine, Rates
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic.cli import output
-from kinetic.cli.context import Desk, with_desk
+from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import DURATION, jobs_argument, json_option
 from kinetic.errors import KineticError
 
@@ -55,13 +55,13 @@ Examples:
 )
 @json_option
 @jobs_argument("running_jobs", required=False)
-@with_desk
+@pass_app
 def top(
-    desk: Desk, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool
+    app: AppContext, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool
 ) -> None:
     """Show running jobs."""
-    chosen = {desk.find(job_id).job_id for job_id in job_ids}
-    with Watch(desk, chosen) as watch:
+    chosen = {app.find(job_id).job_id for job_id in job_ids}
+    with Watch(app, chosen) as watch:
         if as_json:
             return output.json_document(activity.document(watch.look()))
         if once or not sys.stdout.isatty():
@@ -105,8 +105,8 @@ class Watch:
     """Looks at the jobs that have not ended, again and again; what has ended is not looked at
     twice."""
 
-    def __init__(self, desk: Desk, chosen: set[str]) -> None:
-        self._desk = desk
+    def __init__(self, app: AppContext, chosen: set[str]) -> None:
+        self._app = app
         self._chosen = chosen
         self._refs: dict[str, JobRef] = {}
         self._ended: set[str] = set()
@@ -124,7 +124,7 @@ class Watch:
         """Return the hosts of all jobs that go on, newest job first."""
         found: list[HostLine] = []
         going_on = self._going_on()
-        standings = self._desk.standings(going_on)
+        standings = self._app.standings(going_on)
         for ref in going_on:
             state = standings[ref.job_id].state
             if state not in _GOES_ON:
@@ -132,17 +132,15 @@ class Watch:
                 self._hang_up(ref.job_id)
                 continue
             seen = self._snapshot(ref)
-            attempt = None if seen else self._desk.gang(ref).current
-            found += activity.lines(
-                ref, state, seen, self._rates, self._desk.now(), attempt=attempt
-            )
+            attempt = None if seen else self._app.gang(ref).current
+            found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
         return found
 
     def _going_on(self) -> list[JobRef]:
-        ids = set(self._desk.ids()) - self._ended
+        ids = set(self._app.ids()) - self._ended
         for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
             try:
-                self._refs[job_id] = self._desk.find(job_id)
+                self._refs[job_id] = self._app.find(job_id)
             except KineticError:  # removed since, or damaged: `jobs list` tells
                 self._ended.add(job_id)
         going = [
@@ -154,7 +152,7 @@ class Watch:
         from kinetic._backends.base import Controls
 
         try:
-            backend = self._desk.backend_of(ref)
+            backend = self._app.backend_of(ref)
             address = backend.control(ref) if isinstance(backend, Controls) else None
             return (
                 None if address is None else self._client(ref.job_id, address).snapshot(_PATIENCE_S)
