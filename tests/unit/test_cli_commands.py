@@ -25,6 +25,7 @@ from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._pickling import results
 from kinetic._store.gc_lock import submitting
+from kinetic._store.local import LocalStore
 from kinetic.cli import output, pruning
 from kinetic.cli.context import AppContext
 from kinetic.cli.main import call
@@ -70,6 +71,24 @@ def test_the_backend_is_asked_once_for_all_jobs_of_a_place(world: World, capsys:
     world.backend.asked.clear()
     assert world("jobs", "prune", "--yes") == 0
     assert [len(asked) for asked in world.backend.asked] == [7]
+
+
+def test_a_list_reads_each_record_once(world: World, capsys: Capture) -> None:
+    class Counting(LocalStore):
+        def get(self, key: str) -> bytes:
+            read.append(key)
+            return super().get(key)
+
+    read: list[str] = []
+    for number in range(6):
+        world.job(f"job-0000000{number}", age=number)
+        world.succeed(f"job-0000000{number}")
+    desk = replace(world.desk, store=Counting(Path(world.store.uri)))
+    assert call(["jobs", "list", "--limit", "4"], desk) == 0
+    shown = [layout.outcome(f"job-0000000{number}") for number in range(4)]
+    assert sorted(read) == sorted(
+        [*shown, *(layout.ref(f"job-0000000{number}") for number in range(6))]
+    )
 
 
 def test_why_a_job_waits_is_shown(world: World, capsys: Capture) -> None:
@@ -940,6 +959,26 @@ def test_light_commands_load_no_heavy_package(argv: tuple[str, ...]) -> None:
         "multiprocessing",
     }
     assert not {name.partition(".")[0] for name in loaded_by(*argv)} & heavy
+
+
+def test_a_list_loads_what_reads_jobs_and_nothing_that_runs_them() -> None:
+    ours = {name for name in loaded_by("jobs", "list") if name.startswith("kinetic.")}
+    rooms = {".".join(name.split(".")[:2]) for name in ours}
+    assert rooms <= {
+        "kinetic._client",
+        "kinetic._config",
+        "kinetic._core",
+        "kinetic._shadows",
+        "kinetic._store",
+        "kinetic.cli",
+        "kinetic.errors",
+        "kinetic.version",
+    }
+    assert {name for name in ours if name.startswith("kinetic._client.")} == {
+        "kinetic._client.board",
+        "kinetic._client.board.text",
+    }
+    assert len(ours) <= 36
 
 
 def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
