@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,8 @@ from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef, new_job_id
 from kinetic._pickling import call
 from kinetic._pickling.modules import Shipped
+from kinetic._store.local import LocalStore
+from kinetic._store.served import serving
 
 
 def local(store, **options):
@@ -37,7 +42,25 @@ def programs(store):
     return ProgramsBackend(store, worker_environ(), settings.load().cache_dir / "programs")
 
 
-BACKENDS = [pytest.param(local, id="local"), pytest.param(programs, id="programs")]
+@contextmanager
+def folder(path):
+    yield LocalStore(path)
+
+
+@contextmanager
+def served(path):
+    """A store that is no folder, and that programs can reach."""
+    # A path of pytest's may be longer than that of a socket.
+    with tempfile.TemporaryDirectory() as short, serving(LocalStore(path), Path(short) / "s") as it:
+        yield it
+
+
+BACKENDS = [
+    pytest.param((local, folder), id="local"),
+    pytest.param((programs, folder), id="programs"),
+    pytest.param((programs, served), id="programs-served"),
+]
+"""What makes the backend from a store, and what opens the store."""
 
 
 def planned(store, func, accelerator="cpu", **options):

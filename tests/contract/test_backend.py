@@ -32,21 +32,28 @@ from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.log_format import STDERR
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._store.local import LocalStore
 from kinetic.errors import PreflightError
 
 UNSUCCESSFUL = (Phase.FAILED, Phase.CANCELLED)
 """What a backend may say of a cancelled job: not every one knows why its job has ended."""
 
 
-@pytest.fixture
-def store(home):
-    return LocalStore(home)
-
-
 @pytest.fixture(params=BACKENDS)
-def backend(request, store):
-    return request.param(store)
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def store(case, home):
+    _, opened = case
+    with opened(home) as store:
+        yield store
+
+
+@pytest.fixture
+def backend(case, store):
+    make, _ = case
+    return make(store)
 
 
 def needs(backend, protocol):
@@ -95,11 +102,9 @@ def test_what_cannot_run_here_is_refused_and_leaves_nothing(backend, store):
 
 
 @pytest.mark.promise(3)
-def test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(
-    backend, store, request
-):
+def test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(backend, store, case):
     ref = submitted(backend, store, speak)
-    other = request.node.callspec.params["backend"](store)
+    other = case[0](store)
     assert phase_of(other, ref) is not Phase.NOT_FOUND
     assert text(read(other, ref)) == b"one\nthree\n"
 
