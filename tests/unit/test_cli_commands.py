@@ -83,8 +83,8 @@ def test_a_list_reads_each_record_once(world: World, capsys: Capture) -> None:
     for number in range(6):
         world.job(f"job-0000000{number}", age=number)
         world.succeed(f"job-0000000{number}")
-    desk = replace(world.desk, store=Counting(Path(world.store.uri)))
-    assert call(["jobs", "list", "--limit", "4"], desk) == 0
+    app = replace(world.app, store=Counting(Path(world.store.uri)))
+    assert call(["jobs", "list", "--limit", "4"], app) == 0
     shown = [layout.outcome(f"job-0000000{number}") for number in range(4)]
     assert sorted(read) == sorted(
         [*shown, *(layout.ref(f"job-0000000{number}") for number in range(6))]
