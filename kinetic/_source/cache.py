@@ -69,7 +69,7 @@ def own_folders(cache_dir: Path) -> tuple[Path, Path]:
 
 def note_of_sent(note: Path, store_uri: str) -> Path:
     """Return the file that says what of a tree was sent to a store, given that of the tree."""
-    name = hashlib.sha256(f"{note.name}:{store_uri}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(f"{note.name}:{store_uri}")).hexdigest()[:32]
     return note.parent.parent / _SENT / name
 
 

@@ -19,6 +19,7 @@ import pytest
 import kinetic
 from kinetic import errors
 from kinetic._client.handle import JobHandle
+from kinetic._core import layout
 
 PATIENCE_S = 200.0
 OURS = ("/kinetic/_host/", "exit code 70")
@@ -608,7 +609,7 @@ def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
 
     handle = started(print_odd)
     handle.result(stream_logs=False)
-    assert (home / "jobs" / handle.job_id / "hosts" / "0" / "log").read_bytes() == ODD
+    assert (home / layout.log(handle.job_id, 1, 0)).read_bytes() == ODD
     capfdbinary.readouterr()
     assert call(["jobs", "logs", handle.job_id]) == 0
     assert capfdbinary.readouterr().out == ODD
@@ -617,6 +618,6 @@ def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
 def test_a_line_of_a_hundred_million_bytes_is_kept(home):
     handle = started(print_long)
     handle.result(timeout=PATIENCE_S, stream_logs=False)
-    log = home / "jobs" / handle.job_id / "hosts" / "0" / "log"
+    log = home / layout.log(handle.job_id, 1, 0)
     assert log.stat().st_size == LONG_BYTES
     assert handle.tail(1).strip("x") in ("", "\n")
