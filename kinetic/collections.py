@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from kinetic._client.batch import launch
 from kinetic._client.batch.handle import BatchHandle, attach_batch
 from kinetic._client.batch.inputs import calls
-from kinetic._client.batch.submitters import Called
+from kinetic._client.batch.submitters import CallingSubmitter
 from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core import checks, spec
@@ -99,7 +99,12 @@ def map(
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
     title = checks.text("name", name) or spec.name_of(submit_fn)
     return launch.launch(
-        Called(made, submit_fn, store), store, len(made), how, name=title, notes=launch.tags(tags)
+        CallingSubmitter(made, submit_fn, store),
+        store,
+        len(made),
+        how,
+        name=title,
+        notes=launch.tags(tags),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
     from kinetic._client.batch.inputs import Call
-    from kinetic._client.batch.submitters import Packaged
+    from kinetic._client.batch.submitters import PackagedSubmitter
     from kinetic._client.planning import Planned
     from kinetic._config.settings import Settings
     from kinetic._core.options import Options
@@ -46,20 +46,20 @@ class Client:
 
         return planning.make(job, self.settings, self.place)
 
-    def packaged(self, job: JobSpec, calls: Sequence[Call]) -> Packaged:
+    def packaged(self, job: JobSpec, calls: Sequence[Call]) -> PackagedSubmitter:
         """Plan what the calls of a batch share.
 
         Raises:
             PreflightError: the backend cannot take such jobs now.
         """
         from kinetic._client import planning
-        from kinetic._client.batch.submitters import Packaged
+        from kinetic._client.batch.submitters import PackagedSubmitter
 
         given = [(call.args, call.kwargs) for call in calls]
         about = planning.template(job, self.settings, self.place, calls=given)
         self.backend.preflight(about.draft)
         self.note_output(about.draft.output_dir)
-        return Packaged(calls, job.func, about, self.backend, self.store)
+        return PackagedSubmitter(calls, job.func, about, self.backend, self.store)
 
     def note_output(self, output_dir: str | None) -> None:
         """Remember where files will be left: later calls do not send them."""

@@ -2,8 +2,8 @@
 
 In: handles of jobs. Out: calls, values, handles as their jobs end.
 
-One daemon thread for each process watches all the jobs that somebody waits for here. It runs
-nothing of the user's, and it ends when nobody waits any more.
+One daemon thread per process watches all jobs that are waited for here. It runs no user code, and
+ends when nothing is left to wait for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kinetic._client import waiter
 from kinetic._client.board import console
-from kinetic._client.waiter import Endings
+from kinetic._client.waiter import JobWaiter
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.outcome import Outcome
 from kinetic.errors import NotFound, UsageTypeError, WaitTimeout, a_type
@@ -35,11 +35,11 @@ _LONG_S = 3600.0
 _NAMED = 5
 
 T = TypeVar("T")
-Tell = Callable[[], object]
+Callback = Callable[[], object]
 
 
 class Job(waiter.Job, Protocol):
-    """What a handle offers to whoever waits for its job."""
+    """What a handle offers for waiting."""
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -49,19 +49,19 @@ class Job(waiter.Job, Protocol):
 J = TypeVar("J", bound=Job)
 
 
-class Watch:
-    """The jobs that somebody waits for in this process. A job is watched once, however many wait
-    for it."""
+class FutureWatcher:
+    """Watches the jobs that callers of this process wait for: each job once, however many wait for
+    it."""
 
-    def __init__(self, made: Endings | None = None) -> None:
-        self._endings = made or Endings()
+    def __init__(self, waiting: JobWaiter | None = None) -> None:
+        self._waiter = waiting or JobWaiter()
         self._lock = threading.Lock()
-        self._tells: dict[Job, list[Tell]] = {}
+        self._tells: dict[Job, list[Callback]] = {}
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
-    def add(self, job: Job, tell: Tell) -> None:
+    def add(self, job: Job, tell: Callback) -> None:
         """Call `tell` once when the job has ended, from the thread that watches: it must be
         quick."""
         with self._lock:
@@ -69,7 +69,7 @@ class Watch:
                 self._tells[job] = []
                 number = next(self._numbers)
                 self._jobs[number] = job
-                self._endings.add(number, job)
+                self._waiter.add(number, job)
             self._tells[job].append(tell)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -77,21 +77,21 @@ class Watch:
                 )
                 self._thread.start()
 
-    def drop(self, job: Job, tell: Tell) -> None:
+    def drop(self, job: Job, tell: Callback) -> None:
         """Do not call it any more."""
         with self._lock, suppress(KeyError, ValueError):
             self._tells[job].remove(tell)
-        self._endings.ring()
+        self._waiter.ring()
 
     def _watch(self) -> None:
         try:
             while self._is_wanted():
-                for ended in self._endings.wait(_LONG_S):
+                for ended in self._waiter.wait(_LONG_S):
                     with self._lock:
                         tells = self._tells.pop(self._jobs.pop(ended.index))
                     for tell in tells:
                         tell()
-        except BaseException:  # noqa: BLE001 - whoever waits looks at its job itself, and meets the reason there
+        except BaseException:  # noqa: BLE001 - all waiters look at their jobs themselves, and meet the reason there
             _log.exception("jobs cannot be watched any more")
             with self._lock:
                 left, self._tells, self._jobs, self._thread = self._tells, {}, {}, None
@@ -106,14 +106,14 @@ class Watch:
 
 
 @functools.cache
-def _watch_of(pid: int) -> Watch:
+def _watcher_of(pid: int) -> FutureWatcher:
     """A process that was forked needs a thread of its own."""
-    return Watch()
+    return FutureWatcher()
 
 
-def watch() -> Watch:
-    """Return the watch of this process."""
-    return _watch_of(os.getpid())
+def watcher() -> FutureWatcher:
+    """Return the watcher of this process."""
+    return _watcher_of(os.getpid())
 
 
 class Callbacks:
@@ -123,19 +123,19 @@ class Callbacks:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._lock = threading.Lock()
-        self._waiting: list[Tell] = []
+        self._waiting: list[Callback] = []
         self._watching = False
 
-    def add(self, call: Tell) -> None:
+    def add(self, call: Callback) -> None:
         """Call it when the job has ended: now, if it has."""
         if self._job.done():
-            _called(call, self._job)
+            _invoke(call, self._job)
             return
         with self._lock:
             self._waiting.append(call)
             is_watched, self._watching = self._watching, True
         if not is_watched:
-            watch().add(self._job, self._begin)
+            watcher().add(self._job, self._begin)
 
     def _begin(self) -> None:
         with suppress(RuntimeError):  # No thread can be started while the interpreter ends.
@@ -151,12 +151,12 @@ class Callbacks:
                     return
                 call = self._waiting.pop(0)
             try:
-                _called(call, self._job)
+                _invoke(call, self._job)
             except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are called all the same
                 _log.warning("a callback of %s raised %r", self._job.ref.job_id, error)
 
 
-def _called(call: Tell, job: Job) -> None:
+def _invoke(call: Callback, job: Job) -> None:
     try:
         call()
     except Exception:  # noqa: BLE001 - a user's own code
@@ -173,9 +173,9 @@ async def ended(job: Job) -> None:
 
     def tell() -> None:
         with suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(_settle, done, None)
+            loop.call_soon_threadsafe(_resolve, done, None)
 
-    watching = watch()
+    watching = watcher()
     watching.add(job, tell)
     try:
         await done
@@ -204,7 +204,7 @@ async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daem
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
             end = (None, error)
         with suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(_settle, done, end)
+            loop.call_soon_threadsafe(_resolve, done, end)
 
     threading.Thread(target=run, name="kinetic-await", daemon=daemon).start()
     try:
@@ -217,7 +217,7 @@ async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daem
     return value  # type: ignore[return-value]
 
 
-def _settle(done: asyncio.Future[Any], end: Any) -> None:
+def _resolve(done: asyncio.Future[Any], end: Any) -> None:
     if not done.done():  # The waiting may have been cancelled.
         done.set_result(end)
 
@@ -263,7 +263,7 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
                 del left[job]
                 yield job
         for job, tell in left.items():
-            watch().add(job, tell)
+            watcher().add(job, tell)
         while left:
             try:
                 job = over.get(
@@ -286,7 +286,7 @@ def _as_completed(jobs: list[J], limit_s: float | None) -> Iterator[J]:
         raise
     finally:
         for job, tell in left.items():
-            watch().drop(job, tell)
+            watcher().drop(job, tell)
 
 
 def _ids(jobs: Iterable[Job]) -> str:

@@ -33,18 +33,18 @@ MOST_SIGNALS = 256
 """A process may have a thousand open files; other rooms need some."""
 
 
-Found = Outcome | KineticError | None
+Answer = Outcome | KineticError | None
 
 
 class Job(Protocol):
-    """What a handle offers to whoever waits for its job."""
+    """What a handle offers for waiting."""
 
     @property
     def ref(self) -> JobRef:
         """The job."""
         ...
 
-    def settle(self, refs: Sequence[JobRef]) -> Mapping[str, Found]:
+    def settle(self, refs: Sequence[JobRef]) -> Mapping[str, Answer]:
         """Return the verdicts of jobs of the same place and store as this one, by id; None while
         they go on, an error for one that cannot be looked at, or whose records were removed."""
         ...
@@ -55,12 +55,12 @@ class Job(Protocol):
         ...
 
 
-def look(jobs: Sequence[Job]) -> list[Found]:
+def look(jobs: Sequence[Job]) -> list[Answer]:
     """Return the verdict of each job. All jobs of one place are asked for at once."""
     alike: dict[tuple[Place, str], list[Job]] = {}
     for job in jobs:
         alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
-    found: dict[JobRef, Found] = {}
+    found: dict[JobRef, Answer] = {}
     for several in alike.values():
         refs = [job.ref for job in several]
         try:
@@ -89,7 +89,7 @@ class _Watched:
     fd: int = -1
 
 
-class Endings:
+class JobWaiter:
     """The running jobs of one batch. Jobs may be added by one thread while another one waits."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Endings:
             os.write(self._ringer, b"!")
 
     def wait(self, timeout_s: float) -> list[Ended]:
-        """Return what has ended; [] when the time is up or somebody rang."""
+        """Return what has ended; [] when the time is up or `ring` was called."""
         deadline = self._clock() + timeout_s
         while True:
             ended = self._look()
@@ -143,7 +143,7 @@ class Endings:
             if (ended := self._enter(index, job, each)) is not None
         ]
 
-    def _enter(self, index: int, job: _Watched, found: Found) -> Ended | None:
+    def _enter(self, index: int, job: _Watched, found: Answer) -> Ended | None:
         if isinstance(found, Outcome | NotFound):
             self._forget(index)
             return Ended(index, found if isinstance(found, Outcome) else None)
@@ -177,7 +177,7 @@ class Endings:
             return min((job.look_at for job in self._watched.values()), default=math.inf)
 
     def _sleep(self, pause_s: float) -> bool:
-        """Sleep until a job signals its end or somebody rings; return whether somebody rang."""
+        """Sleep until a job signals its end, or `ring`; return whether it was `ring`."""
         with self._lock:
             by_fd = {job.fd: job for job in self._watched.values() if job.fd >= 0}
         poll = select.poll()

@@ -82,7 +82,7 @@ def test_exceptions_of_some_inputs():
     assert [job.group_index for job in caught.value.failures] == [1, 3]
     assert isinstance(caught.value.failures[0].error(), ValueError)
     assert [job.job_id for job in caught.value.failures] == [
-        batch._crew.manifest.batch.jobs[i][1] for i in (1, 3)
+        batch._executor.manifest.batch.jobs[i][1] for i in (1, 3)
     ]
     assert len([job for job in kinetic.list_jobs() if job.group_id == batch.group_id]) == 6, (
         "each try is a job of its own"

@@ -20,12 +20,12 @@ from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
-from kinetic._client.batch import progress as tally
-from kinetic._client.batch.executor import Crew
+from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.handle import BatchHandle
-from kinetic._client.batch.ledger import Ledger, Rules
+from kinetic._client.batch.ledger import BatchRules, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
-from kinetic._client.waiter import Endings
+from kinetic._client.batch.progress import BAR_WIDTH
+from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
@@ -35,18 +35,18 @@ PATIENCE_S = 200.0
 
 def begin(source, total, rules=None, **more):
     """As `launch.launch` does, but without waiting before a job is looked at for the first time."""
-    rules = rules or Rules()
+    rules = rules or BatchRules()
     batch = new_batch(
         source.store, total, known_ids=source.known_ids, now=0.0, retries=rules.retries, **more
     )
-    crew = Crew(
+    executor = BatchExecutor(
         Ledger(total, rules),
         Manifest.begin(source.store, batch),
         source,
-        endings=Endings(first_look_s=0.0),
+        waiter=JobWaiter(first_look_s=0.0),
     )
-    handle = BatchHandle(crew)  # Before the first job: what ended earlier is not told.
-    crew.start(here=False)
+    handle = BatchHandle(executor)  # Before the first job: what ended earlier is not told.
+    executor.start(here=False)
     return handle
 
 
@@ -173,7 +173,7 @@ def test_patience_ends_but_the_batch_goes_on(store):
 
 def test_no_more_jobs_at_a_time_than_allowed(store):
     source = Scripted(store, [["hang"]] * 6, threads=3)
-    batch = begin(source, 6, Rules(max_concurrent=2))
+    batch = begin(source, 6, BatchRules(max_concurrent=2))
     ended = 0
     while ended < 6:
         with contextlib.suppress(TimeoutError):
@@ -187,22 +187,22 @@ def test_no_more_jobs_at_a_time_than_allowed(store):
 
 def test_a_failed_input_is_tried_again_with_a_new_job(store):
     source = Scripted(store, [["raise", "lost", "ok"], ["raise", "raise", "raise", "ok"]])
-    batch = begin(source, 3, Rules(retries=2))
+    batch = begin(source, 3, BatchRules(retries=2))
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)
     assert caught.value.partial_results == [(0, 3), None, (2, 1)]
     assert "input 1, try 3" in str(caught.value)
     assert dict(source.tries) == {0: 3, 1: 3, 2: 1}
     assert [job.job_id for job in batch.jobs] == [
-        batch._crew.manifest.batch.jobs[i][n] for i, n in ((0, 2), (1, 2), (2, 0))
+        batch._executor.manifest.batch.jobs[i][n] for i, n in ((0, 2), (1, 2), (2, 0))
     ]
     assert len(list(batch.as_completed())) == 3, "only the last job of each input is yielded"
 
 
 def test_nothing_more_is_submitted_after_a_failure(store):
     source = Scripted(store, [["hang"], ["raise"]])
-    batch = begin(source, 50, Rules(max_concurrent=2, fail_fast=True))
-    until(batch, lambda: not batch._crew.submits)
+    batch = begin(source, 50, BatchRules(max_concurrent=2, fail_fast=True))
+    until(batch, lambda: not batch._executor.submits)
     assert source.order == [0, 1]
     source.release(0)
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
@@ -214,7 +214,9 @@ def test_nothing_more_is_submitted_after_a_failure(store):
 def test_a_failure_cancels_what_runs_when_asked_to(store):
     source = Scripted(store, [["hang"], ["hang"], ["raise", "raise"]])
     batch = begin(
-        source, 10, Rules(max_concurrent=3, retries=1, fail_fast=True, cancel_running_on_fail=True)
+        source,
+        10,
+        BatchRules(max_concurrent=3, retries=1, fail_fast=True, cancel_running_on_fail=True),
     )
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(e) for e in found[:4]] == [
@@ -228,7 +230,7 @@ def test_a_failure_cancels_what_runs_when_asked_to(store):
 
 def test_cancelling_stops_submission_and_jobs(store):
     source = Scripted(store, [["ok"], ["hang"], ["hang"]])
-    batch = begin(source, 9, Rules(max_concurrent=2, retries=5))
+    batch = begin(source, 9, BatchRules(max_concurrent=2, retries=5))
     next(batch.as_completed(timeout=PATIENCE_S))
     until(batch, lambda: 2 in source.hanging)
     batch.cancel()
@@ -255,7 +257,7 @@ def test_a_job_too_many_for_the_machine_waits_for_another_to_end(store):
 
 def test_a_function_that_submits_by_itself(store):
     source = Scripted(store, [["raise", "ok"]], known_ids=False)
-    batch = begin(source, 2, Rules(retries=1))
+    batch = begin(source, 2, BatchRules(retries=1))
     assert batch.results(timeout=PATIENCE_S) == [(0, 2), (1, 1)]
     with attached(batch, source) as other:
         assert [job.job_id for job in other.jobs] == ["job-0-2", "job-1-1"]
@@ -265,7 +267,7 @@ def test_a_function_that_submits_by_itself(store):
 ACTS = st.sampled_from(["ok", "ok", "raise", "lost", "refuse"])
 SCRIPTS = st.lists(st.lists(ACTS, max_size=3), max_size=8)
 RULES = st.builds(
-    Rules,
+    BatchRules,
     max_concurrent=st.none() | st.integers(1, 3),
     retries=st.integers(0, 2),
     fail_fast=st.booleans(),
@@ -324,7 +326,7 @@ def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
 
 def test_a_batch_is_found_while_it_is_still_submitted(store):
     source = Scripted(store, [["ok"], ["hang"]])
-    batch = begin(source, 3, Rules(max_concurrent=1), name="sweep", tags={"for": "paper"})
+    batch = begin(source, 3, BatchRules(max_concurrent=1), name="sweep", tags={"for": "paper"})
     next(batch.as_completed(timeout=PATIENCE_S))
     with attached(batch, source) as other:
         assert (other.name, other.tags, len(other)) == ("sweep", {"for": "paper"}, 3)
@@ -335,7 +337,7 @@ def test_a_batch_is_found_while_it_is_still_submitted(store):
 
 def test_a_retry_by_another_process_is_waited_for(store):
     source = Scripted(store, [["raise", "hang"]])
-    batch = begin(source, 1, Rules(retries=1))
+    batch = begin(source, 1, BatchRules(retries=1))
     with attached(batch, source) as other:
         until(other, lambda: 0 in source.hanging)
         source.release(0)
@@ -344,7 +346,7 @@ def test_a_retry_by_another_process_is_waited_for(store):
 
 def test_another_process_can_cancel(store):
     source = Scripted(store, [["hang"]])
-    batch = begin(source, 5, Rules(max_concurrent=1))
+    batch = begin(source, 5, BatchRules(max_concurrent=1))
     until(batch, lambda: 0 in source.hanging)
     with attached(batch, source) as other:
         other.cancel()
@@ -405,7 +407,7 @@ def test_records_removed_while_a_job_runs(store):
 
 def test_cleaning_up_takes_the_batch_away(store):
     source = Scripted(store, [["ok"], ["hang"]])
-    batch = begin(source, 9, Rules(max_concurrent=2))
+    batch = begin(source, 9, BatchRules(max_concurrent=2))
     until(batch, lambda: 1 in source.hanging)
     batch.cleanup()
     assert list(store.list(layout.JOBS)) == []
@@ -487,14 +489,14 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
         assert bool(text) is progress
         if progress:
             assert text.endswith(
-                f"\rkinetic: [{'#' * tally.BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n"
+                f"\rkinetic: [{'#' * BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n"
             )
 
 
 def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    batch = begin(Scripted(store, [["raise"]]), 3, Rules(max_concurrent=1))
+    batch = begin(Scripted(store, [["raise"]]), 3, BatchRules(max_concurrent=1))
     batch.wait(timeout=PATIENCE_S)
     batch.results(return_exceptions=True)
     assert len(stream.getvalue().splitlines()) == 3
@@ -504,7 +506,7 @@ def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
 
 def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
-    batch = begin(Scripted(store, [["raise"]]), 300, Rules(max_concurrent=1, fail_fast=True))
+    batch = begin(Scripted(store, [["raise"]]), 300, BatchRules(max_concurrent=1, fail_fast=True))
     batch.wait(timeout=PATIENCE_S)
     assert (
         stream.getvalue()
@@ -521,16 +523,18 @@ def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
 
 def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
     source = Scripted(store, [["hang"], ["hang"]])
-    batch = begin(source, 2, Rules(max_concurrent=1))
-    look = batch._crew.look
-    monkeypatch.setattr(batch._crew, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    batch = begin(source, 2, BatchRules(max_concurrent=1))
+    look = batch._executor.look
+    monkeypatch.setattr(
+        batch._executor, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         batch.results()
     told = capsys.readouterr().err
     assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
     assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
     assert "another Ctrl-C" in told
-    monkeypatch.setattr(batch._crew, "look", look)
+    monkeypatch.setattr(batch._executor, "look", look)
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
 
@@ -538,7 +542,7 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
 def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
     source = Scripted(store, [["hang"], [KeyboardInterrupt()]])
     with pytest.raises(KeyboardInterrupt):
-        launch.launch(source, store, 3, Rules(max_concurrent=None), name="", notes={})
+        launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
     assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
     with registry.substituted("local", lambda _, store: source):
@@ -558,12 +562,12 @@ def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
 def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
     source = Scripted(store, [["hang"]])
     monkeypatch.setattr(
-        Endings, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
+        JobWaiter, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
     )
     batch = begin(source, 1)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         batch.wait(timeout=PATIENCE_S)
-    batch._crew.stop("done")
+    batch._executor.stop("done")
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -603,13 +607,13 @@ def test_tags_are_a_dict_or_a_list_of_strings():
 
 def test_more_ids_than_can_be_written_down_are_refused(store):
     with pytest.raises(errors.UsageError, match="several"):
-        launch.launch(Scripted(store), store, 3_000_000, Rules(retries=1), name="", notes={})
+        launch.launch(Scripted(store), store, 3_000_000, BatchRules(retries=1), name="", notes={})
     assert list(store.list("groups")) == []
 
 
 def test_launching_without_a_limit_submits_before_it_returns(store):
     source = Scripted(store, [["hang"]] * 3)
-    batch = launch.launch(source, store, 3, Rules(max_concurrent=None), name="", notes={})
+    batch = launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     assert source.order == [0, 1, 2]
     assert json.loads(store.get(layout.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
     batch.cancel()
@@ -652,7 +656,7 @@ def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
     batch = begin(
         Scripted(store, script),
         9,
-        Rules(max_concurrent=8, fail_fast=True, cancel_running_on_fail=True),
+        BatchRules(max_concurrent=8, fail_fast=True, cancel_running_on_fail=True),
     )
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)

@@ -38,7 +38,7 @@ def add(a, b=0):
 
 def plans(batch):
     batch.wait(timeout=PATIENCE_S)
-    store = batch._crew.manifest.store
+    store = batch._executor.manifest.store
     return [Plan.from_json(json.loads(store.get(layout.plan(job.job_id)))) for job in batch.jobs]
 
 

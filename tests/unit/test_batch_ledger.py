@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from laptop_fakes import ref
 
 from kinetic._client.batch.inputs import Call, calls
-from kinetic._client.batch.ledger import Ledger, Rules, State
+from kinetic._client.batch.ledger import BatchRules, Ledger, State
 from kinetic.errors import UsageError, UsageTypeError
 
 RULES = st.builds(
-    Rules,
+    BatchRules,
     max_concurrent=st.none() | st.integers(1, 4),
     retries=st.integers(0, 2),
     fail_fast=st.booleans(),
@@ -23,7 +23,7 @@ RULES = st.builds(
 
 def step(ledger, data, tries):
     """Let one thing happen that can; return whether there was one."""
-    submitting = [i for i, child in enumerate(ledger.children) if child.state is State.SUBMITTING]
+    submitting = [i for i, task in enumerate(ledger.tasks) if task.state is State.SUBMITTING]
     live = list(ledger.live())
     acts = ["take"] if ledger.waiting and ledger.free else []
     acts += ["submitted", "refused", "give_back"] if submitting else []
@@ -33,7 +33,7 @@ def step(ledger, data, tries):
     act = data.draw(st.sampled_from([*acts, "stop"] if len(acts) > 1 else acts))
     if act == "take":
         index = ledger.take()
-        assert ledger.children[index].state is State.SUBMITTING
+        assert ledger.tasks[index].state is State.SUBMITTING
     elif act == "stop":
         ledger.stop("asked to")
     elif act == "submitted":
@@ -61,11 +61,11 @@ def test_every_input_ends_once_whatever_happens(total, rules, data):
         was_stopped, before = ledger.stopped, dict(tries)
         if not step(ledger, data, tries):
             break
-        busy = sum(child.state in (State.SUBMITTING, State.LIVE) for child in ledger.children)
+        busy = sum(task.state in (State.SUBMITTING, State.LIVE) for task in ledger.tasks)
         assert rules.max_concurrent is None or busy <= rules.max_concurrent
         assert not was_stopped or not ledger.waiting, "nothing waits once the batch was stopped"
         assert all(n <= rules.retries + 1 for n in tries.values())
-        assert ledger.done == all(child.state.final for child in ledger.children)
+        assert ledger.done == all(task.state.final for task in ledger.tasks)
         assert len(set(ledger.finished)) == len(ledger.finished)
         assert sum(tries.values()) - sum(before.values()) in (0, 1)
     else:
@@ -74,20 +74,20 @@ def test_every_input_ends_once_whatever_happens(total, rules, data):
     assert ledger.done
     assert not ledger.submits
     assert sorted(ledger.finished) == list(range(total))
-    for index, child in enumerate(ledger.children):
-        assert (child.ref is None) == (index not in tries)
-        assert (child.state is State.REFUSED) <= (child.error is not None)
-        assert child.tries == tries.get(index, 0)
+    for index, task in enumerate(ledger.tasks):
+        assert (task.ref is None) == (index not in tries)
+        assert (task.state is State.REFUSED) <= (task.error is not None)
+        assert task.tries == tries.get(index, 0)
     if rules.fail_fast and any(
-        child.state in (State.FAILED, State.REFUSED) for child in ledger.children
+        task.state in (State.FAILED, State.REFUSED) for task in ledger.tasks
     ):
         assert ledger.stopped
     if not ledger.stopped:
-        assert all(child.state is not State.SKIPPED for child in ledger.children)
+        assert all(task.state is not State.SKIPPED for task in ledger.tasks)
 
 
 def test_inputs_are_taken_in_order_and_retries_before_new_ones():
-    ledger = Ledger(4, Rules(max_concurrent=2, retries=1))
+    ledger = Ledger(4, BatchRules(max_concurrent=2, retries=1))
     assert [ledger.take(), ledger.take(), ledger.take()] == [0, 1, None]
     for index in (0, 1):
         ledger.submitted(index, ref())
@@ -95,35 +95,35 @@ def test_inputs_are_taken_in_order_and_retries_before_new_ones():
     assert ledger.take() == 1
     ledger.submitted(1, ref())
     ledger.ended(1, ok=False)
-    assert ledger.children[1].state is State.FAILED
+    assert ledger.tasks[1].state is State.FAILED
     assert ledger.take() == 2
 
 
 def test_a_failure_stops_the_rest_only_when_asked_to():
-    careful = Ledger(3, Rules(max_concurrent=1, fail_fast=True))
+    careful = Ledger(3, BatchRules(max_concurrent=1, fail_fast=True))
     careful.take()
     careful.submitted(0, ref())
     careful.ended(0, ok=False)
-    assert [child.state for child in careful.children] == [
+    assert [task.state for task in careful.tasks] == [
         State.FAILED,
         State.SKIPPED,
         State.SKIPPED,
     ]
     assert careful.stopped
-    patient = Ledger(3, Rules(max_concurrent=1))
+    patient = Ledger(3, BatchRules(max_concurrent=1))
     patient.take()
     patient.refused(0, ValueError())
     assert patient.take() == 1
 
 
 def test_a_retry_that_cannot_be_submitted_leaves_a_failed_job():
-    ledger = Ledger(1, Rules(retries=1))
+    ledger = Ledger(1, BatchRules(retries=1))
     ledger.take()
     ledger.submitted(0, ref())
     ledger.ended(0, ok=False)
     ledger.take()
     ledger.refused(0, OSError("full"))
-    assert ledger.children[0].state is State.FAILED
+    assert ledger.tasks[0].state is State.FAILED
 
 
 @pytest.mark.parametrize(

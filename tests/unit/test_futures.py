@@ -150,15 +150,15 @@ def test_a_job_whose_records_were_removed_is_done(source, job):
 
 
 def test_a_fork_has_a_watch_of_its_own(source, job):
-    futures.watch().add(job, lambda: None)
+    futures.watcher().add(job, lambda: None)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if futures.watch()._thread is None else 1)
+        os._exit(0 if futures.watcher()._thread is None else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_nothing_watches_when_nobody_waits(source, job):
-    watching = futures.Watch()
+    watching = futures.FutureWatcher()
     over = threading.Event()
     watching.add(job, over.set)
     thread = watching._thread

@@ -15,7 +15,7 @@ from laptop_fakes import FakeBackend, plan
 
 from kinetic._client import planning, submission
 from kinetic._client.batch.inputs import calls
-from kinetic._client.batch.submitters import Packaged
+from kinetic._client.batch.submitters import PackagedSubmitter
 from kinetic._client.planning import Planned
 from kinetic._config import settings as configuration
 from kinetic._core import layout
@@ -318,7 +318,7 @@ def test_all_inputs_of_a_batch_get_one_tree(root, store, monkeypatch):
         JobSpec(len, (), {}, "len", Options(topology=resolve("cpu"))), settings, Place("local")
     )
     backend = FakeBackend(store)
-    source = Packaged(calls(["x", "y"], "auto"), len, about, backend, store)
+    source = PackagedSubmitter(calls(["x", "y"], "auto"), len, about, backend, store)
     trees = []
     for index in (0, 1):
         (root / "a").write_text(f"at {index}")

@@ -1,6 +1,6 @@
 """Does what the ledger says: submits inputs, waits for their jobs to end, cancels them.
 
-In: a ledger, a manifest, a source of jobs. Out: jobs, and in the end a ledger in which every input
+In: a ledger, a manifest, a submitter. Out: jobs, and in the end a ledger in which every input
 has ended.
 
 The threads that submit are no daemons: a script that ends after it began a batch still submits all
@@ -17,10 +17,10 @@ from typing import Any
 
 from kinetic._client.batch.ledger import Ledger, State
 from kinetic._client.batch.manifest import Lock, Manifest
-from kinetic._client.batch.poller import News
-from kinetic._client.batch.submitters import Source
+from kinetic._client.batch.poller import BatchUpdates
+from kinetic._client.batch.submitters import Submitter
 from kinetic._client.handle import JobHandle
-from kinetic._client.waiter import Ended, Endings
+from kinetic._client.waiter import Ended, JobWaiter
 from kinetic._core.outcome import Verdict
 from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_of
 
@@ -29,27 +29,27 @@ IDLE_S = 1.0
 """How long a thread sleeps at most before it looks whether another process asked to stop."""
 
 
-class Crew:
-    """The running of one batch in this process: one that submits it (`source`), or one that
-    attached to it (`news`)."""
+class BatchExecutor:
+    """The running of one batch in this process: one that submits it (`submitter`), or one that
+    attached to it (`updates`)."""
 
     def __init__(
         self,
         ledger: Ledger,
         manifest: Manifest,
-        source: Source | None = None,
-        news: News | None = None,
+        submitter: Submitter | None = None,
+        updates: BatchUpdates | None = None,
         *,
-        endings: Endings | None = None,
+        waiter: JobWaiter | None = None,
     ) -> None:
         self.ledger = ledger
         self.manifest = manifest
-        self.handles: list[JobHandle[Any] | None] = [None] * len(ledger.children)
+        self.handles: list[JobHandle[Any] | None] = [None] * len(ledger.tasks)
         self.events = 0
         """Grows whenever something has happened."""
-        self._source = source
-        self._news = news
-        self._endings = endings or Endings()
+        self._submitter = submitter
+        self._updates = updates
+        self._waiter = waiter or JobWaiter()
         self._changed = threading.Condition(threading.RLock())
         self._watcher: threading.Thread | None = None
         self._broken: BaseException | None = None
@@ -63,9 +63,9 @@ class Crew:
 
     def start(self, *, here: bool) -> None:
         """Submit: in this thread until all is submitted, or in threads of their own."""
-        assert self._source is not None
+        assert self._submitter is not None
         self._lock = self.manifest.hold()
-        self._at_work = 1 if here else self._source.threads
+        self._at_work = 1 if here else self._submitter.threads
         with self._changed:
             self._watch()
         if here:
@@ -100,13 +100,13 @@ class Crew:
         return True
 
     def _submit(self, index: int) -> None:
-        assert self._source is not None
-        batch, tries = self.manifest.batch, self.ledger.children[index].tries
+        assert self._submitter is not None
+        batch, tries = self.manifest.batch, self.ledger.tasks[index].tries
         try:
-            handle = self._source.submit(
+            handle = self._submitter.submit(
                 batch.group_id, index, batch.jobs[index][tries] if batch.jobs else ""
             )
-            if not self._source.known_ids:
+            if not self._submitter.known_ids:
                 self.manifest.note_job(index, tries + 1, handle.ref)
         except InsufficientMemory as error:
             self._wait_or_refuse(index, error)
@@ -128,7 +128,7 @@ class Crew:
         with self._changed:
             self.handles[index] = handle
             self.ledger.submitted(index, handle.ref)
-            self._endings.add(index, handle)
+            self._waiter.add(index, handle)
             self._tell()
             unwanted = self._cancelling
         if unwanted:
@@ -173,10 +173,8 @@ class Crew:
         with self._changed:
             if self._at_work > 1 or self._lock is None:
                 self._at_work -= 1
-                return  # The last one turns off the light.
-            skipped = [
-                i for i, child in enumerate(self.ledger.children) if child.state is State.SKIPPED
-            ]
+                return  # Only the last thread records the end of the batch.
+            skipped = [i for i, task in enumerate(self.ledger.tasks) if task.state is State.SKIPPED]
         with _logged("the end of the batch could not be kept"):
             self.manifest.note_end(self.ledger.stopped, skipped)
         self._lock.release()
@@ -194,7 +192,7 @@ class Crew:
 
     def cancel(self, why: str) -> None:
         """Submit nothing more, and cancel what runs."""
-        if self._news is None:
+        if self._updates is None:
             self.stop(why)
         elif not self.ledger.done:
             self.manifest.ask_to_stop()
@@ -246,9 +244,11 @@ class Crew:
         try:
             while self._is_watched():
                 pause_s = (
-                    IDLE_S if self._news is None else min(self._news.pause_s(self.ledger), IDLE_S)
+                    IDLE_S
+                    if self._updates is None
+                    else min(self._updates.pause_s(self.ledger), IDLE_S)
                 )
-                self._enter(self._endings.wait(pause_s))
+                self._enter(self._waiter.wait(pause_s))
                 self.catch_up()
         except BaseException as error:  # noqa: BLE001 - raised again where somebody waits
             with self._changed:
@@ -280,13 +280,13 @@ class Crew:
     def catch_up(self, *, now: bool = False) -> None:
         """Take up what another process has submitted meanwhile, unless it was looked for a moment
         ago."""
-        if self._news is None or not (now or self._news.is_due(self.ledger)):
+        if self._updates is None or not (now or self._updates.is_due(self.ledger)):
             return
-        news = self._news.read(self.ledger)
+        updates = self._updates.read(self.ledger)
         with self._changed:
-            for index, handle in self._news.enter(news, self.ledger):
+            for index, handle in self._updates.enter(updates, self.ledger):
                 self.handles[index] = handle
-                self._endings.add(index, handle)
+                self._waiter.add(index, handle)
             self._tell()
 
     def _tell(self) -> None:

@@ -1,7 +1,7 @@
 """A batch as its caller sees it, from any process.
 
-In: a crew. Out: statuses, jobs as they end, results in the order of the inputs, or one error with
-all that went wrong.
+In: an executor. Out: statuses, jobs as they end, results in the order of the inputs, or one error
+with everything that went wrong.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from kinetic._client import notebook
 from kinetic._client.batch import interruption
-from kinetic._client.batch import progress as tally
-from kinetic._client.batch.executor import Crew
-from kinetic._client.batch.ledger import Child, Ledger, Rules, State
+from kinetic._client.batch.executor import BatchExecutor
+from kinetic._client.batch.ledger import BatchRules, Ledger, State, Task
 from kinetic._client.batch.manifest import Manifest
-from kinetic._client.batch.poller import News
+from kinetic._client.batch.poller import BatchUpdates
+from kinetic._client.batch.progress import BatchProgress, progress_line, stream_for
 from kinetic._client.board import console
 from kinetic._client.handle import JobHandle
 from kinetic._config import settings as configuration
@@ -62,17 +62,21 @@ class BatchHandle(Generic[R_co]):
     """
 
     def __init__(
-        self, crew: Crew, *, news: News | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        executor: BatchExecutor,
+        *,
+        updates: BatchUpdates | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._crew = crew
-        self._news = news
+        self._executor = executor
+        self._updates = updates
         self._clock = clock
-        batch = crew.manifest.batch
+        batch = executor.manifest.batch
         self.group_id, self.name, self.tags = batch.group_id, batch.name, batch.tags
-        self._shown = len(crew.ledger.finished)
+        self._shown = len(executor.ledger.finished)
 
     def __repr__(self) -> str:
-        limit, total = self._crew.ledger.rules.max_concurrent, len(self.jobs)
+        limit, total = self._executor.ledger.rules.max_concurrent, len(self.jobs)
         at_once = f", {limit} at a time" if limit is not None and limit < total else ""
         return (
             f"<BatchHandle {self.group_id}: {self.name}, {total} "
@@ -82,18 +86,18 @@ class BatchHandle(Generic[R_co]):
     def _repr_html_(self) -> str:
         from kinetic._client.board import drawing
 
-        children, handles = self._children(), self._crew.handles
-        detailed = len(children) <= drawing.DETAILED_JOBS
-        pairs = zip(children, handles, strict=True)
+        tasks, handles = self._tasks(), self._executor.handles
+        detailed = len(tasks) <= drawing.DETAILED_JOBS
+        pairs = zip(tasks, handles, strict=True)
         return drawing.batch_html(
-            self.name, (self.group_id,), [_picture(child, job, detailed) for child, job in pairs]
+            self.name, (self.group_id,), [_picture(task, job, detailed) for task, job in pairs]
         )
 
     def __len__(self) -> int:
         return len(self.jobs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._crew.manifest.store.uri, self.group_id)
+        return _reopen, (self._executor.manifest.store.uri, self.group_id)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -101,18 +105,18 @@ class BatchHandle(Generic[R_co]):
     def jobs(self) -> list[JobHandle[R_co] | None]:
         """The latest job of each input, in the order of the inputs; None for an input that has
         none."""
-        self._crew.catch_up()
-        return list(self._crew.handles)
+        self._executor.catch_up()
+        return list(self._executor.handles)
 
     def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return (index, status) of each input that has a job."""
-        children = self._children()
+        tasks = self._tasks()
         found = (
-            (index, job, children[index])
-            for index, job in enumerate(self._crew.handles)
+            (index, job, tasks[index])
+            for index, job in enumerate(self._executor.handles)
             if job is not None
         )
-        return [(index, _status(child, job)) for index, job, child in found]
+        return [(index, _status(task, job)) for index, job, task in found]
 
     def status_counts(self) -> dict[str, int]:
         """Return how many jobs there are of each status."""
@@ -124,10 +128,10 @@ class BatchHandle(Generic[R_co]):
     def failures(self) -> list[JobHandle[R_co]]:
         """Return the jobs that have failed or were cancelled by now and are not tried again, in the
         order of the inputs."""
-        children, last = self._children(), self._crew.ledger.rules.retries + 1
+        tasks, last = self._tasks(), self._executor.ledger.rules.retries + 1
         pairs = [
-            (child, job)
-            for child, job in zip(children, self._crew.handles, strict=True)
+            (task, job)
+            for task, job in zip(tasks, self._executor.handles, strict=True)
             if job is not None
         ]
         final = [
@@ -137,17 +141,17 @@ class BatchHandle(Generic[R_co]):
         ]
         return [
             job
-            for child, job in final
-            if child.state is State.FAILED or _status(child, job) in _UNSUCCESSFUL
+            for task, job in final
+            if task.state is State.FAILED or _status(task, job) in _UNSUCCESSFUL
         ]
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
         """Why inputs could not be submitted, by index."""
         refused = {
-            index: child.error
-            for index, child in enumerate(self._children())
-            if child.state is State.REFUSED
+            index: task.error
+            for index, task in enumerate(self._tasks())
+            if task.state is State.REFUSED
         }
         return {index: error for index, error in refused.items() if error is not None}
 
@@ -155,11 +159,11 @@ class BatchHandle(Generic[R_co]):
     def unavailable_children(self) -> dict[int, str]:
         """Ids of jobs whose records are missing, by index."""
         gone = {
-            i: child.ref.job_id
-            for i, child in enumerate(self._children())
-            if child.state is State.GONE and child.ref
+            i: task.ref.job_id
+            for i, task in enumerate(self._tasks())
+            if task.state is State.GONE and task.ref
         }
-        return (self._news.unavailable if self._news is not None else {}) | gone
+        return (self._updates.unavailable if self._updates is not None else {}) | gone
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -198,8 +202,8 @@ class BatchHandle(Generic[R_co]):
                 index = next(ends, None)
             if index is None:
                 return
-            job = self._crew.handles[index]
-            if job is not None and self._crew.ledger.children[index].state is not State.GONE:
+            job = self._executor.handles[index]
+            if job is not None and self._executor.ledger.tasks[index].state is not State.GONE:
                 yield job
 
     @overload
@@ -256,7 +260,7 @@ class BatchHandle(Generic[R_co]):
                 error = self._problem(index, cleanup)
                 try:
                     found[index] = error or cast(
-                        "JobHandle[Any]", self._crew.handles[index]
+                        "JobHandle[Any]", self._executor.handles[index]
                     ).result(cleanup=cleanup)
                 except (
                     KineticError
@@ -283,7 +287,7 @@ class BatchHandle(Generic[R_co]):
             _log.warning("%s was cancelled: %s", self.group_id, error)
 
     def _stop(self) -> None:
-        self._crew.cancel("the batch was cancelled")
+        self._executor.cancel("the batch was cancelled")
         self.wait(_STOPPING_S, progress=False)
 
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
@@ -294,40 +298,42 @@ class BatchHandle(Generic[R_co]):
             UsageError: only the records of jobs that are running were to be removed.
             WaitTimeout: the jobs did not stop within three minutes.
         """
-        if k8s and (self._crew.submits or not self._crew.ledger.done):
+        if k8s and (self._executor.submits or not self._executor.ledger.done):
             self._stop()
         for job in self.jobs:
             if job is not None:
                 with contextlib.suppress(NotFound):
                     job.cleanup(k8s=k8s, gcs=gcs)
         if gcs:
-            self._crew.manifest.remove()
+            self._executor.manifest.remove()
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _children(self) -> list[Child]:
-        self._crew.catch_up()
-        return self._crew.ledger.children
+    def _tasks(self) -> list[Task]:
+        self._executor.catch_up()
+        return self._executor.ledger.tasks
 
     def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[int]:
         """Yield each input as it ends, those that have ended first."""
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = self._clock() + patience
-        crew, told = self._crew, 0
+        executor, told = self._executor, 0
         drawing = notebook.repainted(self._drawn, self._clock) if progress else None
-        shows = tally.Tally(self.group_id, crew.ledger, tally.stream_for(progress), self._clock)
-        with drawing or contextlib.nullcontext(), shows as shown:
+        progress_shown = BatchProgress(
+            self.group_id, executor.ledger, stream_for(progress), self._clock
+        )
+        with drawing or contextlib.nullcontext(), progress_shown as shown:
             while True:
-                seen = crew.events
-                while told < len(crew.ledger.finished):
-                    index = crew.ledger.finished[told]
+                seen = executor.events
+                while told < len(executor.ledger.finished):
+                    index = executor.ledger.finished[told]
                     told += 1
                     # Each end is told once, and none that came before this process looked.
                     if told > self._shown:
                         shown.ended(index)
                         self._shown = told
                     yield index
-                over = crew.ledger.done and not crew.submits
+                over = executor.ledger.done and not executor.submits
                 if drawing is not None:
                     drawing(over=over)
                 if over:
@@ -339,36 +345,39 @@ class BatchHandle(Generic[R_co]):
                         f"{self._stand()} within {patience:g} s. It keeps running; "
                         f"{self._way_back()}"
                     )
-                crew.look(min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen)
+                executor.look(
+                    min(left_s, notebook.QUICK_S) if drawing is not None else left_s, seen
+                )
 
     def _drawn(self, _: Outcome | None) -> dict[str, str]:
         return {
             "text/html": self._repr_html_(),
-            "text/plain": tally.line(self.group_id, self._crew.ledger),
+            "text/plain": progress_line(self.group_id, self._executor.ledger),
         }
 
     def _problem(self, index: int, cleanup: bool | None) -> BaseException | None:
         """Why an input that has ended has no value."""
-        child, job = self._crew.ledger.children[index], self._crew.handles[index]
-        if child.state is State.SUCCEEDED:
+        task, job = self._executor.ledger.tasks[index], self._executor.handles[index]
+        if task.state is State.SUCCEEDED:
             return None
-        if child.state is State.FAILED and job is not None:
+        if task.state is State.FAILED and job is not None:
             error = job.error()
             if cleanup is not False:
                 job.cleanup(k8s=True, gcs=False)
             return error
-        if child.state is State.SKIPPED:
+        if task.state is State.SKIPPED:
             return SubmitError(
-                f"Input {index} of {self.group_id} was not submitted: {self._crew.ledger.stopped}."
+                f"Input {index} of {self.group_id} was not submitted: "
+                f"{self._executor.ledger.stopped}."
             )
         job_id = self.unavailable_children.get(index) or "the job"
-        return child.error or NotFound(
+        return task.error or NotFound(
             f"The records of {job_id} of input {index} of {self.group_id} were removed."
         )
 
     def _error(self, found: dict[int, Any], failed: dict[int, BaseException]) -> BatchError:
         blamed = sorted(failed, key=lambda index: (self._consequence(index, failed[index]), index))
-        jobs = {index: self._crew.handles[index] for index in sorted(failed)}
+        jobs = {index: self._executor.handles[index] for index in sorted(failed)}
         lines = [
             f"  {_input(index, jobs[index])}: {_headline(failed[index])}"
             for index in blamed[:_SHOWN]
@@ -395,14 +404,14 @@ class BatchHandle(Generic[R_co]):
     def _consequence(self, index: int, error: BaseException) -> int:
         """How far an error is from what went wrong: what failed comes first, then what was
         cancelled, then what was left out."""
-        if self._crew.ledger.children[index].state is State.SKIPPED:
+        if self._executor.ledger.tasks[index].state is State.SKIPPED:
             return 2
         return int(isinstance(error, JobCancelled))
 
     def _stand(self) -> str:
-        done = len(self._crew.ledger.finished)
+        done = len(self._executor.ledger.finished)
         return (
-            f"{done} of {len(self._crew.handles)} inputs of {self.group_id} "
+            f"{done} of {len(self._executor.handles)} inputs of {self.group_id} "
             f"{'has' if done == 1 else 'have'} ended"
         )
 
@@ -425,7 +434,7 @@ class BatchHandle(Generic[R_co]):
             raise
 
     def _rest(self) -> str:
-        if not self._crew.submits:
+        if not self._executor.submits:
             return ""
         ends = interruption.stop_on_another(self._submit_no_more)
         return "; this process goes on submitting the rest" + (
@@ -433,8 +442,8 @@ class BatchHandle(Generic[R_co]):
         )
 
     def _submit_no_more(self) -> None:
-        if self._crew.submits:
-            self._crew.stop("the process that submitted the batch was interrupted")
+        if self._executor.submits:
+            self._executor.stop("the process that submitted the batch was interrupted")
             console.notice(
                 f"\nkinetic: nothing more of {self.group_id} is submitted; running jobs keep "
                 "running.",
@@ -480,15 +489,15 @@ def _attach(
             f"There is no batch {group_id} in this store. `kinetic jobs list --all --json` names "
             "the batch of each job."
         ) from error
-    rules = Rules(max_concurrent=None, retries=manifest.batch.retries)
+    rules = BatchRules(max_concurrent=None, retries=manifest.batch.retries)
 
     def open_job(ref: JobRef) -> JobHandle[Any]:
         return JobHandle(ref, store=store if ref.store_uri == store.uri else None)
 
-    news = News(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
-    crew = Crew(Ledger(manifest.batch.total, rules), manifest, news=news)
-    crew.catch_up()
-    return BatchHandle(crew, news=news)
+    updates = BatchUpdates(manifest, open_job, slowest_s=slowest_s, patience_s=patience_s)
+    executor = BatchExecutor(Ledger(manifest.batch.total, rules), manifest, updates=updates)
+    executor.catch_up()
+    return BatchHandle(executor, updates=updates)
 
 
 def _input(index: int, job: JobHandle[Any] | None) -> str:
@@ -513,21 +522,21 @@ def _reopen(store_uri: str, group_id: str) -> BatchHandle[Any]:
     return _attach(open_store(store_uri), group_id)
 
 
-def _picture(child: Child, job: JobHandle[Any] | None, detailed: bool) -> Picture:
+def _picture(task: Task, job: JobHandle[Any] | None, detailed: bool) -> Picture:
     from kinetic._client.board.drawing import Picture
 
     if job is not None and detailed:
         return job.picture()
-    return Picture("", (), str(child.state), None, ())
+    return Picture("", (), str(task.state), None, ())
 
 
-def _status(child: Child, job: JobHandle[Any]) -> JobStatus:
+def _status(task: Task, job: JobHandle[Any]) -> JobStatus:
     known = {
         State.SUCCEEDED: JobStatus.SUCCEEDED,
         State.GONE: JobStatus.NOT_FOUND,
     }
-    if child.state in known:
-        return known[child.state]
+    if task.state in known:
+        return known[task.state]
     try:
         return job.status()
     except (NotFound, KineticError):

@@ -1,6 +1,6 @@
 """Beginning a batch: written down first, then submitted.
 
-In: a source of jobs, options of `run_async_map`. Out: `BatchHandle`.
+In: a submitter, options of `run_async_map`. Out: `BatchHandle`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
-from kinetic._client.batch.executor import Crew
+from kinetic._client.batch.executor import BatchExecutor
 from kinetic._client.batch.handle import BatchHandle
-from kinetic._client.batch.ledger import Ledger, Rules
+from kinetic._client.batch.ledger import BatchRules, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
-from kinetic._client.batch.submitters import Source
+from kinetic._client.batch.submitters import Submitter
 from kinetic._client.board import console
 from kinetic._core import checks
 from kinetic._store.base import Store
@@ -40,7 +40,7 @@ class BatchOptions(TypedDict, total=False):
 
 def rules(
     *, max_concurrent: AtOnce, retries: int, fail_fast: bool, cancel_running_on_fail: bool
-) -> Rules:
+) -> BatchRules:
     """Check how a batch is to be run.
 
     Raises:
@@ -52,7 +52,7 @@ def rules(
             'max_concurrent must be a whole number, "auto", or None for all at once; it is '
             f"{given!r}."
         )
-    return Rules(
+    return BatchRules(
         max_concurrent=None if given is None else checks.count("max_concurrent", given, least=1),
         fitted=max_concurrent == "auto",
         retries=checks.count("retries", retries, least=0),
@@ -79,7 +79,7 @@ def tags(given: object) -> Any:
 
 
 def launch(
-    source: Source, store: Store, total: int, how: Rules, *, name: str, notes: Any
+    submitter: Submitter, store: Store, total: int, how: BatchRules, *, name: str, notes: Any
 ) -> BatchHandle[Any]:
     """Begin a batch: all is submitted in the background, or before this returns when nothing holds
     it up.
@@ -92,25 +92,25 @@ def launch(
             f"{total:,} inputs with {how.retries} retries are too many for one batch: make several."
         )
     if how.fitted:
-        how = replace(how, max_concurrent=source.room(), fitted=False)
+        how = replace(how, max_concurrent=submitter.room(), fitted=False)
         _tell(how, total)
     batch = new_batch(
         store,
         total,
-        known_ids=source.known_ids,
+        known_ids=submitter.known_ids,
         now=time.time(),
         retries=how.retries,
         name=name,
         tags=notes,
     )
-    crew = Crew(Ledger(total, how), Manifest.begin(store, batch), source)
-    handle: BatchHandle[Any] = BatchHandle(crew)
+    executor = BatchExecutor(Ledger(total, how), Manifest.begin(store, batch), submitter)
+    handle: BatchHandle[Any] = BatchHandle(executor)
     with handle.interruptible():
-        crew.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
+        executor.start(here=how.max_concurrent is None and not how.retries and not how.cancels)
     return handle
 
 
-def _tell(how: Rules, total: int) -> None:
+def _tell(how: BatchRules, total: int) -> None:
     if how.max_concurrent is not None and how.max_concurrent < total:
         console.notice(
             f"kinetic: {total:,} inputs, {how.max_concurrent} at a time: what there is room for "

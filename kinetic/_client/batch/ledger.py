@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Child:
+class Task:
     """One input.
 
     Attributes:
@@ -53,7 +53,7 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Rules:
+class BatchRules:
     """How a batch is run.
 
     Attributes:
@@ -84,9 +84,9 @@ class Ledger:
     before the next new input; (4) after `stop` nothing is taken.
     """
 
-    def __init__(self, total: int, rules: Rules) -> None:
+    def __init__(self, total: int, rules: BatchRules) -> None:
         self.rules = rules
-        self.children = [Child() for _ in range(total)]
+        self.tasks = [Task() for _ in range(total)]
         self.finished: list[int] = []
         """Inputs in the order in which they reached their final state."""
         self.stopped = ""
@@ -100,7 +100,7 @@ class Ledger:
     @property
     def done(self) -> bool:
         """Whether every input has ended."""
-        return len(self.finished) == len(self.children)
+        return len(self.finished) == len(self.tasks)
 
     @property
     def submits(self) -> bool:
@@ -123,13 +123,13 @@ class Ledger:
 
     def live(self) -> Iterator[int]:
         """Yield the inputs whose job runs."""
-        return (index for index, child in enumerate(self.children) if child.state is State.LIVE)
+        return (index for index, task in enumerate(self.tasks) if task.state is State.LIVE)
 
     def counts(self) -> dict[State, int]:
         """Return how many inputs stand where."""
         found: dict[State, int] = {}
-        for child in self.children:
-            found[child.state] = found.get(child.state, 0) + 1
+        for task in self.tasks:
+            found[task.state] = found.get(task.state, 0) + 1
         return found
 
     # -- what happens ------------------------------------------------------------------------------
@@ -150,30 +150,30 @@ class Ledger:
         self._busy -= 1
         self._submitting -= 1
         if self.stopped:
-            self._end(index, State.FAILED if self.children[index].ref else State.SKIPPED)
+            self._end(index, State.FAILED if self.tasks[index].ref else State.SKIPPED)
             return
         self._put(index, State.WAITING)
-        (self._again if self.children[index].tries else self._waiting).appendleft(index)
+        (self._again if self.tasks[index].tries else self._waiting).appendleft(index)
 
     def submitted(self, index: int, ref: JobRef) -> None:
         """An input that was taken has a job."""
         self._submitting -= 1
-        self.children[index] = replace(
-            self.children[index], state=State.LIVE, tries=self.children[index].tries + 1, ref=ref
+        self.tasks[index] = replace(
+            self.tasks[index], state=State.LIVE, tries=self.tasks[index].tries + 1, ref=ref
         )
 
     def found(self, index: int, ref: JobRef, tries: int) -> None:
         """An input that waits here was submitted by another process."""
         self._unqueue(index)
         self._busy += 1
-        self.children[index] = Child(State.LIVE, tries, ref)
+        self.tasks[index] = Task(State.LIVE, tries, ref)
 
     def refused(self, index: int, error: Exception) -> None:
         """An input that was taken could not be submitted, and will not be."""
         self._busy -= 1
         self._submitting -= 1
-        self.children[index] = replace(self.children[index], error=error)
-        self._end(index, State.FAILED if self.children[index].ref else State.REFUSED)
+        self.tasks[index] = replace(self.tasks[index], error=error)
+        self._end(index, State.FAILED if self.tasks[index].ref else State.REFUSED)
         self._on_failure()
 
     def ended(self, index: int, *, ok: bool, again: bool = True) -> None:
@@ -181,7 +181,7 @@ class Ledger:
         self._busy -= 1
         if ok:
             self._end(index, State.SUCCEEDED)
-        elif again and not self.stopped and self.children[index].tries <= self.rules.retries:
+        elif again and not self.stopped and self.tasks[index].tries <= self.rules.retries:
             self._put(index, State.WAITING)
             self._again.append(index)
         else:
@@ -200,7 +200,7 @@ class Ledger:
     def refuse_waiting(self, index: int, error: Exception) -> None:
         """Another process could not submit an input that waits here."""
         self._unqueue(index)
-        self.children[index] = replace(self.children[index], error=error)
+        self.tasks[index] = replace(self.tasks[index], error=error)
         self._end(index, State.REFUSED)
 
     def miss_waiting(self, index: int) -> None:
@@ -213,7 +213,7 @@ class Ledger:
         has failed."""
         self.stopped = self.stopped or why
         for index in (*self._again, *self._waiting):
-            self._end(index, State.FAILED if self.children[index].ref else State.SKIPPED)
+            self._end(index, State.FAILED if self.tasks[index].ref else State.SKIPPED)
         self._again.clear()
         self._waiting.clear()
 
@@ -222,10 +222,10 @@ class Ledger:
             self.stop("an input failed")
 
     def _unqueue(self, index: int) -> None:
-        (self._again if self.children[index].tries else self._waiting).remove(index)
+        (self._again if self.tasks[index].tries else self._waiting).remove(index)
 
     def _put(self, index: int, state: State) -> None:
-        self.children[index] = replace(self.children[index], state=state)
+        self.tasks[index] = replace(self.tasks[index], state=state)
 
     def _end(self, index: int, state: State) -> None:
         self._put(index, state)

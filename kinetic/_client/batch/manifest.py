@@ -81,7 +81,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Progress:
+class BatchSnapshot:
     """What has become of the inputs so far.
 
     Attributes:
@@ -197,7 +197,7 @@ class Manifest:
 
     # -- read by other processes -------------------------------------------------------------------
 
-    def progress(self, beyond: Mapping[int, int]) -> Progress:
+    def snapshot(self, beyond: Mapping[int, int]) -> BatchSnapshot:
         """Return what is new beyond the tries that are known already, by input."""
         end = self._end()  # Looked at first: what it ended with is there then.
         jobs: dict[int, tuple[int, JobRef]] = {}
@@ -213,7 +213,7 @@ class Manifest:
                 unreadable[index] = key.rpartition("/")[2].removesuffix(".json")
         told = end or {}
         refused = dict(self._refused(beyond))
-        return Progress(
+        return BatchSnapshot(
             jobs,
             refused,
             unreadable,

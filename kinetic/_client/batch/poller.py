@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic._client.batch.ledger import Ledger, State
-from kinetic._client.batch.manifest import Manifest, Progress
+from kinetic._client.batch.manifest import BatchSnapshot, Manifest
 from kinetic._client.handle import JobHandle
 from kinetic._core.ref import JobRef
 from kinetic.errors import SubmitError
@@ -22,15 +22,15 @@ SLOWER = 1.3
 
 
 @dataclass(frozen=True)
-class Found:
+class BatchUpdate:
     """One look: what has become of the inputs, and whether nothing will be submitted any more."""
 
-    progress: Progress
+    snapshot: BatchSnapshot
     over: bool
 
 
-class News:
-    """Reads the manifest: often while there is news, ever less often while there is none.
+class BatchUpdates:
+    """Reads the manifest: often while inputs are being submitted, less and less often otherwise.
 
     Attributes:
         unavailable: ids of jobs whose records are missing, by input.
@@ -63,51 +63,51 @@ class News:
         """Whether it is time to read."""
         return self.pause_s(ledger) == 0.0
 
-    def read(self, ledger: Ledger) -> Found:
+    def read(self, ledger: Ledger) -> BatchUpdate:
         """Look."""
         # Looked at first: what was submitted until it was let go is seen then.
         held = self._manifest.is_held()
         beyond = {
-            i: child.tries
-            for i, child in enumerate(ledger.children)
-            if child.state is not State.WAITING or child.tries
+            i: task.tries
+            for i, task in enumerate(ledger.tasks)
+            if task.state is not State.WAITING or task.tries
         }
-        progress = self._manifest.progress(beyond)
+        snapshot = self._manifest.snapshot(beyond)
         now = self._clock()
-        if progress.jobs or progress.refused:
+        if snapshot.jobs or snapshot.refused:
             self._last, self._every_s = now, min(FIRST_PAUSE_S, self._slowest_s)
         self._every_s = min(self._every_s * SLOWER, self._slowest_s)
         self._due = now + self._every_s
         gone = now - self._last > self._patience_s if held is None else not held
-        return Found(progress, progress.ended or gone)
+        return BatchUpdate(snapshot, snapshot.ended or gone)
 
-    def enter(self, found: Found, ledger: Ledger) -> Iterator[tuple[int, JobHandle[Any]]]:
-        """Enter what was found into the ledger; yield the new jobs."""
-        for index, (tries, ref) in found.progress.jobs.items():
-            if ledger.children[index].state is State.WAITING:
+    def enter(self, update: BatchUpdate, ledger: Ledger) -> Iterator[tuple[int, JobHandle[Any]]]:
+        """Enter an update into the ledger; yield the new jobs."""
+        for index, (tries, ref) in update.snapshot.jobs.items():
+            if ledger.tasks[index].state is State.WAITING:
                 ledger.found(index, ref, tries)
                 yield index, self._open_job(ref)
-        for index, why in found.progress.refused.items():
-            if ledger.children[index].state is State.WAITING:
+        for index, why in update.snapshot.refused.items():
+            if ledger.tasks[index].state is State.WAITING:
                 ledger.refuse_waiting(index, SubmitError(why))
-        if found.over:
-            self._close(found.progress, ledger)
+        if update.over:
+            self._close(update.snapshot, ledger)
 
-    def _close(self, progress: Progress, ledger: Ledger) -> None:
+    def _close(self, snapshot: BatchSnapshot, ledger: Ledger) -> None:
         """Nothing more will come: what still waits here has been skipped, or removed, or its
         submitter died."""
         for index in ledger.unsubmitted():
-            if index in progress.skipped:
+            if index in snapshot.skipped:
                 continue
-            if progress.ended or index in progress.unreadable:
-                self.unavailable[index] = progress.unreadable.get(index, self._known_id(index))
+            if snapshot.ended or index in snapshot.unreadable:
+                self.unavailable[index] = snapshot.unreadable.get(index, self._known_id(index))
                 ledger.miss_waiting(index)
             else:
                 why = "it was not submitted: the process that submitted the batch ended before"
                 ledger.refuse_waiting(
                     index, SubmitError(f"Input {index} of {self._manifest.batch.group_id}: {why}.")
                 )
-        ledger.stop(progress.stopped or "nothing more is submitted")
+        ledger.stop(snapshot.stopped or "nothing more is submitted")
 
     def _known_id(self, index: int) -> str:
         jobs = self._manifest.batch.jobs

@@ -24,11 +24,11 @@ def stream_for(progress: bool) -> TextIO | None:
     return None if not progress or notebook.kernel_shell() is not None else sys.stderr
 
 
-def line(group_id: str, ledger: Ledger) -> str:
+def progress_line(group_id: str, ledger: Ledger) -> str:
     """Return the words: what has ended, what failed, what runs."""
     counts = ledger.counts()
     failed = sum(counts.get(state, 0) for state in (State.FAILED, State.REFUSED, State.GONE))
-    parts = [f"{len(ledger.finished)}/{len(ledger.children)}"]
+    parts = [f"{len(ledger.finished)}/{len(ledger.tasks)}"]
     parts += [f"{failed} failed"] if failed else []
     parts += [f"{counts[State.SKIPPED]} left out"] if State.SKIPPED in counts else []
     parts += [f"{counts[State.LIVE]} running"] if State.LIVE in counts else []
@@ -41,7 +41,7 @@ def bar(done: int, total: int) -> str:
     return f"[{'#' * full}{'.' * (BAR_WIDTH - full)}]"
 
 
-class Tally:
+class BatchProgress:
     """Shows one wait for a batch."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Tally:
         with suppress(OSError, ValueError, AttributeError):
             self._redraws = stream is not None and stream.isatty()
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> BatchProgress:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -70,11 +70,12 @@ class Tally:
         if self._stream is None:
             return
         if not self._redraws:
-            state = self._ledger.children[index].state
+            state = self._ledger.tasks[index].state
             # Hundreds may be left out at once; the lines of the others count them.
             if state is not State.SKIPPED:
                 self._write(
-                    f"kinetic: {line(self._group_id, self._ledger)}; input {index} {state}\n"
+                    f"kinetic: {progress_line(self._group_id, self._ledger)}; "
+                    f"input {index} {state}\n"
                 )
         elif self._clock() >= self._draw_at:
             self._draw()
@@ -87,8 +88,10 @@ class Tally:
     def _draw(self) -> None:
         self._drawn = True
         self._draw_at = self._clock() + DRAW_EVERY_S
-        done, total = len(self._ledger.finished), len(self._ledger.children)
-        self._write(f"\rkinetic: {bar(done, total)} {line(self._group_id, self._ledger)}\033[K")
+        done, total = len(self._ledger.finished), len(self._ledger.tasks)
+        self._write(
+            f"\rkinetic: {bar(done, total)} {progress_line(self._group_id, self._ledger)}\033[K"
+        )
 
     def _write(self, text: str) -> None:
         if self._stream is None:

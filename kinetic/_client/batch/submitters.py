@@ -26,7 +26,7 @@ UNKNOWN_ROOM = 64
 """Jobs at a time where the backend does not say how many it has room for."""
 
 
-class Source(Protocol):
+class Submitter(Protocol):
     """Submits one input of a batch.
 
     Attributes:
@@ -46,7 +46,7 @@ class Source(Protocol):
         ...
 
 
-class Packaged:
+class PackagedSubmitter:
     """Calls of one decorated function: its source tree is walked once, and it is pickled once."""
 
     known_ids = True
@@ -107,7 +107,7 @@ class Packaged:
         )
 
 
-class Called:
+class CallingSubmitter:
     """Calls of any function that returns a job's handle."""
 
     known_ids = False

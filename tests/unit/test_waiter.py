@@ -16,7 +16,7 @@ from laptop_fakes import put_success
 from kinetic import errors
 from kinetic._client import waiter
 from kinetic._client.handle import JobHandle
-from kinetic._client.waiter import Endings
+from kinetic._client.waiter import JobWaiter
 from kinetic._store.local import LocalStore
 
 PATIENCE_S = 200.0
@@ -43,7 +43,7 @@ class Clock:
 
 def test_a_signal_wakes_whoever_sleeps(source):
     clock = Clock()
-    waiting = Endings(first_look_s=0.0, clock=clock)
+    waiting = JobWaiter(first_look_s=0.0, clock=clock)
     for index, handle in enumerate(handles(source, 3)):
         waiting.add(index, handle)
     assert waiting.wait(0.0) == [], "looked at, and their signals taken"
@@ -56,7 +56,7 @@ def test_a_signal_wakes_whoever_sleeps(source):
 
 def test_more_jobs_than_signals(source, monkeypatch):
     monkeypatch.setattr(waiter, "MOST_SIGNALS", 2)
-    waiting = Endings(first_look_s=0.0)
+    waiting = JobWaiter(first_look_s=0.0)
     for index, handle in enumerate(handles(source, 5)):
         waiting.add(index, handle)
         source.release(index) if index in (1, 4) else None
@@ -80,7 +80,7 @@ def test_jobs_without_signals_are_looked_at_ever_less_often(tmp_path):
     handle = handle_of(job, source)
     handle.settle = lambda refs: looks.append(clock.now) or {job.job_id: None}
     clock = Clock()
-    waiting = Endings(slowest_s=1.0, clock=clock)
+    waiting = JobWaiter(slowest_s=1.0, clock=clock)
     waiting.add(0, handle)
     while clock.now < 20.0:
         waiting.wait(0.0)
@@ -100,7 +100,7 @@ def test_a_job_that_cannot_be_looked_at_just_now_is_looked_at_again(source, capl
     source.ending_fd = lambda ref: None
     real, failures = handle.settle, [errors.StoreError("no route")]
     handle.settle = lambda refs: {handle.job_id: failures.pop()} if failures else real(refs)
-    waiting = Endings(first_look_s=0.0)
+    waiting = JobWaiter(first_look_s=0.0)
     waiting.add(0, handle)
     put_success(source.store, handle.ref, 1)
     found = []
@@ -115,7 +115,7 @@ def test_a_backend_that_does_not_answer_is_asked_again(source, caplog):
     source.ending_fd = lambda ref: None
     real, failures = source.status, [errors.BackendUnavailable("Too many requests.")]
     source.status = lambda refs: (_ for _ in ()).throw(failures.pop()) if failures else real(refs)
-    waiting = Endings(first_look_s=0.0)
+    waiting = JobWaiter(first_look_s=0.0)
     waiting.add(0, handle)
     while failures:
         assert waiting.wait(0.0) == []
@@ -128,7 +128,7 @@ def test_a_backend_that_does_not_answer_is_asked_again(source, caplog):
 
 
 def test_many_jobs_are_asked_for_at_once(source):
-    waiting = Endings(first_look_s=0.0, clock=Clock())
+    waiting = JobWaiter(first_look_s=0.0, clock=Clock())
     several = handles(source, 20)
     for index, handle in enumerate(several):
         waiting.add(index, JobHandle(handle.ref, source))
@@ -139,13 +139,13 @@ def test_many_jobs_are_asked_for_at_once(source):
 def test_removed_records_are_an_end(source):
     handle = handles(source, 1)[0]
     gone = handle_of(replace(handle.ref, job_id="job-ffffffff"), source)
-    waiting = Endings(first_look_s=0.0)
+    waiting = JobWaiter(first_look_s=0.0)
     waiting.add(7, gone)
     assert [(ended.index, ended.outcome) for ended in waiting.wait(PATIENCE_S)] == [(7, None)]
 
 
 def test_somebody_rings(source):
-    waiting = Endings(clock=Clock())
+    waiting = JobWaiter(clock=Clock())
     threading.Timer(0.01, waiting.ring).start()
     assert waiting.wait(LONG_S) == []
     for _ in range(100_000):  # more than the pipe holds
@@ -154,7 +154,7 @@ def test_somebody_rings(source):
 
 
 def test_nothing_is_left_open(source):
-    waiting = Endings(first_look_s=0.0)
+    waiting = JobWaiter(first_look_s=0.0)
     for index, handle in enumerate(handles(source, 3)):
         waiting.add(index, handle)
     waiting.wait(0.0)
