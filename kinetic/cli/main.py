@@ -8,8 +8,13 @@ modules of ours are loaded before the command is known.
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -20,6 +25,10 @@ from kinetic.version import __version__
 
 if TYPE_CHECKING:
     from kinetic.cli.context import AppContext
+
+_GARBAGE_THRESHOLD = 50_000
+"""New objects before the collector looks for cycles: most commands end before that, and nearly all
+that importing makes stays alive."""
 
 _COMMANDS = {
     "run": Lazy(
@@ -124,7 +133,21 @@ def root(ctx: click.Context, /, *, profile: str | None) -> None:
 def main() -> NoReturn:
     """Run the command line of this process."""
     output.replace_closed_streams()
-    sys.exit(call(sys.argv[1:]))
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    _exit(call(sys.argv[1:]))
+
+
+def _exit(code: int) -> NoReturn:
+    """End this process without taking its modules apart: that is a sixth of the time of a short
+    command."""
+    measured = sys.getprofile() is not None or sys.gettrace() is not None
+    if threading.active_count() == 1 and not measured:
+        atexit._run_exitfuncs()
+        with suppress(OSError, ValueError):  # Python itself tells of what cannot be flushed.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
 
 
 def call(argv: Sequence[str], app: AppContext | None = None) -> int:
