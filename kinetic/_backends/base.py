@@ -6,11 +6,12 @@ In: a `Plan`, later `JobRef`s. Out: JSON documents, what the backend knows of jo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
+from kinetic._core.values import dataclass
 
 if TYPE_CHECKING:
     from kinetic._core.endpoint import Endpoint

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 from kinetic._store.base import Store
 from kinetic.errors import PreflightError
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from kinetic._core.values import dataclass
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend

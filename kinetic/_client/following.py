@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of, status_of_verdict
+from kinetic._core.values import dataclass
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
 from kinetic._store.many import at_once

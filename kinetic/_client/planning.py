@@ -11,7 +11,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
 from kinetic._core.ref import new_job_id
 from kinetic._core.spec import JobSpec
+from kinetic._core.values import dataclass
 from kinetic.version import __version__
 
 if TYPE_CHECKING:

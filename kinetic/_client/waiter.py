@@ -8,6 +8,7 @@ missed; of another one each job is looked at ever less often, down to once in `s
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -17,12 +18,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 from kinetic.errors import KineticError, NotFound
 
 _log = logging.getLogger("kinetic.batch")
@@ -79,7 +80,7 @@ class Ended:
     outcome: Outcome | None
 
 
-@dataclass
+@dataclasses.dataclass
 class _Watched:
     """One running job: when to look at it next, and what wakes us before."""
 

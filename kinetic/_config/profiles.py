@@ -20,10 +20,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic._store import files
 from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 

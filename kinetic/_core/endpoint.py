@@ -5,7 +5,9 @@ In: what its leader, a manifest or a record says. Out: `Endpoint`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from kinetic._core.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ be raised.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from kinetic import errors
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts, name_of
+from kinetic._core.values import dataclass
 from kinetic.errors import JobFailed
 
 _TAIL_LINES = 12

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from kinetic._core.values import dataclass
 
 RECORD = struct.Struct("<QQII")
 STDOUT = 1

@@ -9,13 +9,14 @@ A new option is a field of `Options` here, and its type for type checkers in `Ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, field, fields, replace
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from kinetic._core import checks
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class Options:
         "returns the leader's value.",
         False,
     )
-    joins_jax: Joins = option(  # noqa: RUF009 - no list
+    joins_jax: Joins = option(
         checks.joins,
         'When the hosts join to one world of JAX: "lazy" when JAX is first used, or '
         "`jax.distributed.initialize()` called; True before the function starts; False only when "

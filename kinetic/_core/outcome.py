@@ -6,11 +6,12 @@ In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
 from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 _MAX_RUNS = 12

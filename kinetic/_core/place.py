@@ -6,9 +6,9 @@ job's reference has it too, and a backend is made from it and a store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 BACKENDS = ("gke", "pathways", "local", "programs", "ray")

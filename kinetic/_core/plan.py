@@ -5,13 +5,14 @@ In: decisions of the planning step. Out: `Plan`, a frozen value, and the blobs i
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.options import Options
 from kinetic._core.place import Place
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord, UnsupportedVersion
 
 _TUPLES = ("sys_path_rel", "secrets", "captured")

@@ -6,11 +6,11 @@ read by handles and backends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.place import Place
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord, UnsupportedVersion
 
 _OF_THE_PLACE = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 from kinetic._core.options import Options
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageTypeError
 
 

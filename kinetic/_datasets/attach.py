@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from kinetic._core.plan import Dataset, Tree
+from kinetic._core.values import dataclass
 from kinetic._datasets.data import Data
 from kinetic._source.bundle import Bundle, upload
 from kinetic._source.upload import Changes

@@ -30,11 +30,11 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.plan import Tree
+from kinetic._core.values import dataclass
 from kinetic._source import download, manifest
 from kinetic._store import files as stored
 from kinetic._store.base import Store

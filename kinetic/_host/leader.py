@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic._core import layout
@@ -24,6 +24,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
+from kinetic._core.values import dataclass
 from kinetic._host.agent.loop import ALONE_S
 from kinetic._host.agents import Agents, cause_of_death
 from kinetic._store import footprints, index

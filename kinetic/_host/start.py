@@ -5,9 +5,10 @@ In: the fields that `briefing` writes. Out: `Start`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic._host.worker.joining import World
 
 

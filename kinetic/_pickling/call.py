@@ -13,11 +13,12 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core.plan import Versions
+from kinetic._core.values import dataclass
 from kinetic._pickling import envelope
 from kinetic._pickling.envelope import Header
 from kinetic.errors import CorruptRecord, SetupFailed

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic.errors import PicklingError, with_article
 
 Attempt = Callable[[object], Exception | None]

@@ -14,9 +14,10 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from kinetic._core.plan import Versions
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 from kinetic.version import __version__
 

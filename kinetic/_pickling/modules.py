@@ -25,13 +25,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import machinery, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kinetic import _shadows
+from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN
 from kinetic._source import manifest
 from kinetic._source.walk import Stamp, stamp_at

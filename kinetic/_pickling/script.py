@@ -27,10 +27,10 @@ import os
 import re
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN
 from kinetic._pickling.unpickler import Definition
 

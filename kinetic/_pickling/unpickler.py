@@ -16,10 +16,10 @@ import functools
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
+from kinetic._core.values import dataclass
 from kinetic._pickling.origin import MAIN
 from kinetic.errors import SetupFailed
 

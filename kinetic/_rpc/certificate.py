@@ -8,9 +8,10 @@ In: the name that it vouches for. Out: a self-signed certificate and its key, as
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 
+from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
 
 MISSING = (

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import Activity, Beat, HostView
 from kinetic._core.outcome import HostReport
+from kinetic._core.values import dataclass
 from kinetic._rpc import coordinator_pb2 as pb
 from kinetic.errors import CorruptRecord
 

@@ -13,10 +13,11 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from kinetic._core.plan import Blob, Tree
+from kinetic._core.values import dataclass
 from kinetic._source import cache, hashing, lone, manifest, walk
 from kinetic._source.download import unpack
 from kinetic._source.gitconfig import NO_FILES, GitFiles

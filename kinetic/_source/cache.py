@@ -20,10 +20,11 @@ import zlib
 from array import array
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from kinetic._core.plan import Blob, Tree
+from kinetic._core.values import dataclass
 from kinetic._source.walk import Stamp, stamp_at
 from kinetic._store import files
 

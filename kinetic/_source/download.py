@@ -18,12 +18,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import FileIO
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.plan import Tree
+from kinetic._core.values import dataclass
 from kinetic._source import manifest, packs
 from kinetic._source.packs import Contents, Index
 from kinetic._source.threads import THREADS

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from kinetic._core.values import dataclass
 
 _DEEPEST = 10
 """Files that include one another; as git has it."""

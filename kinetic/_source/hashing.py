@@ -10,9 +10,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from io import FileIO
 
+from kinetic._core.values import dataclass
 from kinetic._source import manifest
 from kinetic._source.cache import Snapshot
 from kinetic._source.threads import in_threads, worth_it

@@ -20,7 +20,8 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+
+from kinetic._core.values import dataclass
 
 ALWAYS = frozenset({".git", "__pycache__"})
 DEFAULTS = frozenset(

@@ -19,10 +19,10 @@ import stat
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from kinetic._core.values import dataclass
 from kinetic._source import ignore, walk
 from kinetic._source.walk import FoundFile, Scan, leads_to_hidden, looks_secret, stamp_at, stamp_of
 

@@ -26,9 +26,9 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 SCHEMA = 2

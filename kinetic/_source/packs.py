@@ -20,9 +20,9 @@ import json
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 SMALL_BYTES = 256 << 10

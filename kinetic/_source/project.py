@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")

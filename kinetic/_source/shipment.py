@@ -12,11 +12,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic._source import bundle, lone, outputs, project
 from kinetic._source.bundle import Bundle
 from kinetic._source.gitconfig import NO_FILES, GitFiles

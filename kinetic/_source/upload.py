@@ -14,17 +14,19 @@ only grows, the part that was packed is sent.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from io import FileIO
 from typing import IO, TYPE_CHECKING
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Tree
+from kinetic._core.values import dataclass
 from kinetic._source import hashing, known_packs, manifest, packs
 from kinetic._source.packs import Index
 from kinetic._source.threads import THREADS, in_threads, worth_it
@@ -62,7 +64,7 @@ class Sent:
     changed: Bundle | None = field(default=None, compare=False)
 
 
-@dataclass
+@dataclasses.dataclass
 class _Basket:
     """Files that were read: small ones wait for their pack, large ones are in the store.
 

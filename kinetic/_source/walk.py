@@ -12,13 +12,15 @@ on the host.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import translate
 
+from kinetic._core.values import dataclass
 from kinetic._source import gitconfig, ignore
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MARKERS, OWN_MARKER
@@ -64,7 +66,7 @@ class FoundFile:
     stamp: Stamp
 
 
-@dataclass
+@dataclasses.dataclass
 class Scan:
     """What a walk has found; paths are relative to the root.
 

@@ -19,7 +19,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic._core.log_format import (
@@ -32,6 +31,7 @@ from kinetic._core.log_format import (
     decode_records,
     encode_record,
 )
+from kinetic._core.values import dataclass
 from kinetic._store.base import Store
 from kinetic._store.many import get_many
 from kinetic.errors import CorruptRecord, NotFound, StoreError

@@ -16,12 +16,12 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from kinetic import errors
+from kinetic._core.values import dataclass
 from kinetic._store import files
 from kinetic._store.base import Store, check_key
 from kinetic._store.memory import whole

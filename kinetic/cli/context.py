@@ -9,7 +9,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import click
@@ -17,6 +17,7 @@ import click
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._core.values import dataclass
 from kinetic._store import index as stored
 from kinetic._store.many import get_many
 from kinetic.cli.options import NEWEST

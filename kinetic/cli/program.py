@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 
+from kinetic._core.values import dataclass
 from kinetic._source.project import MODULES, WORDS
 from kinetic.errors import UsageError
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
+from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import CachedCopy
 from kinetic._store import index as stored

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kinetic._backends import attempt_logs, segments
@@ -41,6 +41,7 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import status_of_verdict
+from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
 from kinetic._system.connection import SocketConnection

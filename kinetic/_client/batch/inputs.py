@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 MODES = ("auto", "single", "args", "kwargs")

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 
 
 class State(StrEnum):

@@ -16,11 +16,12 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import IO, Any
 
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from kinetic._client.batch.ledger import Ledger, State
 from kinetic._client.batch.manifest import BatchSnapshot, Manifest
 from kinetic._client.handle import JobHandle
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 from kinetic.errors import SubmitError
 
 FIRST_PAUSE_S = 0.1

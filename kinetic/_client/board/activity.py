@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kinetic._client.board import text
@@ -15,6 +15,7 @@ from kinetic._core.gang.members import MISSING
 from kinetic._core.gang.messages import Activity
 from kinetic._core.gang.picture import AttemptPicture
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 
 STILL_S = 5.0
 """A host that stands still for less is not worth a word."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from kinetic._core.accelerators.resolve import resolve
@@ -21,6 +20,7 @@ from kinetic._core.exits import HostState
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
 _COLOURS: dict[str, str] = {

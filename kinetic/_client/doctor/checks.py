@@ -6,10 +6,11 @@ In: facts, as `facts` gathers them. Out: `Finding`s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kinetic._backends.local.simulation import JAX_HOST_BYTES, SHARED_BYTES
 from kinetic._client.doctor.findings import Finding, ok, problem, warn
+from kinetic._core.values import dataclass
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)

@@ -6,13 +6,13 @@ In: whether to repair. Out: `Report`.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from kinetic._client.doctor import checks, facts, leftovers
 from kinetic._client.doctor.findings import Finding, Level
 from kinetic._config import profiles, settings
 from kinetic._config.settings import Settings
+from kinetic._core.values import dataclass
 from kinetic._store.local import LocalStore
 from kinetic.errors import KineticError, UsageError
 

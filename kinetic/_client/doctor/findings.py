@@ -5,9 +5,11 @@ In: a check's verdict. Out: `Finding`, a frozen value.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
+
+from kinetic._core.values import dataclass
 
 
 class Level(StrEnum):

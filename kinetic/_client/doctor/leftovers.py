@@ -7,9 +7,9 @@ what may be removed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kinetic._client.doctor.findings import Finding, ok, problem, warn
+from kinetic._core.values import dataclass
 
 SETTLED_S = 60.0
 """What is younger may belong to something that is just beginning or ending."""

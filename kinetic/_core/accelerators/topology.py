@@ -6,8 +6,10 @@ In: figures from the catalog. Out: `Topology`, a frozen value.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
+
+from kinetic._core.values import dataclass
 
 Kind = Literal["cpu", "gpu", "tpu"]
 

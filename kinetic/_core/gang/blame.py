@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from kinetic._core.exits import SILENT_RANK
 from kinetic._core.outcome import HostReport, blame_rank, name_hosts
+from kinetic._core.values import dataclass
 
 Frame = tuple[str, str]
 """Where ("train.py:12") and in what function."""

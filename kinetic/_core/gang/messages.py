@@ -5,10 +5,10 @@ In: nothing. Out: frozen values. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from kinetic._core.exits import Exit
+from kinetic._core.values import dataclass
 
 
 class GangPhase(StrEnum):

@@ -7,12 +7,13 @@ each of its hosts stands. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit, HostState
 from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.values import dataclass
 
 
 @dataclass(frozen=True)

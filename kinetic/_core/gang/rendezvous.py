@@ -7,11 +7,10 @@ too long; whether more failures may follow. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangSpec
 from kinetic._core.outcome import HostReport, name_hosts
+from kinetic._core.values import dataclass
 
 _WINDOWS = 5
 

@@ -6,11 +6,11 @@ In: identity, plan, store. Out: `Datasets`, and content on disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.plan import Dataset, Plan
+from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.mounts import Mount

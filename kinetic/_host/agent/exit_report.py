@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 from typing import Any
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import HostView
 from kinetic._core.outcome import HostReport, RemoteError
+from kinetic._core.values import dataclass
 from kinetic._host.agent.memory import Verdict
 from kinetic._host.worker import report
 from kinetic._system import processes
@@ -63,7 +63,7 @@ def ending_of(
     *,
     peak_bytes: int = 0,
     memory: Verdict = Verdict(),  # noqa: B008 - frozen
-    moment: Moment = Moment(),
+    moment: Moment = Moment(),  # noqa: B008 - frozen
 ) -> HostReport:
     """Decide how the host ended.
 

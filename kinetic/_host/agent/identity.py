@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from kinetic._core.endpoint import Endpoint
+from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
 

@@ -12,11 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kinetic._core.gang.machine import Beat, HostView
 from kinetic._core.outcome import HostReport
+from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
 from kinetic.errors import CoordinatorLost, KineticError
 

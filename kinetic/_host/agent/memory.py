@@ -10,8 +10,9 @@ counters.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
+
+from kinetic._core.values import dataclass
 
 _UNLIMITED_BYTES = 1 << 60
 """From here on a limit is none: v1 writes a huge number, v2 "max"."""

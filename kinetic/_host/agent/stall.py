@@ -10,7 +10,7 @@ Python at every step and so always uses some.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kinetic._core.values import dataclass
 
 BUSY_SHARE = 0.10
 MAIN_SHARE = 0.0003

@@ -12,11 +12,11 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Plan
+from kinetic._core.values import dataclass
 from kinetic._host.agent import datasets
 from kinetic._host.agent.datasets import Datasets
 from kinetic._host.agent.identity import Identity

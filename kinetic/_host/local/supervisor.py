@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.plan import Plan
+from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._host import leader
 from kinetic._host.agent.identity import Identity

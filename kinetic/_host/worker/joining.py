@@ -25,8 +25,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
 from typing import Any
+
+from kinetic._core.values import dataclass
 
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """What the file says, before the id of the process."""

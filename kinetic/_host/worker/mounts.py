@@ -20,9 +20,9 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from kinetic._core.values import dataclass
 from kinetic.errors import SetupFailed
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
