@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -146,6 +145,8 @@ class Progress:
 
     def _leave(self, why: str) -> None:
         """Say that the drawing does not change any more."""
+        from html import escape  # a call from a script does without
+
         drawn, words = (
             self._draw(None),
             f"{why}; what runs goes on. This picture does not change any more.",

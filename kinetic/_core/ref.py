@@ -135,6 +135,6 @@ def _bucket(store_uri: str) -> str:
 
 def new_job_id() -> str:
     """Return a fresh random id: "job-" and 8 hex digits."""
-    import secrets  # reading references, as lists of jobs do, does without
+    from uuid import uuid4  # reading references, as lists of jobs do, does without
 
-    return f"job-{secrets.token_hex(4)}"
+    return f"job-{uuid4().hex[:8]}"

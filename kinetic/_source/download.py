@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
@@ -166,7 +165,9 @@ def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> 
     if (at := store.as_folder()) is not None:
         paths = [at / layout.pack(name) for name in names]
     else:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kn-packs-")))
+        from tempfile import TemporaryDirectory  # a store in a folder does without
+
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kn-packs-")))
         paths = [folder / name for name in names]
 
         def fetch(name: str) -> None:

@@ -13,6 +13,7 @@ on the host.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import stat
@@ -46,7 +47,6 @@ _SECRETS = (
     "secrets.json", "secrets.toml", "secrets.y*ml", "client_secret*.json",
     "token", "token.json", "token.txt", ".pgpass",
 )  # fmt: skip
-_SECRET = re.compile("|".join(map(translate, _SECRETS)))  # One search for each file, not many.
 
 
 @dataclass(frozen=True)
@@ -420,6 +420,12 @@ def leads_to_hidden(root: str, target: str) -> bool:
     )
 
 
+@functools.cache
+def _secret() -> re.Pattern[str]:
+    """What is likely to be a key: one search for each file, not many."""
+    return re.compile("|".join(map(translate, _SECRETS)))
+
+
 def looks_secret(name: str) -> bool:
     """Whether a file of this name is likely to hold a key or a password."""
-    return _SECRET.match(name) is not None and not name.endswith(".pub")
+    return _secret().match(name) is not None and not name.endswith(".pub")

@@ -489,6 +489,22 @@ def test_importing_loads_no_vendor(code, home):
         assert not {"logging", "dataclasses", "typing", "re"} & loaded
 
 
+def test_planning_a_call_loads_only_what_a_call_needs(home, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, kinetic\n"
+        "from kinetic._backends.local import launcher\n"
+        "before = set(sys.modules)\n"
+        "@kinetic.run('cpu')\n"
+        "def noop(): return 1\n"
+        "noop.plan()\n"
+        "print(*(before & {'tempfile', 'shutil'}), 'and',"
+        " *({'secrets', 'hmac', 'html', 'asyncio', 'click', 'grpc'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["and"]
+
+
 def test_public_names():
     assert set(kinetic.__all__) <= set(dir(kinetic))
     for name in kinetic.__all__:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -12,3 +14,10 @@ from kinetic._host.local import zygote
 @pytest.mark.parametrize("name", [name for name in zygote.LATE if name.startswith("kinetic.")])
 def test_our_own_modules_that_are_imported_ahead_exist(name):
     assert importlib.util.find_spec(name) is not None
+
+
+def test_a_first_small_job_does_not_wait_for_what_it_can_do_without():
+    code = "import kinetic._host.local.zygote, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    without = {"grpc", "asyncio", "cloudpickle", "jax", "numpy", "tempfile", "secrets", "click"}
+    assert not without & set(done.stdout.split())

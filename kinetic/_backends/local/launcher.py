@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ class Preloader:
     def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
         _fill_standard_descriptors()
         ours, theirs = socket.socketpair()
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors = _spool()
         try:
             self._process = self._start(theirs, modules, environ)
         except OSError as error:
@@ -183,6 +182,15 @@ def _preloader(modules: tuple[str, ...], environ: Mapping[str, str]) -> Preloade
             atexit.register(_close_all)
         _preloaders[key] = Preloader(modules, environ)
     return _preloaders[key]
+
+
+def _spool() -> IO[bytes]:
+    """A file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("kinetic-preloader"), "w+b")
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
 
 
 def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

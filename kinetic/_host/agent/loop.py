@@ -46,9 +46,9 @@ from kinetic.errors import KineticError, StoreFull
 
 OPEN_LINE_S = 0.05
 """After this time without its end, the beginning of a line is shown."""
-ALONE_S = 0.05
+ALONE_S = 0.2
 """For so long the only host of a simulated slice runs before it speaks with the coordinator: it has
-nobody to wait for, and a small job is over before the two could."""
+nobody to wait for, and a small job is over before the two could, also on a busy machine."""
 LEFTOVER_GRACE_S = 0.2
 """How long processes that the function left behind may take to end by themselves, once the worker
 is gone."""

@@ -30,7 +30,7 @@ LATE = (
 )
 """What a first job of one host can begin without, and what packages import only when they are used:
 after a fork, every process of every job would import it again."""
-IDLE_S = 0.1
+IDLE_S = 0.25
 """After so long without a request a first small job is over, and importing takes nothing from
 it."""
 HURRIED = 4
