@@ -32,7 +32,7 @@ from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.log_format import STDERR
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic.errors import PreflightError
+from kinetic.errors import PreflightError, StoreError
 
 UNSUCCESSFUL = (Phase.FAILED, Phase.CANCELLED)
 """What a backend may say of a cancelled job: not every one knows why its job has ended."""
@@ -329,3 +329,19 @@ def test_there_is_always_room_for_one(backend, store):
     needs(backend, Capacity)
     assert backend.room(None) >= 1
     assert backend.room(planned(store, speak)) >= 1
+
+
+@pytest.mark.promise(4)
+def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch):
+    """A moment without the store must not be taken for the end of a job that runs."""
+    ref, _ = running(backend, store)
+
+    def unreachable(key):
+        raise StoreError("The store is out of reach.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "get", unreachable)
+        with pytest.raises(StoreError, match="out of reach"):
+            backend.status([ref])
+    assert phase_of(backend, ref) is Phase.RUNNING
+    ended(backend, ref)

@@ -27,7 +27,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import status_of_verdict
 from kinetic._store import files
-from kinetic.errors import CorruptRecord, KineticError, PreflightError, SubmitError
+from kinetic.errors import CorruptRecord, PreflightError, SubmitError
 
 # a list of running jobs does without these, and without what is imported in functions
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class LocalBackend:
             outcome = Outcome.from_json(record.parse(data))
         except LookupError:
             return None
-        except KineticError:
+        except CorruptRecord:
             return Status(Phase.FAILED, "its verdict is damaged")
         return Status(status_of_verdict(outcome.verdict))
 

@@ -45,7 +45,7 @@ from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
 from kinetic._system.connection import SocketConnection
-from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
+from kinetic.errors import CorruptRecord, KineticError, NotFound, PreflightError, SubmitError
 
 POLL_S = 0.02
 UNREACHABLE_AFTER_S = 10.0
@@ -169,8 +169,8 @@ class ProgramsBackend:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
-        if not self._folder(ref).exists():
-            return Status(Phase.NOT_FOUND)
+        if not self._was_begun(ref):  # It is being submitted, or that was interrupted.
+            return self._verdict(ref) or Status(Phase.NOT_FOUND)
         if self._is_alive(ref):
             return (
                 Status(Phase.RUNNING) if self._is_ready(ref) else Status(Phase.PENDING, _STARTING)
@@ -214,11 +214,10 @@ class ProgramsBackend:
 
     def cancel(self, ref: JobRef) -> None:
         """Ask the leader to stop the gang; one that was stopped (SIGSTOP) is continued."""
-        gang = self._gang(ref)
-        if gang is not None and gang.hosts[0].is_there():
-            for signum in (signal.SIGTERM, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(gang.hosts[0].pid, signum)
+        pid = self._leader(ref)
+        for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
     def cleanup(self, ref: JobRef) -> None:
         """Remove the job's secrets and what its programs wrote; nothing of a job that runs."""
@@ -246,6 +245,20 @@ class ProgramsBackend:
 
     def _folder(self, ref: JobRef) -> Path:
         return self._root / ref.job_id
+
+    def _was_begun(self, ref: JobRef) -> bool:
+        """Whether the lock that all hosts inherit has ever been held."""
+        try:
+            return (self._folder(ref) / "alive").stat().st_size > 0
+        except OSError:
+            return False
+
+    def _leader(self, ref: JobRef) -> int:
+        """Process id of host 0; 0 where it does not run."""
+        gang = self._gang(ref)
+        if gang is None:  # The caller was killed before it wrote down which programs it started.
+            return _found_leader(self._folder(ref))
+        return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
         """Whether a process of any host is left: all inherit the lock."""
@@ -277,7 +290,7 @@ class ProgramsBackend:
             outcome = Outcome.from_json(record.parse(self._store.get(layout.outcome(ref.job_id))))
         except NotFound:
             return None
-        except KineticError:
+        except CorruptRecord:
             return Status(Phase.FAILED)
         return Status(status_of_verdict(outcome.verdict), outcome.reason)
 
@@ -306,6 +319,7 @@ def _locked(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, b"held\n")  # An empty one says that nothing was started yet.
         yield fd
     finally:
         os.close(fd)
@@ -354,6 +368,18 @@ def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[b
     data = json.dumps({"target": endpoint.target, "hosts": hosts})
     (folder / "hosts.json.new").write_text(data)
     (folder / "hosts.json.new").replace(folder / "hosts.json")
+
+
+def _found_leader(folder: Path) -> int:
+    """Process id of the host 0 that has the credentials of this folder; 0 where none runs."""
+    marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            environ = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            # What a program has forked has its environment, but is not the leader of its session.
+            if marks <= environ and os.getsid(pid) == pid:
+                return pid
+    return 0
 
 
 def _started(pid: int) -> str:

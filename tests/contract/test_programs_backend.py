@@ -1,0 +1,63 @@
+"""What only the backend of programs promises.
+
+In: submissions that were killed half way. Out: phases, and jobs that end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from backend_cases import programs, read, submitted, wait_for_ever
+
+from kinetic._backends.base import Phase, phase_of
+from kinetic._config import settings
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
+
+pytest.importorskip("cryptography")
+
+
+@pytest.fixture
+def store(home):
+    return LocalStore(home)
+
+
+@pytest.mark.parametrize("files", [(), ("alive",)])
+def test_a_job_that_is_being_submitted_has_not_failed(store, files):
+    """Its folder is made before the lock in it is held."""
+    ref = JobRef("job-00000000", Place("programs", "gke"), "cpu", "f", "f", 0.0, store.uri)
+    folder = settings.load().cache_dir / "programs" / ref.job_id
+    folder.mkdir(parents=True)
+    for name in files:
+        (folder / name).touch()
+    assert phase_of(programs(store), ref) is Phase.NOT_FOUND
+
+
+def _submit_and_die(store_path):
+    """Be a caller that is killed when its first program runs."""
+    from kinetic._backends.programs import backend
+
+    def die(folder, endpoint, started):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    backend._keep = die
+    submitted(programs(store := LocalStore(Path(store_path))), store, wait_for_ever)
+
+
+def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store, home):
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_programs_backend as t; "
+    killed = subprocess.run([sys.executable, "-c", f"{code}t._submit_and_die({str(home)!r})"])
+    assert killed.returncode == -signal.SIGKILL
+    (name,) = (settings.load().cache_dir / "programs").iterdir()
+    ref = JobRef(name.name, Place("programs", "gke"), "cpu", "f", "f", 0.0, store.uri)
+    backend = programs(store)
+    assert phase_of(backend, ref) is Phase.RUNNING
+    backend.cancel(ref)
+    read(backend, ref)
+    assert phase_of(backend, ref) is Phase.CANCELLED
