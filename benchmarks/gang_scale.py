@@ -31,7 +31,7 @@ from grpc import aio
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
+from kinetic._core.gang.machine import Activity, Gang, GangSpec, Heartbeat
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc.server import Coordinator
@@ -264,10 +264,10 @@ class Agents:
     async def _beat(self, index: int, host: int, seconds: float) -> None:
         await asyncio.sleep(index / len(self._hosts))
         for _ in range(round(seconds)):
-            beat = Beat(host, Activity.RUNNING, 0.1, 123456789, 12.5, 4096, "epoch 3: loss 0.123")
+            beat = Heartbeat(host, Activity.RUNNING, 0.1, 123456789, 12.5, 4096, "step 3")
             start = time.perf_counter()
             await self._call(
-                host, codec.HEARTBEAT, None if self._bare else codec.beat_to_wire(beat)
+                host, codec.HEARTBEAT, None if self._bare else codec.heartbeat_to_wire(beat)
             )
             await asyncio.sleep(1.0 - (time.perf_counter() - start))
 

@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-Phase = JobStatus
-"""What a job is, as far as the place that runs it knows; see `state.status_of`."""
-
-
 @dataclass(frozen=True)
 class HostStatus:
     """What a backend knows of one host."""
 
     host: int
-    phase: Phase
+    phase: JobStatus
     reason: str = ""
 
 
@@ -45,7 +41,7 @@ class Status:
         hosts: those of which there is more to say than of the job.
     """
 
-    phase: Phase
+    phase: JobStatus
     reason: str = ""
     hosts: tuple[HostStatus, ...] = ()
 
@@ -128,7 +124,7 @@ class Backend(Protocol):
         ...
 
 
-def phase_of(backend: Backend, ref: JobRef) -> Phase:
+def phase_of(backend: Backend, ref: JobRef) -> JobStatus:
     """Return what the backend says of one job."""
     return backend.status([ref])[ref.job_id].phase
 

@@ -12,11 +12,12 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from kinetic._backends.base import Backend, Phase, phase_of
+from kinetic._backends.base import Backend, phase_of
 from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import Plan, Tree
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import submitting
@@ -140,7 +141,7 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
         # A backend that does not answer leaves a job that can be found, and be cancelled later.
         with contextlib.suppress(BackendUnavailable):
             backend.cancel(ref)
-            if phase_of(backend, ref) is Phase.NOT_FOUND:
+            if phase_of(backend, ref) is JobStatus.NOT_FOUND:
                 _remove(store, ref.job_id)
         raise
 

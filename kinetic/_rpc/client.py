@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import Beat, HostView
+from kinetic._core.gang.messages import Heartbeat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc import coordinator_pb2 as pb
@@ -167,7 +167,7 @@ class AgentClient:
         )
         return codec.view_from_wire(reply)
 
-    def heartbeat(self, beat: Beat) -> bool:
+    def heartbeat(self, beat: Heartbeat) -> bool:
         """Give one sign of life, without trying again: the next one says more. Returns whether it
         arrived.
 
@@ -175,7 +175,7 @@ class AgentClient:
             CoordinatorLost: nothing has arrived for `unreachable_after_s`.
         """
         try:
-            self._caller.once(codec.HEARTBEAT, codec.beat_to_wire(beat), _BEAT_S)
+            self._caller.once(codec.HEARTBEAT, codec.heartbeat_to_wire(beat), _BEAT_S)
         except grpc.RpcError as error:
             if error.code() not in _AGAIN:
                 raise self._caller.translate(codec.HEARTBEAT, error) from error

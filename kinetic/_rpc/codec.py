@@ -11,7 +11,7 @@ from typing import Any
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
-from kinetic._core.gang.messages import Activity, Beat, HostView
+from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 from kinetic._rpc import coordinator_pb2 as pb
@@ -106,8 +106,8 @@ CANCEL = Method("Cancel", pb.CancelRequest, pb.Empty)
 SNAPSHOT = Method("Snapshot", pb.Empty, pb.SnapshotReply)
 
 
-def beat_to_wire(beat: Beat) -> pb.Beat:
-    """Write a beat."""
+def heartbeat_to_wire(beat: Heartbeat) -> pb.Beat:
+    """Write a heartbeat."""
     return pb.Beat(
         host=beat.host,
         state=beat.state,
@@ -119,9 +119,9 @@ def beat_to_wire(beat: Beat) -> pb.Beat:
     )
 
 
-def beat_from_wire(message: pb.Beat) -> Beat:
-    """Read a beat."""
-    return Beat(
+def heartbeat_from_wire(message: pb.Beat) -> Heartbeat:
+    """Read a heartbeat."""
+    return Heartbeat(
         host=message.host,
         state=_activity(message.state),
         stalled_s=message.stalled_s,

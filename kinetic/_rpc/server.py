@@ -204,7 +204,7 @@ class Coordinator:
                 await changed.wait()
 
     async def _heartbeat(self, request: pb.Beat, context: Context) -> pb.BeatReply:
-        self._gang.heartbeat(codec.beat_from_wire(request), self._clock())
+        self._gang.heartbeat(codec.heartbeat_from_wire(request), self._clock())
         return pb.BeatReply(version=self._gang.version)
 
     async def _report(self, request: pb.ReportRequest, context: Context) -> pb.Empty:

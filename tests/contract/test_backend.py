@@ -20,7 +20,6 @@ from kinetic._backends.base import (
     Capacity,
     Controls,
     LogRequest,
-    Phase,
     Processes,
     Signals,
     Tunnels,
@@ -32,9 +31,10 @@ from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.log_format import STDERR
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic.errors import PreflightError, StoreError
 
-UNSUCCESSFUL = (Phase.FAILED, Phase.CANCELLED)
+UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
 """What a backend may say of a cancelled job: not every one knows why its job has ended."""
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_run_here_is_refused_and_leaves_nothing(backend, store):
 def test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(backend, store, case):
     ref = submitted(backend, store, speak)
     other = case[0](store)
-    assert phase_of(other, ref) is not Phase.NOT_FOUND
+    assert phase_of(other, ref) is not JobStatus.NOT_FOUND
     assert text(read(other, ref)) == b"one\nthree\n"
 
 
@@ -117,9 +117,9 @@ def test_many_jobs_are_asked_for_at_once(backend, store):
     unknown = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
     found = backend.status([over, unknown, going_on])
     assert {job_id: status.phase for job_id, status in found.items()} == {
-        over.job_id: Phase.SUCCEEDED,
-        going_on.job_id: Phase.RUNNING,
-        unknown.job_id: Phase.NOT_FOUND,
+        over.job_id: JobStatus.SUCCEEDED,
+        going_on.job_id: JobStatus.RUNNING,
+        unknown.job_id: JobStatus.NOT_FOUND,
     }
     assert all(isinstance(status.reason, str) for status in found.values())
     assert not backend.status([])
@@ -161,7 +161,7 @@ def test_output_comes_in_order_and_following_ends(backend, store):
     chunks = read(backend, ref)
     assert text(chunks) == b"one\nthree\n"
     assert text(chunks, STDERR) == b"two\n"
-    assert phase_of(backend, ref) is Phase.SUCCEEDED
+    assert phase_of(backend, ref) is JobStatus.SUCCEEDED
 
 
 @pytest.mark.promise(5)
@@ -220,7 +220,7 @@ def test_cancel_stops_the_job_and_is_harmless_afterwards(backend, store):
 @pytest.mark.promise(4)
 def test_an_unknown_job_is_not_found(backend, store):
     ref = JobRef("job-00000000", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is JobStatus.NOT_FOUND
     assert read(backend, ref) == []
     backend.cancel(ref)
     backend.cleanup(ref)
@@ -231,8 +231,8 @@ def test_phases_follow_the_job(backend, store):
     ref = submitted(backend, store, wait_for_ever)
     follower = backend.logs(ref, LogRequest())
     while next(follower) is None:
-        assert phase_of(backend, ref) in (Phase.PENDING, Phase.RUNNING)
-    assert phase_of(backend, ref) is Phase.RUNNING
+        assert phase_of(backend, ref) in (JobStatus.PENDING, JobStatus.RUNNING)
+    assert phase_of(backend, ref) is JobStatus.RUNNING
     follower.close()
     backend.cancel(ref)
     read(backend, ref)
@@ -310,7 +310,7 @@ def test_a_tunnel_reaches_a_port_of_a_host(backend, store):
         connection.end()
         connection.close()
     read(backend, ref)
-    assert phase_of(backend, ref) is Phase.SUCCEEDED
+    assert phase_of(backend, ref) is JobStatus.SUCCEEDED
     with pytest.raises(OSError, match="refused"):
         backend.connect(ref, 0, int(port))
 
@@ -343,5 +343,5 @@ def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch)
         patched.setattr(store, "get", unreachable)
         with pytest.raises(StoreError, match="out of reach"):
             backend.status([ref])
-    assert phase_of(backend, ref) is Phase.RUNNING
+    assert phase_of(backend, ref) is JobStatus.RUNNING
     ended(backend, ref)

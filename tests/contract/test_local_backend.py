@@ -9,9 +9,10 @@ import re
 import pytest
 from backend_cases import local, planned, read, speak, submitted, wait_for_ever
 
-from kinetic._backends.base import Phase, phase_of
+from kinetic._backends.base import phase_of
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.errors import InsufficientMemory, PreflightError
 
@@ -28,13 +29,13 @@ def test_a_job_that_is_being_submitted_has_not_failed(store):
         "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
     )
     folder = store.path("jobs/job-00000001/local")
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is JobStatus.NOT_FOUND
     folder.mkdir(parents=True)
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is JobStatus.NOT_FOUND
     (folder / "lock").touch()
-    assert phase_of(backend, ref) is Phase.NOT_FOUND
+    assert phase_of(backend, ref) is JobStatus.NOT_FOUND
     (folder / "lock").write_text("held\n")
-    assert phase_of(backend, ref) is Phase.FAILED, "a supervisor began, and is gone"
+    assert phase_of(backend, ref) is JobStatus.FAILED, "a supervisor began, and is gone"
 
 
 def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):
@@ -65,7 +66,7 @@ def test_the_lock_is_free_when_the_supervisor_is_gone(store):
         told = backend.processes(ref)
     os.kill(told.supervisor, 9)
     read(backend, ref)
-    assert phase_of(backend, ref) is Phase.FAILED
+    assert phase_of(backend, ref) is JobStatus.FAILED
     assert backend.processes(ref) is None
 
 

@@ -21,7 +21,7 @@ from gangs import PATIENCE_S
 
 import kinetic
 from kinetic import errors
-from kinetic._backends.base import Phase
+from kinetic._core.state import JobStatus
 from kinetic.cli.main import call
 
 # -- ways to damage a file -------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def check_python(job_id: str, victim: str) -> None:
     except (errors.NotFound, errors.CorruptRecord) as error:
         assert job_id in str(error)  # noqa: PT017
         return
-    assert handle.status() in (Phase.SUCCEEDED, Phase.FAILED)
+    assert handle.status() in (JobStatus.SUCCEEDED, JobStatus.FAILED)
     handle.logs()
     handle.events()
     try:

@@ -14,11 +14,11 @@ from dataclasses import replace
 import laptop_fakes
 from laptop_fakes import FakeBackend, put_outcome, put_ref, put_success, raised
 
-from kinetic._backends.base import Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
+from kinetic._core.state import JobStatus
 from kinetic.errors import InsufficientMemory
 
 
@@ -89,7 +89,7 @@ class Scripted(FakeBackend):
         elif act == "lost":
             put_outcome(self.store, job, HostReport(0, Exit.SIGNAL, detail="killed"))
         else:
-            self.phases[job.job_id] = Phase.RUNNING
+            self.phases[job.job_id] = JobStatus.RUNNING
             self.hanging[index] = job
             self.bells[job.job_id] = os.pipe()
             self.most_at_once = max(self.most_at_once, len(self.hanging))

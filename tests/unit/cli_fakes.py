@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._backends.base import Document, LogRequest, Phase, Status
+from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -22,6 +22,7 @@ from kinetic._core.log_format import STDOUT, LogChunk, Position
 from kinetic._core.outcome import HostReport, Outcome, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._pickling import results
 from kinetic._source import packs
 from kinetic._store.local import LocalStore
@@ -42,7 +43,7 @@ class FakeBackend:
     """Jobs that only stand still: their phases and output are what a test says."""
 
     name: str = "fake"
-    phases: dict[str, Phase] = field(default_factory=dict)
+    phases: dict[str, JobStatus] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     asked: list[list[str]] = field(default_factory=list)
     output: dict[str, list[LogChunk | None]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class FakeBackend:
         self.asked.append([ref.job_id for ref in refs])
         return {
             ref.job_id: Status(
-                self.phases.get(ref.job_id, Phase.RUNNING), self.reasons.get(ref.job_id, "")
+                self.phases.get(ref.job_id, JobStatus.RUNNING), self.reasons.get(ref.job_id, "")
             )
             for ref in refs
         }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kinetic._backends.base import LogRequest, Phase, Status
+from kinetic._backends.base import LogRequest, Status
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
@@ -27,6 +27,7 @@ from kinetic._core.outcome import HostReport, Outcome, RemoteError, judge
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan, Versions
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._pickling import call, results
 from kinetic.errors import NotFound
 
@@ -47,7 +48,7 @@ class FakeBackend:
     def __init__(self, store: Any) -> None:
         self.store = store
         self.calls: list[str] = []
-        self.phases: dict[str, Phase] = {}
+        self.phases: dict[str, JobStatus] = {}
         self.reasons: dict[str, str] = {}
         self.asked: list[list[str]] = []
         self.output: list[LogChunk | None] = []
@@ -75,13 +76,13 @@ class FakeBackend:
         if self.failure is not None:
             raise self.failure
         self.secrets = dict(secrets)
-        self.phases[ref.job_id] = Phase.RUNNING
+        self.phases[ref.job_id] = JobStatus.RUNNING
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         self.asked.append([ref.job_id for ref in refs])
         return {
             ref.job_id: Status(
-                self.phases.get(ref.job_id, Phase.NOT_FOUND), self.reasons.get(ref.job_id, "")
+                self.phases.get(ref.job_id, JobStatus.NOT_FOUND), self.reasons.get(ref.job_id, "")
             )
             for ref in refs
         }

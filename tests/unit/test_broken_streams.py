@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laptop_fakes import NOW, FakeBackend, put_ref, put_success, ref
 
-from kinetic._backends.base import LogRequest, Phase, Status
+from kinetic._backends.base import LogRequest, Status
 from kinetic._client import following
 from kinetic._client.following import Finished
 from kinetic._core.log_format import STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.errors import BackendUnavailable
 
@@ -41,7 +42,7 @@ class Breaking(FakeBackend):
     ) -> None:
         super().__init__(store)
         self.job, self.printed, self.breaks, self.ends_with = job, printed, breaks, ends_with
-        self.phases[job.job_id] = Phase.RUNNING
+        self.phases[job.job_id] = JobStatus.RUNNING
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         number = len(self.requests)
@@ -140,7 +141,7 @@ def test_a_status_that_cannot_be_had_is_asked_for_again(store):
     def status(refs: Sequence[JobRef]) -> dict[str, Status]:
         if next(refusals, False):
             raise BackendUnavailable("Too many requests.")
-        return {ref.job_id: Status(Phase.RUNNING) for ref in refs}
+        return {ref.job_id: Status(JobStatus.RUNNING) for ref in refs}
 
     backend.status = status
     events = follow(backend, LogRequest())

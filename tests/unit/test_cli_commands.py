@@ -16,13 +16,14 @@ import pytest
 from cli_fakes import DAY, NOW, World, chunk
 
 import kinetic
-from kinetic._backends.base import LogRequest, Phase
+from kinetic._backends.base import LogRequest
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._pickling import results
 from kinetic._store.gc_lock import submitting
 from kinetic._store.local import LocalStore
@@ -94,7 +95,7 @@ def test_a_list_reads_each_record_once(world: World, capsys: Capture) -> None:
 def test_why_a_job_waits_is_shown(world: World, capsys: Capture) -> None:
     world.job("job-00000001")
     world.job("job-00000002", age=30)
-    world.backend.phases["job-00000001"] = Phase.PENDING
+    world.backend.phases["job-00000001"] = JobStatus.PENDING
     world.backend.reasons["job-00000001"] = "waiting for memory"
     assert world("jobs", "list") == 0
     head, second, first = capsys.readouterr().out.splitlines()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kinetic._backends.base import Phase, Status
+from kinetic._backends.base import Status
 from kinetic._client.board import activity
 from kinetic._client.board.activity import Rates
 from kinetic._client.handle import JobHandle
@@ -20,6 +20,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.cli.commands import top
 from kinetic.cli.context import AppContext
@@ -151,7 +152,7 @@ class Backend:
     """Running jobs whose gangs say what a test wants."""
 
     def __init__(self) -> None:
-        self.phases: dict[str, Phase] = {}
+        self.phases: dict[str, JobStatus] = {}
         self.asked: list[str] = []
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
@@ -184,7 +185,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     backend, store = Backend(), LocalStore(tmp_path / "store")
     Client.gangs = {"job-00000001": lambda: snapshot(member(0), member(1)), "job-00000002": lost}
     monkeypatch.setattr("kinetic._rpc.client.ControlClient", Client)
-    for number, phase in enumerate((Phase.SUCCEEDED, Phase.RUNNING, Phase.RUNNING)):
+    for number, phase in enumerate((JobStatus.SUCCEEDED, JobStatus.RUNNING, JobStatus.RUNNING)):
         job = ref(f"job-0000000{number}")
         backend.phases[job.job_id] = phase
         store.put(layout.ref(job.job_id), json.dumps(job.to_json()).encode())
@@ -231,7 +232,7 @@ def test_what_has_ended_is_not_looked_at_twice(world: AppContext) -> None:
     with top.Watch(world, set()) as watch:
         assert len(watch.look()) == 3
         backend.asked.clear()
-        backend.phases["job-00000001"] = Phase.FAILED
+        backend.phases["job-00000001"] = JobStatus.FAILED
         assert [line.ref.job_id for line in watch.look()] == ["job-00000002"]
         watch.look()
         assert backend.asked.count("job-00000000") == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.blame import notice_of
-from kinetic._core.gang.machine import Activity, Beat, Gang, GangPhase, GangSpec
+from kinetic._core.gang.machine import Activity, Gang, GangPhase, GangSpec, Heartbeat
 from kinetic._core.outcome import HostReport, RemoteError, Verdict, blame_rank, judge
 from kinetic.errors import UsageError
 
@@ -53,7 +53,7 @@ def let_pass(
         now = start + step / 10
         if step % 10 == 0:
             for host in beating:
-                gang.heartbeat(Beat(host, Activity(state), stalled_s=stalled_s), now)
+                gang.heartbeat(Heartbeat(host, Activity(state), stalled_s=stalled_s), now)
         gang.sweep(now)
     return start + seconds
 
@@ -104,7 +104,7 @@ def test_hosts_that_never_join_are_named_and_nothing_runs():
     gang = gang_of(8, joined=False, start_timeout_s=30.0)
     for host in (0, 1, 3, 4, 6, 7):
         gang.join(host, "a", "h", 1.0)
-    gang.heartbeat(Beat(5, Activity.PREPARING), 9.0)
+    gang.heartbeat(Heartbeat(5, Activity.PREPARING), 9.0)
     let_pass(gang, 1.0, 28.8, beating=(0, 1, 3, 4, 6, 7), state="waiting")
     assert gang.phase is GangPhase.JOINING
     gang.sweep(30.0)
@@ -299,7 +299,7 @@ def test_time_that_runs_backwards_stands_still():
     gang = gang_of(2, timeout_s=10.0)
     gang.sweep(5.0)
     gang.sweep(-1000.0)
-    gang.heartbeat(Beat(0, Activity.RUNNING), 1.0)
+    gang.heartbeat(Heartbeat(0, Activity.RUNNING), 1.0)
     assert gang.snapshot()["running_s"] == 5.0
     gang.sweep(10.0)
     assert gang.view(0).stop_exit is Exit.TIMEOUT
@@ -355,7 +355,7 @@ def test_hosts_that_do_not_report_after_a_stop_are_given_up():
 
 def stand_still(gang: Gang, hosts, now: float, stalled_s: float = 31.0) -> None:
     for host in hosts:
-        gang.heartbeat(Beat(host, Activity.RUNNING, stalled_s=stalled_s), now)
+        gang.heartbeat(Heartbeat(host, Activity.RUNNING, stalled_s=stalled_s), now)
     gang.sweep(now)
 
 
@@ -383,7 +383,7 @@ def test_a_hang_asks_for_stacks_and_names_the_odd_host_out():
 
 def test_a_host_that_moves_but_keeps_the_others_waiting_is_the_odd_one():
     gang = gang_of(2, hang_timeout_s=30.0)
-    gang.heartbeat(Beat(1, Activity.RUNNING, stalled_s=0.1), 40.0)
+    gang.heartbeat(Heartbeat(1, Activity.RUNNING, stalled_s=0.1), 40.0)
     stand_still(gang, (0,), 40.0)
     gang.stacks(0, 1, WAITING, 40.1)
     gang.stacks(1, 1, SLEEPING, 40.1)
@@ -407,7 +407,7 @@ def test_who_does_not_answer_is_blamed_when_the_time_is_over():
 def test_a_gang_that_moves_on_while_stacks_are_taken_is_left_alone():
     gang = gang_of(1, hang_timeout_s=30.0)
     stand_still(gang, (0,), 40.0)
-    gang.heartbeat(Beat(0, Activity.RUNNING, stalled_s=0.0), 41.0)
+    gang.heartbeat(Heartbeat(0, Activity.RUNNING, stalled_s=0.0), 41.0)
     gang.stacks(0, 1, SLEEPING, 41.0)
     gang.sweep(41.0)
     assert gang.phase is GangPhase.RUNNING
@@ -429,7 +429,7 @@ def test_somebody_elses_wish_for_stacks_does_not_spoil_the_answer():
 
 def test_a_host_whose_function_has_returned_is_not_to_blame_for_a_hang():
     gang = gang_of(2, hang_timeout_s=30.0)
-    gang.heartbeat(Beat(0, Activity.RUNNING, stalled_s=31.0), 40.0)
+    gang.heartbeat(Heartbeat(0, Activity.RUNNING, stalled_s=31.0), 40.0)
     gang.report(ended(0), 40.0)
     gang.sweep(40.0)
     assert gang.view(1).stacks_request == 0
@@ -438,14 +438,14 @@ def test_a_host_whose_function_has_returned_is_not_to_blame_for_a_hang():
 @pytest.mark.parametrize("state", ["preparing", "waiting", "returned"])
 def test_only_running_hosts_hang(state):
     gang = gang_of(1, hang_timeout_s=30.0)
-    gang.heartbeat(Beat(0, Activity(state), stalled_s=1e9), 40.0)
+    gang.heartbeat(Heartbeat(0, Activity(state), stalled_s=1e9), 40.0)
     gang.sweep(40.0)
     assert gang.view(0).stacks_request == 0
 
 
 def test_a_hang_after_an_early_return_names_who_has_returned():
     gang = gang_of(3, hang_timeout_s=30.0)
-    gang.heartbeat(Beat(2, Activity.RETURNED), 40.0)
+    gang.heartbeat(Heartbeat(2, Activity.RETURNED), 40.0)
     stand_still(gang, (0, 1), 40.0)
     for host in (0, 1):
         gang.stacks(host, 1, WAITING, 40.1)
@@ -459,7 +459,7 @@ def test_that_some_have_returned_and_all_others_stand_still_is_said_once():
     gang = gang_of(4)
     gang.report(ended(2), 1.0)
     stand_still(gang, (0, 1), 40.0)
-    gang.heartbeat(Beat(3, Activity.RUNNING, stalled_s=19.0), 40.0)
+    gang.heartbeat(Heartbeat(3, Activity.RUNNING, stalled_s=19.0), 40.0)
     gang.sweep(40.0)
     assert gang.view(0).notice == ""
     version = gang.version
@@ -552,7 +552,7 @@ def test_huge_texts_are_cut():
     gang = gang_of(1)
     request = gang.request_stacks(1.0)
     gang.stacks(0, request, "x" * 10_000_000 + "end", 1.0)
-    gang.heartbeat(Beat(0, Activity.RUNNING, last_line="y" * 10_000_000), 1.0)
+    gang.heartbeat(Heartbeat(0, Activity.RUNNING, last_line="y" * 10_000_000), 1.0)
     assert len(gang.stacks_of(request)[0]) < 1_000_000
     assert gang.stacks_of(request)[0].endswith("end")
     assert len(gang.snapshot()["members"][0]["last_line"]) < 1000
@@ -563,7 +563,7 @@ def test_hosts_outside_the_gang_are_refused(host):
     gang = gang_of(2)
     for call in (
         lambda: gang.join(host, "a", "h", 0.0),
-        lambda: gang.heartbeat(Beat(host), 0.0),
+        lambda: gang.heartbeat(Heartbeat(host), 0.0),
         lambda: gang.report(ended(host), 0.0),
         lambda: gang.lost(host, "", 0.0),
         lambda: gang.stacks(host, 1, "", 0.0),
@@ -594,7 +594,7 @@ def test_a_big_gang_is_easy():
     versions = {gang.version}
     for step in range(20):
         for host in range(hosts):
-            gang.heartbeat(Beat(host, Activity.RUNNING), float(step))
+            gang.heartbeat(Heartbeat(host, Activity.RUNNING), float(step))
         gang.sweep(float(step))
         versions.add(gang.version)
     assert len(versions) == 1  # beats wake nobody
@@ -613,7 +613,7 @@ reports = st.one_of(
     st.builds(raised, hosts, consequence=st.booleans()),
 )
 beats = st.builds(
-    Beat,
+    Heartbeat,
     hosts,
     st.sampled_from(["preparing", "waiting", "running", "returned"]),
     stalled_s=st.sampled_from([0.0, 100.0]),

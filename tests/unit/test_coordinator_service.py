@@ -17,7 +17,7 @@ import pytest
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
+from kinetic._core.gang.machine import Activity, Gang, GangSpec, Heartbeat
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._rpc import certificate, codec
 from kinetic._rpc.client import AgentClient, ControlClient
@@ -136,7 +136,7 @@ def test_a_gang_joins_runs_and_ends(serve, agents, address):
     assert [v.ready for v in views] == [False, False, True]
     assert gang[0].hear(lambda v: v.ready).addresses == ("address-0", "address-1", "address-2")
     assert all(
-        agent.heartbeat(Beat(i, Activity.RUNNING, rss_bytes=5)) for i, agent in enumerate(gang)
+        agent.heartbeat(Heartbeat(i, Activity.RUNNING, rss_bytes=5)) for i, agent in enumerate(gang)
     )
     for i, agent in enumerate(gang):
         agent.report(ended(i))
@@ -230,7 +230,7 @@ def test_a_view_arrives_on_connecting_and_then_only_when_it_changes(serve, agent
     agent.listen()
     assert not agent.hear(lambda v: True).ready
     for _ in range(5):
-        agent.heartbeat(Beat(0))
+        agent.heartbeat(Heartbeat(0))
     agent.join("a", "x")
     agent.report(ended(0))
     assert agent.hear(lambda v: True).ready
@@ -321,7 +321,7 @@ def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
         with pytest.raises(CoordinatorLost, match="refused the token"):
             thief.join("a", "x")
         with pytest.raises(CoordinatorLost, match="refused the token"):
-            thief.heartbeat(Beat(0))
+            thief.heartbeat(Heartbeat(0))
     with pytest.raises(CoordinatorLost, match="refused the token"):
         opened(ControlClient(replace(served.endpoint, token="wrong"))).cancel()
     assert served.gang.snapshot()["joined"] == 0
@@ -360,7 +360,7 @@ def test_nonsense_is_refused_with_a_reason(serve, opened):
     with pytest.raises(UsageError, match="no host 7 in this gang of 2"):
         opened(Agent(served.endpoint, 7)).join("a", "x")
     with pytest.raises(UsageError, match="no host 7"):
-        opened(Agent(served.endpoint, 0)).heartbeat(Beat(7))
+        opened(Agent(served.endpoint, 0)).heartbeat(Heartbeat(7))
     with pytest.raises(CorruptRecord, match="not JSON"):
         codec.report_from_wire(codec.pb.ReportRequest(report=b"\xff{"))
     with pytest.raises(CorruptRecord):
@@ -382,7 +382,7 @@ def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, open
         stranger.join("a", "x")
     late = opened(Agent(replace(served.endpoint, attempt=1), 0))
     with pytest.raises(CoordinatorLost, match="is at attempt 2; the caller belongs to 1"):
-        late.heartbeat(Beat(0))
+        late.heartbeat(Heartbeat(0))
     assert served.events == []
     assert opened(Agent(replace(served.endpoint, attempt=2), 0)).join("a", "x").ready
 
@@ -461,11 +461,11 @@ def test_a_coordinator_that_vanishes_is_given_up(serve, opened):
     served, clock = serve(1), Hurried()
     agent = opened(Agent(served.endpoint, 0, clock=clock))
     agent.join("a", "x")
-    assert agent.heartbeat(Beat(0))
+    assert agent.heartbeat(Heartbeat(0))
     served.close()
-    assert not agent.heartbeat(Beat(0))  # once is not enough
+    assert not agent.heartbeat(Heartbeat(0))  # once is not enough
     with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
-        all(not agent.heartbeat(Beat(0)) for _ in range(10))
+        all(not agent.heartbeat(Heartbeat(0)) for _ in range(10))
     with pytest.raises(CoordinatorLost):
         agent.report(ended(0))
     assert clock.now < 200
@@ -488,7 +488,7 @@ def test_people_see_cancel_and_get_stacks(serve, agents, opened):
     for i, agent in enumerate(gang):
         agent.listen()
         agent.join("a", "x")
-        agent.heartbeat(Beat(i, Activity.RUNNING, last_line="hällo \udcff", log_bytes=2**40))
+        agent.heartbeat(Heartbeat(i, Activity.RUNNING, last_line="hällo \udcff", log_bytes=2**40))
     gang[2].report(ended(2))
     control = opened(ControlClient(served.endpoint))
     member = control.snapshot()["members"][0]

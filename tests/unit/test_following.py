@@ -20,12 +20,13 @@ from laptop_fakes import (
     ref,
 )
 
-from kinetic._backends.base import LogRequest, Phase
+from kinetic._backends.base import LogRequest
 from kinetic._client import following
 from kinetic._client.following import Finished, Tick
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
 
@@ -70,7 +71,7 @@ def test_a_job_that_is_being_submitted_is_waited_for(store, backend):
 
 def test_what_was_shown_is_not_shown_again_when_the_stream_breaks(store, backend):
     job = put_ref(store, ref())
-    backend.phases[job.job_id] = Phase.RUNNING
+    backend.phases[job.job_id] = JobStatus.RUNNING
     backend.output = [chunk(b"a\n")]
     looks = iter([lambda: None] * 2 + [lambda: put_success(store, job, 1), lambda: None])
     backend.finish = functools.partial(take_next, looks)
@@ -81,7 +82,7 @@ def test_what_was_shown_is_not_shown_again_when_the_stream_breaks(store, backend
 
 def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
     job = put_ref(store, ref())
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     (finished,) = follow(backend, store, job)
     assert finished.outcome.supervisor_lost
     assert finished.outcome.reason == "the job's supervisor was killed"
@@ -94,7 +95,7 @@ def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
 
 def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(store, backend):
     job = put_ref(store, ref())
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     for host in range(4):
         put_report(
             store, job, HostReport(host, Exit.RETURNED, result_digest="d" * 64 if host == 0 else "")
@@ -106,7 +107,7 @@ def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(st
 
 def test_reports_of_an_earlier_attempt_do_not_count(store, backend):
     job = put_ref(store, ref())
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     first = raised(store, job, 2, ValueError("first attempt"))
     put_report(store, job, first)
     put_attempt(store, job, 1, first)
@@ -119,7 +120,7 @@ def test_reports_of_an_earlier_attempt_do_not_count(store, backend):
 
 def test_the_supervisors_verdict_wins_a_race(store, backend):
     job = put_ref(store, ref())
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     true = put_success(store, job, 1)
     data = store.get(layout.outcome(job.job_id))
     store.delete(layout.outcome(job.job_id))
@@ -182,7 +183,7 @@ def test_a_folder_that_was_removed_is_told_at_once(store, backend):
 
 def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, backend):
     job = put_ref(store, ref(hosts=1))
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     first = HostReport(0, Exit.RAISED, detail="of attempt 1")
     put_report(store, job, first)
     put_attempt(store, job, 1, first)
@@ -194,7 +195,7 @@ def test_an_earlier_attempt_is_not_taken_for_the_one_that_was_under_way(store, b
 
 def test_how_the_supervisor_was_lost_is_told_as_its_agents_saw_it(store, backend):
     job = put_ref(store, ref(hosts=2))
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     put_report(store, job, HostReport(1, Exit.STOPPED, detail="It did not answer for 30 s."))
     (finished,) = follow(backend, store, job)
     assert finished.outcome.reason == "It did not answer for 30 s."
@@ -214,7 +215,7 @@ def test_a_store_that_takes_no_verdict_still_gives_one(store, backend, caplog):
             raise StoreFull("no space left")
 
     job = put_ref(store, ref())
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     (finished,) = follow(backend, Full(store.path("x").parent), job)
     assert finished.outcome.supervisor_lost
     assert "no space left" in caplog.text

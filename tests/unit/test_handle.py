@@ -29,7 +29,6 @@ from laptop_fakes import (
 import kinetic
 from kinetic import errors
 from kinetic._backends import registry
-from kinetic._backends.base import Phase
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
@@ -56,7 +55,7 @@ def backend(store):
 @pytest.fixture
 def job(store, backend):
     kept = put_ref(store, ref())
-    backend.phases[kept.job_id] = Phase.RUNNING
+    backend.phases[kept.job_id] = JobStatus.RUNNING
     return kept
 
 
@@ -473,14 +472,14 @@ def test_an_echo_without_a_cause_is_called_an_echo(store, job, handle):
 
 
 def test_a_killed_supervisor_is_told(store, backend, job, handle):
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     with pytest.raises(errors.SupervisorLost, match="supervisor was killed") as caught:
         handle.result()
     assert caught.value.job_id == job.job_id
 
 
 def test_what_the_function_raised_counts_more_than_the_supervisors_end(store, backend, job, handle):
-    backend.phases[job.job_id] = Phase.FAILED
+    backend.phases[job.job_id] = JobStatus.FAILED
     put_report(store, job, raised(store, job, 3, ValueError("cause")))
     with pytest.raises(ValueError, match="cause"):
         handle.result()
@@ -513,7 +512,7 @@ def test_status_comes_from_the_verdict_first(store, backend, job, handle):
     assert handle.status() is JobStatus.RUNNING
     assert handle.outcome() is None
     put_outcome(store, job, HostReport(1, Exit.CANCELLED))
-    backend.phases[job.job_id] = Phase.NOT_FOUND
+    backend.phases[job.job_id] = JobStatus.NOT_FOUND
     assert handle.status() is JobStatus.CANCELLED
     assert handle.outcome().blamed == (), "nobody is to blame for a cancel"
 
@@ -587,7 +586,7 @@ def test_cancel_waits_for_the_end_and_keeps_everything(limits, store, backend, j
 def test_cancel_can_do_without_waiting(backend, handle):
     handle.cancel(cleanup_timeout=0)
     assert backend.calls == ["cancel"]
-    assert handle.status() == Phase.RUNNING
+    assert handle.status() == JobStatus.RUNNING
 
 
 def test_a_job_that_does_not_stop_in_time_is_left_to_stop(backend, handle, caplog):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import Activity, Beat, Gang, GangSpec
+from kinetic._core.gang.machine import Activity, Gang, GangSpec, Heartbeat
 from kinetic._core.outcome import HostReport
 
 STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", line 3 in f\n'
@@ -28,7 +28,7 @@ class Running:
             self.now += 0.5
             for host, state in enumerate(self.states):
                 if state != "reported":
-                    self.gang.heartbeat(Beat(host, Activity(state)), self.now)
+                    self.gang.heartbeat(Heartbeat(host, Activity(state)), self.now)
             request = self.gang.view(0).stacks_request
             for host in range(len(self.states)):
                 if request and host not in self.silent:

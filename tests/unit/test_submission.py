@@ -8,12 +8,12 @@ import pytest
 from laptop_fakes import FakeBackend, plan
 
 from kinetic import errors
-from kinetic._backends.base import Phase
 from kinetic._client import submission
 from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 
 PAYLOAD = b"payload"
@@ -116,7 +116,7 @@ def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
     assert backend.calls[-1] == "cancel"
     assert list(store.list(layout.REFS)) == [], "it was not created"
 
-    backend.phases[planned.plan.job_id] = Phase.RUNNING
+    backend.phases[planned.plan.job_id] = JobStatus.RUNNING
     with pytest.raises(KeyboardInterrupt):
         submission.submit(planned, backend, store)
     assert list(store.list(layout.REFS)) == [layout.ref(planned.plan.job_id)], (

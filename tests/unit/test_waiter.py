@@ -17,6 +17,7 @@ from kinetic import errors
 from kinetic._client import waiter
 from kinetic._client.handle import JobHandle
 from kinetic._client.waiter import JobWaiter
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 
 PATIENCE_S = 200.0
@@ -76,7 +77,7 @@ def test_jobs_without_signals_are_looked_at_ever_less_often(tmp_path):
     source.ending_fd = lambda ref: None
     looks = []
     job = laptop_fakes.put_ref(source.store, laptop_fakes.ref(hosts=1))
-    source.phases[job.job_id] = laptop_fakes.Phase.RUNNING
+    source.phases[job.job_id] = JobStatus.RUNNING
     handle = handle_of(job, source)
     handle.settle = lambda refs: looks.append(clock.now) or {job.job_id: None}
     clock = Clock()

@@ -19,13 +19,12 @@ from kinetic._backends.base import (
     Document,
     GangProcesses,
     LogRequest,
-    Phase,
     Status,
 )
 from kinetic._backends.local import liveness, simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
-from kinetic._core.state import status_of_verdict
+from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import files
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError
 
@@ -161,15 +160,15 @@ class LocalBackend:
             return verdict
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
-            return Status(Phase.RUNNING) if is_ready else Status(Phase.PENDING, _STARTING)
+            return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
         if not self._was_supervised(ref):  # It is being submitted, or that was interrupted.
-            return self._verdict(ref) or Status(Phase.NOT_FOUND)
+            return self._verdict(ref) or Status(JobStatus.NOT_FOUND)
         verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
         if verdict is None and self._lingers(ref):
-            return Status(Phase.RUNNING, _ENDING)
+            return Status(JobStatus.RUNNING, _ENDING)
         if verdict is None:
             self._end_family(ref)
-        return verdict or Status(Phase.FAILED, _KILLED)
+        return verdict or Status(JobStatus.FAILED, _KILLED)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, one attempt after the other, until the job has ended."""
@@ -315,7 +314,7 @@ class LocalBackend:
         except LookupError:
             return None
         except CorruptRecord:
-            return Status(Phase.FAILED, "its verdict is damaged")
+            return Status(JobStatus.FAILED, "its verdict is damaged")
         return Status(status_of_verdict(outcome.verdict))
 
     def _supervisor(self, ref: JobRef) -> dict[str, Any] | None:

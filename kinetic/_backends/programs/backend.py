@@ -29,7 +29,6 @@ from kinetic._backends.base import (
     Document,
     GangProcesses,
     LogRequest,
-    Phase,
     Status,
 )
 from kinetic._backends.local import family, simulation
@@ -40,7 +39,7 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._core.state import status_of_verdict
+from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
@@ -170,15 +169,17 @@ class ProgramsBackend:
         if verdict is not None:
             return verdict
         if not self._was_begun(ref):  # It is being submitted, or that was interrupted.
-            return self._verdict(ref) or Status(Phase.NOT_FOUND)
+            return self._verdict(ref) or Status(JobStatus.NOT_FOUND)
         if self._is_alive(ref):
             return (
-                Status(Phase.RUNNING) if self._is_ready(ref) else Status(Phase.PENDING, _STARTING)
+                Status(JobStatus.RUNNING)
+                if self._is_ready(ref)
+                else Status(JobStatus.PENDING, _STARTING)
             )
         verdict = self._verdict(ref)  # It may have been written between the two looks.
         if verdict is None and (gang := self._gang(ref)) is not None:
             family.end(ref.job_id, gang.endpoint.token)
-        return verdict or Status(Phase.FAILED, _LOST)
+        return verdict or Status(JobStatus.FAILED, _LOST)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read what the hosts have printed, and on, until the job has ended."""
@@ -291,7 +292,7 @@ class ProgramsBackend:
         except NotFound:
             return None
         except CorruptRecord:
-            return Status(Phase.FAILED)
+            return Status(JobStatus.FAILED)
         return Status(status_of_verdict(outcome.verdict), outcome.reason)
 
     def _is_ready(self, ref: JobRef) -> bool:

@@ -27,7 +27,7 @@ from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic._core.gang import blame
 from kinetic._core.gang.members import Member, Roster
-from kinetic._core.gang.messages import Activity, Beat, GangPhase, GangSpec, HostView
+from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import Delay, Peers, Rendezvous
 from kinetic._core.outcome import HostReport, name_of
 from kinetic.errors import UsageError
@@ -43,7 +43,7 @@ _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
 _MAX_WAITING = 8 * 1024
 
-__all__ = ["Activity", "Beat", "Gang", "GangPhase", "GangSpec", "HostView"]
+__all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
 
 
 class Gang:
@@ -106,7 +106,7 @@ class Gang:
             member.incarnation = incarnation
             self.lost(host, "the host was restarted: a second agent joined in its place", now)
 
-    def heartbeat(self, beat: Beat, now: float) -> None:
+    def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """A host is alive. Beats before the join count as news, not as a join."""
         member = self._hosts[beat.host]
         self._advance(now)

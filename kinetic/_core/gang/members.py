@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinetic._core.gang.messages import Activity, Beat
+from kinetic._core.gang.messages import Activity, Heartbeat
 from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
@@ -24,7 +24,7 @@ class Member:
         self.incarnation = ""
         self.address = ""
         self.seen = 0.0
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         self.report: HostReport | None = None
         self.stacks = ""
         self.stacks_request = 0
@@ -67,7 +67,7 @@ class Member:
 
     def describe(self, host: int, watched: float) -> dict[str, Any]:
         """Return its state for people, as plain JSON."""
-        beat = self.beat or Beat(host)
+        beat = self.beat or Heartbeat(host)
         state = MISSING if not self.joined and self.beat is None else beat.state
         return {
             "host": host,

@@ -74,7 +74,7 @@ class Activity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """A sign of life.
 
     Attributes:

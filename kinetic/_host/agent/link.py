@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kinetic._core.gang.machine import Beat, HostView
+from kinetic._core.gang.machine import Heartbeat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
@@ -37,7 +37,7 @@ class Event:
 class Link:
     """Joins, sends heartbeats and delivers; everything that happens comes back as an `Event`."""
 
-    def __init__(self, identity: Identity, beat: Callable[[], Beat]) -> None:
+    def __init__(self, identity: Identity, beat: Callable[[], Heartbeat]) -> None:
         self._identity = identity
         self._beat = beat
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()

@@ -23,7 +23,7 @@ from typing import Any
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.gang.blame import RETURNED
-from kinetic._core.gang.machine import Activity, Beat, HostView
+from kinetic._core.gang.machine import Activity, Heartbeat, HostView
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
@@ -456,10 +456,10 @@ class Agent:
 
     # -- telling -----------------------------------------------------------------------------------
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> Heartbeat:
         now = self._worker.sample(self._log.output_bytes)
         self._memory.look()
-        return Beat(
+        return Heartbeat(
             host=self._who.host,
             state=(state := self._state_now()),
             stalled_s=self._stillness.lasts(now) if state is Activity.RUNNING else 0.0,
