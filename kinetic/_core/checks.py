@@ -1,7 +1,7 @@
 """What a value must be: one check for each kind of option.
 
-In: the name of an option, and what somebody wrote for it. Out: the value as it is kept, or an error
-that names the option.
+In: the name of an option and the value as written. Out: the value to store, or an error that names
+the option.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def text(name: str, value: object) -> str | None:
 
 
 def name_text(name: str, value: object) -> str:
-    """Check a name that people see; "" for none."""
+    """Check an optional display name; "" means none."""
     return text(name, value) or ""
 
 
@@ -66,7 +66,7 @@ def seconds(name: str, value: object) -> float | None:
     """Check an optional time limit, and return it in seconds."""
     if value is None:
         return None
-    from kinetic._core.duration import in_seconds  # hosts, which read plans, do without
+    from kinetic._core.duration import in_seconds  # not needed where plans are only read
 
     try:
         found = in_seconds(value)
@@ -131,8 +131,7 @@ def variables(name: str, value: object) -> dict[str, str]:
 
 
 def _is_system_text(text: str) -> bool:
-    """Whether the operating system takes it: surrogates stand for bytes that are no text, or for
-    nothing."""
+    """Whether the operating system accepts it: no NUL, no surrogate that stands for no byte."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

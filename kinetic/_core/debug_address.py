@@ -1,6 +1,6 @@
-"""Where a job's debugger stands: a frozen noun that the leader keeps up to date.
+"""Where a job's debugger listens: a record that the leader keeps up to date.
 
-In: facts of the leader's agent. Out: `Debugger`, a JSON object, and what an editor must be told.
+In: facts from the leader's agent. Out: `Debugger`, its JSON, and an editor's launch configuration.
 Pure.
 """
 
@@ -20,7 +20,7 @@ class DebuggerState(StrEnum):
     WAITING = "waiting"
     """It listens, and the function has not started on any host."""
     RELEASED = "released"
-    """It listens, and the function has started: a debugger has attached, or none came in time."""
+    """It listens, and the function has started: a debugger attached, or none did in time."""
     CLOSED = "closed"
     """The leader's function has ended."""
 
@@ -32,9 +32,9 @@ class Debugger:
     Attributes:
         state: what it does.
         port: where it listens, on the leader's loopback address.
-        tree: where the job's source lies on the leader.
-        client_root: where that source lies on the caller's machine; "" when none was sent.
-        closes_at: until when the function waits for it, seconds since the epoch.
+        tree: the job's source on the leader.
+        client_root: that source on the caller's machine; "" when none was sent.
+        closes_at: when the function stops waiting for it, seconds since the epoch.
         attached: whether a debugger attached before the function started.
     """
 
@@ -59,7 +59,7 @@ class Debugger:
         """Rebuild from `to_json`; unknown keys are ignored.
 
         Raises:
-            CorruptRecord: the document is no such record.
+            CorruptRecord: the document is not the record of a debugger.
         """
         try:
             known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: a number of seconds, text with units, or a `timedelta`.
+"""Lengths of time as users write them: a number of seconds, text with units, or a `timedelta`.
 Pure.
 
 In: 90, "90", "90s", "1h30m", timedelta(minutes=2). Out: seconds.
@@ -12,7 +12,7 @@ from datetime import timedelta
 from kinetic.errors import UsageTypeError
 
 Duration = float | str | timedelta
-"""What every option that is a length of time takes; a bare number is seconds."""
+"""The type of every option that is a length of time; a bare number is seconds."""
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
@@ -34,8 +34,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def in_seconds(value: object) -> float | None:
-    """Return a length of time in seconds, not checked for its size; None when the value is of
-    another type.
+    """Return a length of time in seconds, of any size; None when the value has another type.
 
     Raises:
         ValueError: it is text, and not a duration above zero.
@@ -48,7 +47,7 @@ def in_seconds(value: object) -> float | None:
 
 
 def patience_s(timeout: object) -> float:
-    """Check how long somebody wants to wait, and return it in seconds.
+    """Check a caller's `timeout`, and return it in seconds.
 
     Raises:
         UsageTypeError: it is not a length of time.

@@ -1,7 +1,7 @@
-"""What happens to a gang: typed events, and the lines in which they are kept.
+"""What happens to a gang: typed events, and their lines in events.jsonl.
 
-In: what happened, or lines of events.jsonl. Out: `GangEvent`s, JSON. Pure. What they come to says
-`gang.picture`.
+In: what happened, or lines of events.jsonl. Out: `GangEvent`s, JSON. Pure. `gang.picture` folds
+them into the state of the gang.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ class EventKind(StrEnum):
     JOINED = "joined"
     READY = "ready"
     FAILURE = "failure"
-    """A host failed while the gang was running; its `exit` says how."""
+    """A host failed while the gang was running; `exit` says how."""
     STOP = "stop"
     STALLED = "stalled"
-    """`hosts` stand still, or wait for others, for too long; their stacks are asked for."""
+    """`hosts` make no progress, or wait for others, for too long; their stacks are requested."""
     RESUMED = "resumed"
-    """Hosts that stood still have moved on."""
+    """Hosts that were stalled make progress again."""
     WAITING = "waiting"
-    """All hosts that run stand still, and others have returned."""
+    """Some hosts have returned, and all others are stalled."""
     STACKS = "stacks"
     REPORT = "report"
-    """A host has ended; its `exit` says how."""
+    """A host has ended; `exit` says how."""
     LOST = "lost"
     FINISHED = "finished"
     ENDED = "ended"
-    """The attempt was judged: `verdict`, and in `hosts` whom it blames."""
+    """The attempt was judged: `verdict`, and in `hosts` the hosts to blame."""
     RETRY = "retry"
     """Another attempt begins."""
 
 
 class GangEvent(NamedTuple):
-    """Something that happened.
+    """Something that happened to a gang or to one of its hosts.
 
     Attributes:
-        kind: what.
-        host: whom it concerns, None for the gang.
-        detail: for people; nothing reads it.
+        kind: what happened.
+        host: the host concerned, None for the gang.
+        detail: for users; never parsed.
         exit: how the host ended.
-        hosts: several that it concerns.
-        verdict: over the attempt.
-        attempt: in which it happened, from 1.
-        time: when, in seconds since the epoch; 0.0 until it is written.
+        hosts: the hosts concerned, where there are several.
+        verdict: on the attempt.
+        attempt: the attempt in which it happened, from 1.
+        time: seconds since the epoch; 0.0 until it is written.
     """
 
     kind: EventKind
@@ -63,34 +63,34 @@ class GangEvent(NamedTuple):
     time: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value; what says nothing is
-        left out."""
-        known: dict[str, Any] = {
+        """Return a JSON object from which `from_json` makes an equal value, without empty
+        fields."""
+        always: dict[str, Any] = {
             "time": self.time,
             "attempt": self.attempt,
             "kind": str(self.kind),
             "host": self.host,
             "detail": self.detail,
         }
-        more = {
+        optional = {
             "exit": str(self.exit or ""),
             "hosts": list(self.hosts),
             "verdict": str(self.verdict or ""),
         }
-        return known | {name: value for name, value in more.items() if value}
+        return always | {name: value for name, value in optional.items() if value}
 
     @classmethod
     def from_json(cls, data: Any) -> GangEvent | None:
-        """Rebuild from `to_json`; None for what is no event that this version knows."""
+        """Rebuild from `to_json`; None if this version does not know the event."""
         try:
-            told_exit, told_verdict, host = data.get("exit"), data.get("verdict"), data.get("host")
+            exit, verdict, host = data.get("exit"), data.get("verdict"), data.get("host")
             return cls(
                 EventKind(data["kind"]),
                 host=None if host is None else int(host),
                 detail=str(data.get("detail") or ""),
-                exit=Exit(told_exit) if told_exit else None,
+                exit=Exit(exit) if exit else None,
                 hosts=tuple(map(int, data.get("hosts") or ())),
-                verdict=Verdict(told_verdict) if told_verdict else None,
+                verdict=Verdict(verdict) if verdict else None,
                 attempt=int(data.get("attempt", 1)),
                 time=float(data.get("time", 0.0)),
             )
@@ -99,7 +99,7 @@ class GangEvent(NamedTuple):
 
 
 def parse(lines: bytes) -> list[GangEvent]:
-    """Read the lines of events.jsonl; damaged ones, and kinds of newer versions, are left out."""
+    """Read the lines of events.jsonl, skipping damaged ones and kinds of newer versions."""
     found = []
     for line in lines.splitlines():
         try:

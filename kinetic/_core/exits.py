@@ -45,7 +45,7 @@ class Exit(StrEnum):
 
 
 class HostState(StrEnum):
-    """Where a host of a gang stands, as it is shown."""
+    """The state of a host, as it is shown."""
 
     PLANNED = "planned"
     PENDING = "pending"
@@ -86,9 +86,9 @@ class ExitKind(NamedTuple):
         code: what `kinetic run` exits with.
         fatal: the host died, as opposed to code that failed.
         retryable: another attempt could end otherwise.
-        of_the_job: not brought about by a host: what it printed last explains nothing.
-        has_traceback: the traceback of the error says where in the user's code.
-        hearsay: what others say of a host; its own report counts more.
+        of_the_job: not caused by a host, so its last output explains nothing.
+        has_traceback: the error's traceback shows where in the user's code.
+        hearsay: concluded by others; a report by the host itself counts more.
     """
 
     rank: int
@@ -103,7 +103,7 @@ class ExitKind(NamedTuple):
 
     @property
     def code_failed(self) -> bool:
-        """Whether code failed, which the other hosts run as well: they may fail in the same way."""
+        """Whether code failed that the other hosts run too, and may fail in the same way."""
         return self.rank == CAUSE_RANK and not self.fatal
 
 

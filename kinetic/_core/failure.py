@@ -23,7 +23,7 @@ _NOT_PREPARED, _NOT_LOADED = (
     "The host could not be prepared: ",
     "The function could not be rebuilt on this host: ",
 )
-"""How hosts begin to say so in their logs; with the headline's own words it would be said twice."""
+"""How details of these exits begin; dropped after a headline that says the same."""
 _NOISE = re.compile(
     r'^\s*File "[^"]*/kinetic/(?:_host|runner)/|^\s*File "<frozen runpy>"|^Extension modules: '
 )
@@ -32,7 +32,7 @@ _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)
 """A line of a traceback that names a file, or a cell of a notebook."""
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Raised here, these would end the caller instead of telling it something."""
+"""Raised in the caller, these would end its process or loop instead of reporting the failure."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Evidence:
 
     Attributes:
         job_id: the job.
-        name: what people call it.
+        name: its display name.
         outcome: the verdict.
-        original: the exception that the blamed host raised, rebuilt here; None when there is none
+        original: the exception that the blamed host raised, rebuilt here; None if it raised none
             or it cannot be rebuilt.
-        tail: the last lines that the blamed host printed, where the caller has not seen them.
-        stacks: where the hosts stood, for a gang that hung.
+        tail: the last lines that the blamed host printed, unless the caller has seen them.
+        stacks: the hosts' stacks, if the gang hung.
     """
 
     job_id: str
@@ -58,8 +58,8 @@ class Evidence:
 
 
 def exception_of(evidence: Evidence) -> BaseException:
-    """Return what to raise: the function's own exception where there is one, else a `JobFailed`
-    that explains."""
+    """Return what to raise: the function's own exception if there is one, else a `JobFailed` that
+    explains."""
     first, original = evidence.outcome.first, evidence.original
     if (
         first is not None
@@ -94,14 +94,14 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
 
 
 def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
-    """Tell at the function's own exception where it comes from."""
+    """Add notes to the function's own exception that say where it comes from."""
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None:
         original.add_note(
             f"{where}:\n{_shortened(first.error.traceback.rstrip(), _TRACEBACK_LINES)}"
         )
-    else:  # The exception has the remote frames, and whatever shows it shows them.
+    else:  # The exception has the remote frames: they are shown with it.
         original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
         original.add_note(_echo(evidence))
@@ -112,7 +112,7 @@ def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> Ba
 
 
 def _echo(evidence: Evidence) -> str:
-    """What may be behind a broken collective for which nobody is to blame."""
+    """Explain a broken collective for which no host is to blame."""
     gone = [report.host for report in evidence.outcome.reports if report.ok]
     if not gone:
         return "This looks like the echo of another host's end; no host reported a cause."
@@ -124,8 +124,8 @@ def _echo(evidence: Evidence) -> str:
 
 
 def _cut_to_own(error: BaseException) -> None:
-    """Let the traceback of a broken collective end at the user's own line; the host's log has all
-    of it."""
+    """End the traceback of a broken collective at the user's own line; the host's log has it
+    whole."""
     at, last = error.__traceback__, None
     while at is not None:
         last = at if not _LIBRARY.search(at.tb_frame.f_code.co_filename) else last
@@ -135,8 +135,8 @@ def _cut_to_own(error: BaseException) -> None:
 
 
 def _site(traceback: str) -> str:
-    """Where in the user's code a formatted traceback ends, for the end of a sentence; "" where none
-    is found."""
+    """Where in the user's code a formatted traceback ends, as the end of a sentence; "" if
+    unknown."""
     frames = _FRAME.findall(traceback)
     if not frames:
         return ""

@@ -1,4 +1,4 @@
-"""Where everything of a job lies in the store: keys relative to the store's root.
+"""The keys of the store, relative to its root.
 
 In: ids and indices. Out: keys with "/" between parts.
 
@@ -9,38 +9,37 @@ In: ids and indices. Out: keys with "/" between parts.
     trees/<digest>                        which packs and large files a source tree is made of;
                                           written after them, deleted before them
     refs/<job_id>.json                    the reference: written first, deleted last
-    listed/<job_id>/ref-<text>            in a store that is no folder: what lists show of the job
+    listed/<job_id>/ref-<text>            in a store without a folder: what lists show of the job
     listed/<job_id>/end-<text>            and of its end, in the keys themselves (see _store.index)
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            the verdict: written last, once
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
     jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
-        outcome.json                      its verdict; there exactly when attempt n+1 has begun
+        outcome.json                      its verdict; exists if and only if attempt n+1 has begun
         debugger.json                     where the debugger of a debug job listens
         hosts/<i>/report.json             how host i ended
         hosts/<i>/result.pkl              its value: the leader's, or that of each host
         hosts/<i>/error.pkl               the exception it raised
         hosts/<i>/log                     its output, as printed
         hosts/<i>/log.idx                 when and on which stream (see log_format)
-        hosts/<i>/log.d/<offset>          both, in segments, in a store that is no folder
+        hosts/<i>/log.d/<offset>          both, in segments, in a store without a folder
                                           (see _store.log_segments)
     groups/<group_id>/batch.json          a batch: written before its first job
-    groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, where its id was not known before
+    groups/<group_id>/jobs/<i>-<n>.json   the n-th try of input i, if its id was not known before
     groups/<group_id>/refused/<i>.json    why input i could not be submitted
-    groups/<group_id>/stop.json           nothing more is to be submitted
+    groups/<group_id>/stop.json           a request to submit nothing more
     groups/<group_id>/end.json            nothing more will be submitted
     outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
     data/<digest>/                        declared data, unpacked once for all jobs of this machine
                                           (see _datasets.cached_copy)
     footprints/<digest>.json              how much memory a function's hosts took last
-                                          (see storage.footprints)
+                                          (see _store.footprints)
 """
 
 from __future__ import annotations
 
 SCHEMA_VERSION = 2
-"""Of this layout and of the plans in it. Version 1 had no attempts: hosts lay in the job's
-folder."""
+"""Of this layout and its plans. Version 1 had no attempts: hosts were in the job's folder."""
 JOBS = "jobs"
 REFS = "refs"
 LISTED = "listed"
@@ -63,23 +62,22 @@ def pack(digest: str) -> str:
 
 
 def pack_index(digest: str) -> str:
-    """What the pack holds."""
+    """Key of the list of what the pack holds."""
     return f"{PACK_INDEXES}/{digest}"
 
 
 def tree(digest: str) -> str:
-    """What the tree is made of, the list of whose root has this digest."""
+    """Key of the parts of the source tree whose root list has this digest."""
     return f"{TREES}/{digest}"
 
 
 def job(job_id: str) -> str:
-    """Prefix of all that belongs to the job."""
+    """Prefix of everything that belongs to the job."""
     return f"{JOBS}/{job_id}"
 
 
 def ref(job_id: str) -> str:
-    """The reference. All references lie together, so that jobs are listed without walking their
-    folders."""
+    """The reference. All references have one prefix, so that listing jobs walks no job folders."""
     return f"{REFS}/{job_id}.json"
 
 
@@ -99,18 +97,18 @@ def outcome(job_id: str) -> str:
 
 
 def events(job_id: str) -> str:
-    """What happened when, one JSON object a line."""
+    """What happened when, one JSON object per line."""
     return f"{job(job_id)}/events.jsonl"
 
 
 def attempt(job_id: str, number: int) -> str:
-    """Prefix of all that belongs to one attempt, from 1."""
+    """Prefix of everything that belongs to one attempt, from 1."""
     return f"{job(job_id)}/attempts/{number}"
 
 
 def attempt_outcome(job_id: str, number: int) -> str:
-    """The verdict over an attempt that was followed by another one. The last attempt's is the
-    job's (`outcome`)."""
+    """The verdict on an attempt that was followed by another one. The verdict on the last attempt
+    is the job's (`outcome`)."""
     return f"{attempt(job_id, number)}/outcome.json"
 
 
@@ -120,7 +118,7 @@ def debugger(job_id: str, number: int) -> str:
 
 
 def host(job_id: str, number: int, index: int) -> str:
-    """Prefix of all that belongs to one host in one attempt."""
+    """Prefix of everything that belongs to one host in one attempt."""
     return f"{attempt(job_id, number)}/hosts/{index}"
 
 
@@ -150,7 +148,7 @@ def log_index(job_id: str, number: int, index: int) -> str:
 
 
 def group(group_id: str) -> str:
-    """Prefix of all that belongs to the batch itself."""
+    """Prefix of everything that belongs to the batch itself."""
     return f"{GROUPS}/{group_id}"
 
 
@@ -160,7 +158,7 @@ def batch(group_id: str) -> str:
 
 
 def group_job(group_id: str, index: int, attempt: int) -> str:
-    """The job of one try of one input, from 1."""
+    """The job of one try (from 1) of one input."""
     return f"{group(group_id)}/jobs/{index}-{attempt}.json"
 
 
@@ -170,12 +168,12 @@ def refused(group_id: str, index: int) -> str:
 
 
 def group_stop(group_id: str) -> str:
-    """There when nothing more is to be submitted."""
+    """Exists when nothing more is to be submitted."""
     return f"{group(group_id)}/stop.json"
 
 
 def group_end(group_id: str) -> str:
-    """There when nothing more will be submitted."""
+    """Exists when nothing more will be submitted."""
     return f"{group(group_id)}/end.json"
 
 
@@ -185,7 +183,8 @@ def data(digest: str) -> str:
 
 
 def footprint(digest: str) -> str:
-    """What a function's hosts took when it ran last; the digest stands for the function."""
+    """How much memory a function's hosts took in its last run; the digest identifies the
+    function."""
     return f"footprints/{digest}.json"
 
 

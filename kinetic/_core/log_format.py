@@ -1,15 +1,14 @@
-"""How a host's output rests on disk: the bytes as printed, and an index of fixed records beside
-them.
+"""How a host's output is stored: the bytes as printed, and an index of fixed-size records.
 
 In: chunks of output with time and stream. Out: index records.
 
-`log` holds both streams' bytes in the order in which the agent read them, so that any tool can read
-it. `log.idx` holds one 24-byte little-endian record per chunk: offset of the chunk's END in `log`
-(u64), time in nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 how the host
-failed), and a check value (u32: CRC-32 of the rest of the record). A chunk ends at a line end
-unless the line was left open for a while or is longer than the reader's buffer. The data is written
-before its record, so a record never points at bytes that are not there; bytes after the last good
-record are treated as stdout.
+`log` holds the bytes of both streams in the order in which the agent read them, so that any tool
+can read it. `log.idx` holds one 24-byte little-endian record per chunk: offset of the chunk's END
+in `log` (u64), time in nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 how
+the host failed), and a check value (u32: CRC-32 of the rest of the record). A chunk ends at a line
+end unless the line was left open for a while or is longer than the reader's buffer. Data is written
+before its record, so a record never points past the end of `log`; bytes after the last good record
+count as stdout.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ RECORD = struct.Struct("<QQII")
 STDOUT = 1
 STDERR = 2
 FAILURE = 3
-"""How the host failed: a traceback, or a line of kinetic's. Readers show it on stderr, or leave it
-out where the exception is raised anyway."""
+"""How the host failed: a traceback, or a line written by kinetic. Readers show it on stderr, or
+skip it where the exception is raised anyway."""
 _BODY = struct.Struct("<QQI")
 
 
 class Position(NamedTuple):
-    """Where in a host's output a reader stands; a later one is greater.
+    """A position in a host's output; later ones compare greater.
 
     Attributes:
-        attempt: which start of the gang, from 1.
-        offset: bytes of that attempt's output that come before.
+        attempt: from 1.
+        offset: in bytes, within the output of that attempt.
     """
 
     attempt: int = 1
@@ -50,8 +49,8 @@ class LogChunk:
         host: index in the gang.
         stream: STDOUT (1) or STDERR (2).
         time_ns: when the agent read it, nanoseconds since the epoch.
-        data: the bytes as printed; b"" only tells where reading begins.
-        end: where the host's output goes on after these bytes.
+        data: the bytes as printed; b"" only reports the position.
+        end: the position after these bytes.
     """
 
     host: int

@@ -50,14 +50,14 @@ class Takes(Enum):
 
 
 class Flag(NamedTuple):
-    """How `kinetic run` takes an option.
+    """The flag of `kinetic run` for an option.
 
     Attributes:
         names: of the flag.
-        metavar: what its help calls the value.
+        metavar: the value's name in the help.
         takes: what kind of value.
-        offers: what a shell completes it with, by name.
-        required: whether there is no default.
+        offers: the name of what a shell completes it with.
+        required: whether it must be given.
     """
 
     names: tuple[str, ...]
@@ -72,12 +72,12 @@ class Option(NamedTuple):
 
     Attributes:
         name: as users write it.
-        check: takes the name and what was written, and returns what is kept.
-        help: what it is, for `help(kinetic.run)`, the reference and the command line.
-        default: what it is when nothing is written.
-        flag: how `kinetic run` takes it; None when it does not.
-        becomes: the part of the plan that it becomes together with the settings and the call; ""
-            when it travels to the hosts as it is, in `Plan.options`.
+        check: takes the name and the value as written, and returns the value to store.
+        help: for `help(kinetic.run)`, the reference and the command line.
+        default: as documented.
+        flag: of `kinetic run`; None if it has none.
+        becomes: the part of the plan that it determines, together with the settings and the call;
+            "" if it travels to the hosts unchanged, in `Plan.options`.
     """
 
     name: str
@@ -98,17 +98,21 @@ def option(
     becomes: str = "",
     unset: Any = MISSING,
 ) -> Any:
-    """Make a field of `Options`, which has the name of its option unless `name` says another;
-    `unset` is what is kept when nothing was written, where that is not the default."""
+    """Make a field of `Options`.
+
+    Args:
+        name: of the option, if it is not the field's.
+        unset: the stored value when the option is not given, if it is not the default.
+    """
     row = Option(name, check, help, default, flag, becomes)
-    kept = default if unset is MISSING else unset
-    if isinstance(kept, dict):
+    value = default if unset is MISSING else unset
+    if isinstance(value, dict):
         return field(default_factory=dict, metadata={"option": row})
-    return field(default=kept, metadata={"option": row})
+    return field(default=value, metadata={"option": row})
 
 
-def _as_it_is(_: str, value: Any) -> Any:
-    """Of what is checked where it is understood."""
+def _unchecked(_: str, value: Any) -> Any:
+    """For options that are checked where they are interpreted."""
     return value
 
 
@@ -121,7 +125,7 @@ class Options:
         metadata={
             "option": Option(
                 "accelerator",
-                _as_it_is,
+                _unchecked,
                 'The slice, for example "cpu", "gpu-l4" or "tpu-v6e-16"; `kinetic accelerators` '
                 "lists them.",
                 "tpu-v5e-1",
@@ -158,7 +162,7 @@ class Options:
     )
     namespace: str | None = option(checks.text, "The namespace in the cluster.", becomes="place")
     volumes: Mapping[str, Any] = option(
-        _as_it_is,
+        _unchecked,
         'Data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only.',
         unset={},
         becomes="data",

@@ -25,7 +25,7 @@ class RemoteError:
         type_name: qualified name of its class.
         message: str() of it.
         traceback: the formatted remote traceback.
-        key: where its pickle lies in the store, or "" when it cannot be pickled.
+        key: of its pickle in the store, or "" if it cannot be pickled.
         consequence: whether it looks like the echo of a peer's death (a broken collective) rather
             than a cause.
     """
@@ -44,8 +44,8 @@ class HostReport:
     Attributes:
         host: index in the gang, 0 is the leader.
         exit: how the function ended.
-        guessed: that it ended so is likely, but nothing has said it.
-        detail: one sentence for people.
+        guessed: whether the exit is only likely: there is no proof of it.
+        detail: one sentence for users.
         exit_code: of the worker process, where it had one.
         signal: number of the signal that killed the worker, or 0.
         error: what was raised, if anything.
@@ -55,8 +55,8 @@ class HostReport:
             thread waited.
         lost_log_bytes: output that could not be kept (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
-        result_digest: SHA-256 of the pickled value in the store; "" of hosts whose value is not
-            kept.
+        result_digest: SHA-256 of the pickled value in the store; "" if the host's value is not
+            stored.
         result_size_bytes: length of the pickled value.
         joined_jax: whether a process of the host has been part of JAX's world.
     """
@@ -84,8 +84,8 @@ class HostReport:
         return self.exit is Exit.RETURNED
 
     def is_like(self, other: HostReport) -> bool:
-        """Whether both hosts ended in the same way, with the same words; what is said of a broken
-        collective varies."""
+        """Whether both hosts ended in the same way with the same message. Messages about a broken
+        collective vary, and are not compared."""
         echoes = (
             self.error is not None
             and other.error is not None
@@ -95,9 +95,10 @@ class HostReport:
         return self.exit is other.exit and (echoes or self._words() == other._words())
 
     def _words(self) -> tuple[str, ...]:
-        said = (self.detail,) if self.error is None else (self.error.type_name, self.error.message)
-        # where a host keeps its files
-        return tuple(words.replace(f"/host-{self.host}/", "/host-N/") for words in said)
+        error = self.error
+        texts = (self.detail,) if error is None else (error.type_name, error.message)
+        # paths of the host's own folder
+        return tuple(text.replace(f"/host-{self.host}/", "/host-N/") for text in texts)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
@@ -111,10 +112,10 @@ class HostReport:
             CorruptRecord: the document is not a report.
         """
         try:
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            error = known.get("error")
+            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            error = fields.get("error")
             return cls(
-                **known
+                **fields
                 | {
                     "exit": Exit(data["exit"]),
                     "error": RemoteError(**error) if error else None,

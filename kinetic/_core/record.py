@@ -15,7 +15,7 @@ def parse(data: bytes) -> dict[str, Any]:
     """Return the object that the bytes hold.
 
     Raises:
-        CorruptRecord: they are no JSON, nested without end, or hold something else than an object.
+        CorruptRecord: they are not JSON, nested too deeply, or not an object.
     """
     try:
         document = json.loads(data)

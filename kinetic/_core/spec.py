@@ -35,7 +35,7 @@ class JobSpec:
 
 
 def check_function(func: Any) -> None:
-    """Refuse what cannot run on a host, with the way out."""
+    """Refuse what cannot run on a host, with a message that says what to do instead."""
     if isinstance(func, classmethod | staticmethod):
         kind = type(func).__name__
         raise UsageTypeError(
@@ -62,7 +62,7 @@ def check_function(func: Any) -> None:
 
 
 def name_of(func: Any) -> str:
-    """Return what people call a function, also one that has no name of its own."""
+    """Return the display name of a function, also of one without a name of its own."""
     while isinstance(func, functools.partial):
         func = func.func
     if isinstance(func, MethodType):

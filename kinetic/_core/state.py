@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 STARTING_S = 60.0
-"""A job that its backend does not know counts as being submitted for this long."""
+"""A job unknown to its backend counts as being submitted for this long."""
 
 
 class JobStatus(StrEnum):
@@ -31,10 +31,10 @@ class JobStatus(StrEnum):
 
 
 def status_of_verdict(verdict: str) -> JobStatus:
-    """Return what a job with this verdict is.
+    """Return the status of a job with this verdict.
 
     Raises:
-        ValueError: there is no such verdict.
+        ValueError: no verdict has this name.
     """
     return JobStatus(verdict.upper())
 
@@ -42,15 +42,16 @@ def status_of_verdict(verdict: str) -> JobStatus:
 def status_of(
     verdict: str | None, phase: JobStatus, *, recorded: bool, created_at: float, now: float
 ) -> JobStatus:
-    """Return what a job is. The only answer: for Python, the command line, notebooks and batches.
+    """Return the status of a job: the only answer, for Python, the command line, notebooks and
+    batches.
 
     Args:
-        verdict: of the stored outcome; None while there is none.
+        verdict: of the stored outcome, or None.
         phase: what the backend says; it counts only while there is no verdict.
         recorded: whether the plan and the reference are in the store.
         created_at: when the reference was made, in seconds since the epoch.
-        now: the same clock. A job that no backend knows a minute later was never started; a clock
-            that was set back since does not make it start for ever.
+        now: on the same clock. A job unknown to the backend after a minute was never started, also
+            if the clock has been set back since.
     """
     if verdict is not None:
         return status_of_verdict(verdict)

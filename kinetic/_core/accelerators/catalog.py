@@ -32,7 +32,7 @@ def cpu_slice(devices: int) -> Topology | None:
 
 
 def gpu_slice(family: GpuFamily, count: int) -> Topology | None:
-    """Return the machine with so many GPUs, or None when there is none."""
+    """Return the machine with this many GPUs, or None."""
     machine = dict(family.machines).get(count)
     if machine is None:
         return None
@@ -43,7 +43,7 @@ def gpu_slice(family: GpuFamily, count: int) -> Topology | None:
 def tpu_slice(
     family: TpuFamily, shape: Shape, chips_per_host: int | None = None
 ) -> Topology | None:
-    """Return the slice of this shape, or None when there is none.
+    """Return the slice of this shape, or None.
 
     Args:
         family: the generation.
@@ -102,7 +102,7 @@ def shape_text(shape: Shape) -> str:
 
 
 def slice_of(family: Family, count: int) -> Topology | None:
-    """Return the slice that a bare count of this family means, or None when there is none."""
+    """Return the slice that a bare count of this family means, or None."""
     if isinstance(family, GpuFamily):
         return gpu_slice(family, count)
     shape = shape_for(family, count)

@@ -1,6 +1,6 @@
-"""Who holds a gang up: equal stacks put together, and the odd host out.
+"""Which hosts hold a gang up: hosts are grouped by equal stacks, and the odd ones out are blamed.
 
-In: each host's Python stacks as faulthandler prints them. Out: hosts to blame, and text for people.
+In: each host's Python stacks as faulthandler prints them. Out: hosts to blame, and text for users.
 Pure.
 """
 
@@ -16,7 +16,7 @@ from kinetic._core.values import dataclass
 Frame = tuple[str, str]
 """Where ("train.py:12") and in what function."""
 RETURNED = "The function has returned."
-"""What stands in place of the stacks of a host that waits for the others to return."""
+"""Takes the place of the stacks of a host that waits for the others to return."""
 
 _THREAD = re.compile(
     r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first", re.MULTILINE
@@ -34,8 +34,8 @@ _WHY_CHARS = 400
 _MOST_GROUPS = 3
 _MOST_TEXT_LINES = 8
 _MOST_OWN, _MOST_INNER = 2, 5
-"""Calls that are shown of a host: the last ones of its own code, and below them those of libraries
-(of one that waits: one)."""
+"""How many calls to show of a host: of its own code, and below them of libraries (one if it
+waits)."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Stack:
     """The main thread of a worker, most recent call first.
 
     Attributes:
-        frames: where and in what function; empty when the text was not understood.
-        text: what there was instead of frames, without addresses; "" means that the host did not
-            answer.
+        frames: where and in what function; empty if the text could not be parsed.
+        text: the text that could not be parsed, without addresses; "" if the host did not answer.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -58,12 +57,12 @@ class Stack:
 
     @property
     def returned(self) -> bool:
-        """Whether there is nothing to show, because the function has returned."""
+        """Whether the function has returned, so that there are no frames."""
         return self.text == RETURNED
 
     @property
     def own(self) -> tuple[Frame, ...]:
-        """The calls of the user's own code, most recent first."""
+        """The calls in the user's code, most recent first."""
         return tuple(frame for frame in self.frames if not _LIBRARY.search(frame[0]))
 
     @property
@@ -73,7 +72,7 @@ class Stack:
 
 
 def parse(text: str) -> Stack:
-    """Keep what tells two hosts apart: the main thread's calls, without addresses."""
+    """Return what can be compared between hosts: the main thread's calls, without addresses."""
     frames = tuple(
         _frame(m) for line in main_thread(text).splitlines() if (m := _FRAME.match(line))
     )
@@ -81,12 +80,10 @@ def parse(text: str) -> Stack:
 
 
 def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int, ...]:
-    """Name the hosts that hold the others up, lowest index first.
+    """Return the hosts that hold the others up, lowest index first.
 
-    A host that did not answer ("", or no stack) is most to blame. One that waits inside JAX is not
-    blamed while another does something else.
-    Among those left the smallest group with equal stacks stands out; groups of one size cannot be
-    told apart: all are named.
+    Hosts that did not answer ("", or no stack) come first; else those that do not wait inside JAX.
+    Among these the smallest group with equal stacks is blamed; groups of equal size are all blamed.
     """
     parsed = {host: parse(text) for host, text in stacks.items() if host not in returned}
     running = {host: stack for host, stack in parsed.items() if not stack.returned}
@@ -101,13 +98,13 @@ def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int
 def explain_hang(
     stacks: Mapping[int, str], stalled: Collection[int], odd: Collection[int], stood_still: str
 ) -> str:
-    """Say in one sentence who holds a gang up.
+    """Say in one sentence which hosts hold a gang up.
 
     Args:
-        stacks: of all hosts; `RETURNED` of those that have.
+        stacks: of all hosts; `RETURNED` for those that have returned.
         stalled: the hosts that stood still.
-        odd: those that `odd_hosts` names.
-        stood_still: the sentence so far: who stood still for how long.
+        odd: the hosts returned by `odd_hosts`.
+        stood_still: the beginning of the sentence: which hosts stood still for how long.
     """
     parsed = {host: parse(text) for host, text in stacks.items()}
     gone = [host for host, stack in parsed.items() if stack.returned]
@@ -125,8 +122,8 @@ def explain_hang(
 
 
 def notice_of(gone: Collection[int], busy: Collection[int], seconds: float) -> str:
-    """Say that some hosts have returned while all others stand still, and ask what that
-    suggests."""
+    """Say that some hosts have returned while all others are stalled, and ask whether they wait in
+    a collective."""
     them, do = (
         "it" if len(gone) == 1 else "them",
         "does it wait" if len(busy) == 1 else "do they wait",
@@ -144,16 +141,16 @@ def _wait_for(gone: Collection[int], running: Mapping[int, Stack]) -> str:
     places: dict[str, list[int]] = {}
     for host in sorted(running):
         places.setdefault(_place(running[host]), []).append(host)
-    told = [
+    texts = [
         f"{name_hosts(hosts)} {_verb(hosts, 'wait')} for {them}{place}"
         for place, hosts in places.items()
     ]
-    return "; ".join(told[:_MOST_GROUPS])
+    return "; ".join(texts[:_MOST_GROUPS])
 
 
 def format_groups(stacks: Mapping[int, str]) -> str:
-    """Print equal stacks once, most recent call last: who has returned, the odd hosts, then the
-    smaller groups."""
+    """Format equal stacks once, most recent call last: hosts that have returned, the odd hosts,
+    then the others, smallest group first."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
     odd = set(odd_hosts(stacks, ()))
     order = sorted(
@@ -167,8 +164,8 @@ def format_groups(stacks: Mapping[int, str]) -> str:
 
 
 def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
-    """Print on less than a screen where hung hosts stood: who has returned, who is to blame, and
-    what the others waited in."""
+    """Format on less than a screen where hung hosts stood: hosts that have returned, hosts to
+    blame, and what the others waited in."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
     gone = [f"{_title(stack, hosts)}\n" for stack, hosts in groups.items() if stack.returned]
     guilty = [
@@ -192,7 +189,7 @@ def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
 
 
 def _title(stack: Stack, hosts: Collection[int]) -> str:
-    """Which hosts, at what line of their own code."""
+    """Return which hosts, at what line of their own code."""
     if stack.returned:
         return _have_returned(hosts)
     if not stack.frames:
@@ -214,7 +211,7 @@ def _verb(hosts: Collection[int], plural: str) -> str:
 
 
 def _gist(stack: Stack) -> str:
-    """Where in its own code, and below that in libraries; calls in between are left out."""
+    """Format the last calls of its own code and the innermost ones of libraries below."""
     if not stack.frames:
         return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
     depth = next(
@@ -236,10 +233,10 @@ def _frame(match: re.Match[str]) -> Frame:
 
 
 def main_thread(text: str) -> str:
-    """Return the part of a dump that tells where the main thread is, most recent call first."""
-    # faulthandler prints the newest thread first, so the main thread comes last; of more than 100
-    # threads it prints the newest 100 and "...", and then only the thread that took the signal,
-    # which is the main one, is worth having.
+    """Return the main thread's part of a dump, most recent call first."""
+    # faulthandler prints the newest thread first, so the main thread comes last. Of more than 100
+    # threads it prints the newest 100 and "..."; then the current thread, which took the signal, is
+    # the main one.
     starts = [m.start() for m in _THREAD.finditer(text)]
     if not starts:
         return text
@@ -257,8 +254,7 @@ def _group(stacks: Mapping[int, Stack]) -> dict[Stack, list[int]]:
 
 
 def _without_answer(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
-    # One that says something else than where it stands (its process is stopped) is as much to blame
-    # as one that says nothing.
+    # A host that answers without frames (its process is stopped) is as suspect as a silent one.
     return {host: stack for host, stack in stacks.items() if not stack.frames}
 
 
@@ -279,14 +275,14 @@ def _show(stack: Stack) -> str:
 
 
 def rank_of(report: HostReport) -> int:
-    """Cause (0), silent host (3), consequence (5), or no failure (more): among causes only time
-    decides."""
+    """Cause (0), silent host (3), consequence (5), or no failure (more). Among causes the first
+    counts."""
     rank = blame_rank(report)
     return 0 if rank < SILENT_RANK else rank
 
 
 def improves(new: HostReport, old: HostReport) -> bool:
-    """Whether a host that was given up or stopped turns out to have failed by itself."""
+    """Whether a host that was given up or stopped turns out to have failed on its own."""
     return old.exit.kind.hearsay and blame_rank(new) < SILENT_RANK
 
 

@@ -1,44 +1,45 @@
 """The life of one gang as a state machine: who joined, who is alive, who failed first, and what
-each host is told.
+each host is sent.
 
-In: joins, beats, reports, deaths, wishes of people, and the time. Out: `HostView` per host, events,
-the first failure. Pure: no I/O, no clock, no gRPC.
+In: joins, heartbeats, reports, deaths, requests of users, and the time. Out: a `HostView` per host,
+events, the first failure. Pure: no I/O, no clock, no gRPC.
 
     JOINING ──all joined──> RUNNING ──all returned──> FINISHED
        └──────failure, cancel, time out──────> STOPPING ──every host reported or lost──> FINISHED
 
 Promises:
-    1. Nobody is told "ready" before every host has joined.
-    2. The first failure is a cause when one was reported before the stop; else a host that fell
+    1. No host sees "ready" before every host has joined.
+    2. The first failure is a cause if one was reported before the stop; else a host that fell
        silent; else a consequence.
     3. After a stop every host reports within `grace_s` + 10 s or is given up: the gang always
        finishes.
-    4. Every call may be repeated; time that runs backwards stands still; time in which nobody
-       looked counts against no host.
+    4. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
+       the gang was not watched counts against no host.
     5. A call costs O(1), a sweep at most O(hosts).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, Exit
-from kinetic._core.gang import blame
+from kinetic._core.gang import blame, stops
 from kinetic._core.gang.members import Member, Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import Delay, Peers, Rendezvous
+from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport, name_of
 from kinetic.errors import UsageError
 
 _GIVE_UP_S = 10.0
-"""Beyond `grace_s`: how long a stopped host may take to report."""
+"""How long a stopped host may take to report, on top of `grace_s`."""
 _INTERVALS = 10
-"""Beats that an agent sends within `heartbeat_timeout_s`."""
+"""Heartbeats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
-"""A host that misses so many beats is silent, if another host has just complained of a broken
-peer."""
+"""A host that misses this many heartbeats is silent if another host has just lost a peer."""
 _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
 _MAX_WAITING = 8 * 1024
@@ -47,7 +48,7 @@ __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
 
 
 class Gang:
-    """The state machine. Not locked: one caller at a time."""
+    """The state machine. Not thread-safe."""
 
     def __init__(self, spec: GangSpec, now: float) -> None:
         if spec.hosts < 1:
@@ -66,15 +67,13 @@ class Gang:
         self._watched = 0.0
         self._silence_due = spec.heartbeat_timeout_s
         self._ready_at: float | None = None
-        self._failures: list[
-            tuple[int, int]
-        ] = []  # (rank, host) in order of arrival, until the stop
-        self._window_opened: tuple[float, float] | None = (
-            None  # (now, watched) of the first consequence
-        )
+        # (rank, host) in order of arrival, until the stop
+        self._failures: list[tuple[int, int]] = []
+        # (now, watched) of the first consequence
+        self._window_opened: tuple[float, float] | None = None
         self._peers = Peers(spec.peers_window_s)
         self._stop_exit: Exit | None = None
-        self._stop_exits: dict[int, Exit] = {}
+        self._stop_exits: Mapping[int, Exit] = {}
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
@@ -85,11 +84,11 @@ class Gang:
         self._events: list[GangEvent] = []
         self._views: dict[Exit | None, HostView] = {}
 
-    # --- what hosts say ---------------------------------------------------------------------------
+    # --- from hosts -------------------------------------------------------------------------------
 
     def join(self, host: int, incarnation: str, address: str, now: float) -> None:
-        """A host is there. The same incarnation may say so again; another one means that the first
-        has died."""
+        """A host has joined. Idempotent for one incarnation; another one means that the first has
+        died."""
         member = self._hosts[host]
         if not incarnation:
             raise UsageError(
@@ -107,7 +106,7 @@ class Gang:
             self.lost(host, "the host was restarted: a second agent joined in its place", now)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """A host is alive. Beats before the join count as news, not as a join."""
+        """A host is alive. A heartbeat is no substitute for a join."""
         member = self._hosts[beat.host]
         self._advance(now)
         member.seen = self._watched
@@ -123,8 +122,8 @@ class Gang:
             self._standing = True
 
     def report(self, report: HostReport, now: float) -> None:
-        """A host has ended. The first report counts, unless a cause turns up after a mere "stopped"
-        or "lost"."""
+        """A host has ended. Its first report counts, unless that only says "stopped" or "lost" and
+        a later one has the cause."""
         member = self._hosts[report.host]
         self._advance(now)
         if member.report is not None and not blame.improves(report, member.report):
@@ -133,36 +132,36 @@ class Gang:
             report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, report.exit)
-        self._weigh(report)
-        self._settle()
+        self._count_failure(report)
+        self._check_completion()
 
     def lost(self, host: int, detail: str, now: float) -> None:
-        """The agent of a host is known to be dead. A host that has returned is needed until all
-        have."""
-        self._hosts[host]  # raises for a host that is not there
+        """The agent of a host is known to be dead. A host that has returned must live until all
+        have returned."""
+        self._hosts[host]  # raises for an unknown host
         self._advance(now)
         if self._lose(host, detail):
-            self._settle()
+            self._check_completion()
 
     def stacks(self, host: int, request: int, text: str, now: float) -> None:
-        """A host answers a wish for stacks. The end of a long text is kept: the main thread comes
+        """A host answers a request for stacks. Of a long text the end counts: the main thread comes
         last."""
         member = self._hosts[host]
         self._advance(now)
         if member.stacks_request < request <= self._stacks_request:
             member.stacks_request, member.stacks = request, text[-_MAX_STACKS:]
 
-    # --- what people say --------------------------------------------------------------------------
+    # --- from users -------------------------------------------------------------------------------
 
     def cancel(self, detail: str, now: float) -> None:
-        """Stop the gang because somebody wants it. What is stopping already ends as it would have,
-        and is not started again."""
+        """Stop the gang at a user's request. A gang that is stopping already ends as it would have,
+        but is not started again."""
         self._advance(now)
         self.unwanted = True
-        self._stop(Exit.CANCELLED, detail or "cancelled")
+        self._stop(Stop(Exit.CANCELLED, detail or "cancelled"))
 
     def request_stacks(self, now: float) -> int:
-        """Ask all hosts for their stacks; returns the number to look for in `stacks_of`."""
+        """Ask all hosts for their stacks; return the number of the request, for `stacks_of`."""
         self._advance(now)
         self._stacks_request += 1
         self._changed()
@@ -170,17 +169,17 @@ class Gang:
         return self._stacks_request
 
     def stacks_of(self, request: int) -> dict[int, str]:
-        """Return the answers to this wish, or to a later one."""
+        """Return the answers to this request or to a later one."""
         return self._hosts.answers(request)
 
     def stacks_missing(self, request: int) -> tuple[int, ...]:
         """Return the running hosts that have not answered yet."""
         return self._hosts.unanswered(request)
 
-    # --- what time says ---------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> tuple[GangEvent, ...]:
-        """Let time pass, and return what happened since the last sweep."""
+        """Let time pass, and return the events since the last sweep."""
         self._advance(now)
         if self.phase is GangPhase.STOPPING and self._now >= self._give_up_at:
             self._give_up()
@@ -201,9 +200,8 @@ class Gang:
             if self._now - self._started >= self.spec.start_timeout_s:
                 self._stop_unready()
         elif self._overran():
-            self._stop(
-                Exit.TIMEOUT, f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
-            )
+            reason = f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
+            self._stop(Stop(Exit.TIMEOUT, reason))
         elif self._hang_request:
             self._decide_hang()
         elif self._suspected:
@@ -214,8 +212,8 @@ class Gang:
             self._watch_gathering()
 
     def _watch_gathering(self) -> None:
-        """Look whether hosts wait for others too long; stacks are asked for, and then it is looked
-        at again."""
+        """When hosts wait for others too long, ask for stacks first, and decide with the
+        answers."""
         delay = self._rendezvous.delay(self._now)
         if delay is not None:
             self._emit(EventKind.STALLED, None, delay.reason, hosts=delay.waiting or delay.missing)
@@ -224,7 +222,7 @@ class Gang:
         elif not self._hosts.in_state(Activity.STARTING, Activity.JOINING):
             self._gathering = False
 
-    # --- what is seen from outside ----------------------------------------------------------------
+    # --- views ------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -238,7 +236,7 @@ class Gang:
 
     @property
     def urgent(self) -> bool:
-        """Whether a decision is near, so that looking often pays."""
+        """Whether a decision is due soon: sweep more often."""
         return (
             self._window_opened is not None
             or self._peers.waited_for
@@ -252,15 +250,15 @@ class Gang:
         return self._hosts.reports
 
     def view(self, host: int) -> HostView:
-        """Return what this host is told."""
-        self._hosts[host]  # raises for a host that is not there
+        """Return what this host is sent."""
+        self._hosts[host]  # raises for an unknown host
         stop_exit = self._stop_exits.get(host, self._stop_exit)
         if stop_exit not in self._views:
             self._views[stop_exit] = self._make_view(stop_exit)
         return self._views[stop_exit]
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state for people, as plain JSON."""
+        """Return the state for display, as plain JSON."""
         return {
             "phase": str(self.phase),
             "attempt": self.spec.attempt,
@@ -294,27 +292,27 @@ class Gang:
     # --- failures ---------------------------------------------------------------------------------
 
     def _lose(self, host: int, detail: str) -> bool:
-        """Record a death, unless the host's end is known and nobody needs it any more."""
+        """Record a death, unless the host has ended already and is no longer needed."""
         member = self._hosts[host]
         needed = self.phase is GangPhase.RUNNING and member.report is not None and member.report.ok
         if member.report is not None and not needed:
             return False
         if needed:
             detail = f"{detail}; its function had returned, but other hosts were still running"
-        report = self._made_up(host, self._lost_exit(host, member), detail)
+        report = self._substitute_report(host, self._lost_exit(host, member), detail)
         self._emit(EventKind.LOST, host, detail, report.exit)
         self._hosts.record(member, report)
-        self._weigh(report)
+        self._count_failure(report)
         return True
 
     def _lost_exit(self, host: int, member: Member) -> Exit:
-        # Who was told to stop, and then says no more, ended as it was told: a cancelled job stays
+        # A host that falls silent after a stop ended as the stop says: a cancelled job stays
         # cancelled.
-        told = self._stop_exits.get(host, self._stop_exit)
-        return Exit.AGENT_LOST if told is None or (told is Exit.STOPPED and member.joined) else told
+        stop = self._stop_exits.get(host, self._stop_exit)
+        return Exit.AGENT_LOST if stop is None or (stop is Exit.STOPPED and member.joined) else stop
 
-    def _weigh(self, report: HostReport) -> None:
-        """See whether this report is the first failure, or shows it in another light."""
+    def _count_failure(self, report: HostReport) -> None:
+        """Count a report as a failure, or after the stop as the cause of the first one."""
         rank = blame.rank_of(report)
         if rank > CONSEQUENCE_RANK:
             return
@@ -325,16 +323,16 @@ class Gang:
             self._blame_again(report, rank)
 
     def _blame_again(self, report: HostReport, rank: int) -> None:
-        # A cause that comes after the stop explains a consequence, whoever reports it, or the
-        # silence of its own host. It does not excuse another host's silence: that came first.
+        # A cause reported after the stop explains a consequence on any host, or the silence of its
+        # own host. It does not excuse another host's silence: that came first.
         if self._blamed_rank == CONSEQUENCE_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
-            self.stop_reason = self._reason((report.host,))
+            self.stop_reason = stops.first_failure(self._hosts, (report.host,))
             self._changed()
 
-    def _settle(self) -> None:
-        """Stop on a cause or a silent host at once; give a consequence time for its cause to show
-        up; finish when all ended."""
+    def _check_completion(self) -> None:
+        """Stop at once on a cause or a silent host; on a consequence wait for its cause; finish
+        when all hosts have ended."""
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and self._failures:
             if self._hosts.reported == self.spec.hosts:
                 self._stop_failed()
@@ -351,8 +349,8 @@ class Gang:
         self._finish_if_complete()
 
     def _close_window(self) -> None:
-        """Stop on a consequence, once every host without a report has shown that it is alive, or
-        has not."""
+        """Stop on a consequence once every host without a report has proved to be alive, or to be
+        silent."""
         if (
             self._window_opened is None
             or self._now - self._window_opened[0] < self.spec.blame_window_s
@@ -373,7 +371,7 @@ class Gang:
         limit = self.spec.heartbeat_timeout_s
         active = self._hosts.last_heard()
         silent = [(seen, i) for seen, i in active if self._watched - seen > limit]
-        # The next look is due when the host that was heard of longest ago could be too late.
+        # Next due when the host that was heard from longest ago could be too late.
         self._silence_due = min((seen for seen, _ in active), default=self._watched) + limit
         self._lose_all(silent, f"fell silent: no sign of life for {limit:g} s")
 
@@ -381,7 +379,7 @@ class Gang:
         for _, host in sorted(silent):
             self._lose(host, detail)
         if silent:
-            self._settle()
+            self._check_completion()
 
     # --- hangs ------------------------------------------------------------------------------------
 
@@ -393,12 +391,13 @@ class Gang:
         self._suspected = False
         stalled = self._stalled()
         if stalled:
-            self._emit(EventKind.STALLED, None, self._stood_still(stalled), hosts=stalled)
+            still = stops.stood_still(self._hosts, stalled, self.spec)
+            self._emit(EventKind.STALLED, None, still, hosts=stalled)
             self._hang_request = self.request_stacks(self._now)
             self._hang_due = self._now + self.spec.stacks_window_s
 
     def _notice_waiting(self) -> None:
-        # Once: some hosts have returned, and all others stand still.
+        # Once: some hosts have returned, and all others are stalled.
         self._standing, limit_s = False, self.spec.notice_after_s
         gone, busy = self._hosts.gone(), self._hosts.busy()
         if gone and busy and self._hosts.stalled(limit_s) == busy:
@@ -424,38 +423,18 @@ class Gang:
             self._emit(EventKind.RESUMED, None, "no host stands still any more")
 
     def _stop_hung(self, stalled: tuple[int, ...], answers: dict[int, str]) -> None:
-        running = {i: answers.get(i, "") for i in self._hosts.busy()}
-        odd = blame.odd_hosts(running, ())
-        everybody = running | dict.fromkeys(self._hosts.gone(), blame.RETURNED)
-        reason = blame.explain_hang(everybody, stalled, odd, self._stood_still(stalled))
-        self._emit(EventKind.STACKS, None, blame.format_groups(everybody))
-        self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.HANG))
+        still = stops.stood_still(self._hosts, stalled, self.spec)
+        stop, stacks = stops.of_hang(self._running(answers), self._hosts.gone(), stalled, still)
+        self._emit(EventKind.STACKS, None, stacks)
+        self._stop(stop)
 
     def _stop_delayed(self, delay: Delay, answers: dict[int, str]) -> None:
-        running = {i: answers.get(i, "") for i in self._hosts.busy()}
+        running = self._running(answers)
         self._emit(EventKind.STACKS, None, blame.format_groups(running))
-        if delay.waiting:
-            guilty = delay.waiting if delay.final or not delay.missing else delay.missing
-            self._stop(
-                Exit.STOPPED,
-                delay.reason,
-                blamed=guilty[:1],
-                exits=dict.fromkeys(guilty, Exit.HANG),
-            )
-            return
-        odd = blame.odd_hosts({i: running[i] for i in delay.missing}, ())
-        reason = f"{name_of(odd, self.spec.hosts)} {delay.reason}"
-        said = "" if (stack := blame.parse(running[odd[0]])).frames else stack.text
-        reason += f": {said.splitlines()[0]}" if said else ""
-        self._stop(Exit.STOPPED, reason, blamed=odd, exits=dict.fromkeys(odd, Exit.NEVER_JOINED))
+        self._stop(stops.of_delay(delay, running, self.spec))
 
-    def _stood_still(self, stalled: tuple[int, ...]) -> str:
-        longest = max(m.beat.stalled_s for i in stalled if (m := self._hosts[i]).beat is not None)
-        who = name_of(stalled, self.spec.hosts)
-        return (
-            f"{who} stood still for {longest:.0f} s (hang_timeout is {self.spec.hang_timeout_s:g} "
-            "s)"
-        )
+    def _running(self, answers: dict[int, str]) -> dict[int, str]:
+        return {i: answers.get(i, "") for i in self._hosts.busy()}
 
     # --- start, stop, finish ----------------------------------------------------------------------
 
@@ -475,7 +454,7 @@ class Gang:
     def _stop_failed(self) -> None:
         rank = min(self._failures)[0]
         blamed = tuple(dict.fromkeys(host for r, host in self._failures if r == rank))
-        self._stop(Exit.STOPPED, self._reason(blamed), blamed=blamed)
+        self._stop(Stop(Exit.STOPPED, stops.first_failure(self._hosts, blamed), blamed))
         self._blamed_rank = rank
 
     def _stop_unready(self) -> None:
@@ -483,40 +462,33 @@ class Gang:
         within = f"did not join within {self.spec.start_timeout_s:g} s"
         for host in missing:
             news = self._hosts[host].news(self._watched)
-            self._report_for(host, Exit.NEVER_JOINED, f"{within}; {news}")
-        self._stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", blamed=missing)
+            self._report_on_behalf(host, Exit.NEVER_JOINED, f"{within}; {news}")
+        self._stop(Stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", missing))
 
-    def _stop(
-        self,
-        stop_exit: Exit,
-        reason: str,
-        *,
-        blamed: tuple[int, ...] = (),
-        exits: dict[int, Exit] | None = None,
-    ) -> None:
+    def _stop(self, stop: Stop) -> None:
         if self.phase in (GangPhase.STOPPING, GangPhase.FINISHED):
             return
         self.phase = GangPhase.STOPPING
-        self.first_failure, self.stop_reason = blamed, reason
-        self._stop_exit, self._stop_exits = stop_exit, exits or {}
+        self.first_failure, self.stop_reason = stop.blamed, stop.reason
+        self._stop_exit, self._stop_exits = stop.exit, stop.exits
         self._give_up_at = self._now + self.spec.grace_s + _GIVE_UP_S
         self._window_opened, self._hang_request = None, 0
         self._changed()
-        self._emit(EventKind.STOP, blamed[0] if blamed else None, reason)
+        self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)
         self._excuse_absent()
         self._finish_if_complete()
 
     def _excuse_absent(self) -> None:
-        # Nobody waits for those who are not there yet: the error must come in seconds.
-        told = self._stop_exit or Exit.STOPPED
+        # Do not wait for hosts that have not joined: the error must come in seconds.
+        stop = self._stop_exit or Exit.STOPPED
         for host in self._hosts.absent():
-            self._report_for(
-                host, told, f"had not joined when the gang was stopped: {self.stop_reason}"
+            self._report_on_behalf(
+                host, stop, f"had not joined when the gang was stopped: {self.stop_reason}"
             )
 
-    def _report_for(self, host: int, how: Exit, detail: str) -> None:
-        """Report in place of a host that cannot."""
-        self._hosts.record(self._hosts[host], self._made_up(host, how, detail))
+    def _report_on_behalf(self, host: int, how: Exit, detail: str) -> None:
+        """Report on behalf of a host that cannot."""
+        self._hosts.record(self._hosts[host], self._substitute_report(host, how, detail))
         self._emit(EventKind.REPORT, host, detail, how)
 
     def _give_up(self) -> None:
@@ -531,39 +503,27 @@ class Gang:
             self._changed()
             self._emit(EventKind.FINISHED, None, self.stop_reason or "every host returned")
 
-    # --- small things -----------------------------------------------------------------------------
+    # --- details ----------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        # Watched time passes only while somebody looks: if this process was frozen or starved,
-        # beats wait unread in its sockets, and their senders must not be called silent for it.
+        # Watched time stops while this process is frozen or starved: heartbeats wait unread in its
+        # sockets, and their senders are not silent.
         step = max(0.0, now - self._now)
         self._now += step
         self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)
 
-    def _made_up(self, host: int, how: Exit, detail: str) -> HostReport:
+    def _substitute_report(self, host: int, how: Exit, detail: str) -> HostReport:
         stacks = self._stacks_worth_keeping(self._hosts[host], how)
         return HostReport(host=host, exit=how, detail=detail, stacks=stacks)
 
     def _stacks_worth_keeping(self, member: Member, how: Exit) -> str:
-        """Of a host that held a hung gang up all of it; of one that waited for it where it
-        stood."""
+        """All stacks of a host that held a hung gang up; the main thread of one that waited."""
         if how is Exit.HANG:
             return member.stacks
         hung = Exit.HANG in self._stop_exits.values()
         return (
             blame.main_thread(member.stacks)[:_MAX_WAITING] if hung and how is Exit.STOPPED else ""
         )
-
-    def _reason(self, blamed: tuple[int, ...]) -> str:
-        report = self._hosts[blamed[0]].report
-        if report is None:
-            return name_of(blamed, self.spec.hosts)
-        alike = sorted(
-            host
-            for host in blamed
-            if (other := self._hosts[host].report) is not None and other.is_like(report)
-        )
-        return f"{name_of(alike, self.spec.hosts)}: {blame.why(report)}"
 
     def _changed(self) -> None:
         self.version += 1

@@ -1,4 +1,4 @@
-"""The hosts of a gang, one by one: who is there, when each was last heard of, how each ended.
+"""The hosts of a gang: which have joined, when each was last heard from, how each ended.
 
 In: single facts about hosts. Out: lists of hosts that are silent, stalled, missing. Pure.
 """
@@ -12,11 +12,11 @@ from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
 MISSING = "missing"
-"""The state of a host from which nothing has been heard, in what is shown to people."""
+"""The displayed state of a host from which nothing has been heard."""
 
 
 class Member:
-    """What is known about one host. `seen` is in watched time: when it was last heard of."""
+    """What is known about one host. `seen` is when it was last heard from, in watched time."""
 
     __slots__ = ("address", "beat", "incarnation", "report", "seen", "stacks", "stacks_request")
 
@@ -36,7 +36,7 @@ class Member:
 
     @property
     def active(self) -> bool:
-        """Joined, and not ended as far as anybody knows."""
+        """Joined, and not known to have ended."""
         return self.joined and self.report is None
 
     @property
@@ -46,11 +46,11 @@ class Member:
 
     @property
     def has_returned(self) -> bool:
-        """Whether its agent said that the function has returned."""
+        """Whether its agent has said that the function returned."""
         return self.beat is not None and self.beat.state is Activity.RETURNED
 
     def stalls(self, limit_s: float) -> bool:
-        """Whether its function has stood still for so long."""
+        """Whether its function has been stalled for this long."""
         return (
             self.beat is not None
             and self.beat.state is Activity.RUNNING
@@ -58,7 +58,7 @@ class Member:
         )
 
     def news(self, watched: float) -> str:
-        """Say what was heard of it last."""
+        """Say what was last heard from it."""
         return (
             "nothing was heard from it"
             if self.beat is None
@@ -66,7 +66,7 @@ class Member:
         )
 
     def describe(self, host: int, watched: float) -> dict[str, Any]:
-        """Return its state for people, as plain JSON."""
+        """Return its state for display, as plain JSON."""
         beat = self.beat or Heartbeat(host)
         state = MISSING if not self.joined and self.beat is None else beat.state
         return {
@@ -83,8 +83,7 @@ class Member:
 
 
 class Roster:
-    """All hosts of the gang, with running counts, so that no single call must look at every
-    host."""
+    """All hosts of the gang, with running counts so that most calls cost O(1)."""
 
     def __init__(self, hosts: int) -> None:
         self._members = [Member() for _ in range(hosts)]
@@ -141,11 +140,11 @@ class Roster:
         )
 
     def stalled(self, limit_s: float) -> tuple[int, ...]:
-        """Busy hosts that have stood still for so long."""
+        """Busy hosts that have been stalled for this long."""
         return tuple(i for i, m in enumerate(self._members) if m.busy and m.stalls(limit_s))
 
     def in_state(self, *states: Activity) -> tuple[int, ...]:
-        """Active hosts whose last beat said one of these."""
+        """Active hosts whose last heartbeat says one of these."""
         return tuple(
             i
             for i, m in enumerate(self._members)
@@ -153,7 +152,7 @@ class Roster:
         )
 
     def returned_alone(self) -> tuple[int, ...]:
-        """Hosts whose function has returned without ever being part of JAX's world."""
+        """Hosts whose function returned without ever joining JAX's world."""
         return tuple(
             i
             for i, m in enumerate(self._members)
@@ -165,15 +164,15 @@ class Roster:
         return tuple(i for i, m in enumerate(self._members) if not m.joined and m.report is None)
 
     def answers(self, request: int) -> dict[int, str]:
-        """Stacks by host, of those who have answered this wish or a later one."""
+        """Stacks by host, of those that have answered this request or a later one."""
         return {i: m.stacks for i, m in enumerate(self._members) if m.stacks_request >= request > 0}
 
     def unanswered(self, request: int) -> tuple[int, ...]:
-        """Busy hosts that have not answered this wish."""
+        """Busy hosts that have not answered this request."""
         return tuple(
             i for i, m in enumerate(self._members) if m.busy and m.stacks_request < request
         )
 
     def describe(self, watched: float) -> list[dict[str, Any]]:
-        """Return every host's state for people, as plain JSON."""
+        """Return every host's state for display, as plain JSON."""
         return [m.describe(i, watched) for i, m in enumerate(self._members)]

@@ -1,4 +1,4 @@
-"""The words of the coordinator: what a gang is given, what hosts say, what they are told.
+"""The messages of a gang: its specification, what hosts say, what they are sent.
 
 In: nothing. Out: frozen values. Pure.
 """
@@ -12,7 +12,7 @@ from kinetic._core.values import dataclass
 
 
 class GangPhase(StrEnum):
-    """Where the gang stands."""
+    """The phase of a gang's life."""
 
     JOINING = "joining"
     RUNNING = "running"
@@ -22,24 +22,24 @@ class GangPhase(StrEnum):
 
 @dataclass(frozen=True)
 class GangSpec:
-    """How many hosts, and how long things may take (seconds; None is without limit).
+    """How many hosts, and how long things may take (seconds; None means no limit).
 
     Attributes:
         hosts: hosts of the gang.
         start_timeout_s: until every host has joined and its worker runs the function; also how long
             hosts may wait in JAX for others that have not joined its world.
         timeout_s: from "ready" until the gang is stopped.
-        hang_timeout_s: longest time that a running host may stand still.
-        heartbeat_timeout_s: silence after which a host counts as lost; agents send ten beats in
-            this time.
-        blame_window_s: how long a cause may still show up after a consequence was reported.
+        hang_timeout_s: longest time that a running host may be stalled.
+        heartbeat_timeout_s: silence after which a host counts as lost; agents send ten heartbeats
+            in this time.
+        blame_window_s: how long to wait for the cause after a consequence was reported.
         stacks_window_s: how long hosts may take to answer with their stacks.
-        grace_s: what agents leave their workers between SIGTERM and SIGKILL.
-        peers_window_s: how long other hosts may go on after code failed on one of them, to fail in
-            the same way; counted anew from each that does.
-        notice_after_s: for so long all hosts that run must have stood still, when others have
-            returned, to be told of.
-        attempt: which start of the gang this is, from 1.
+        grace_s: time between SIGTERM and SIGKILL for workers.
+        peers_window_s: how long other hosts may run on after code failed on one of them, to fail in
+            the same way; each that does restarts it.
+        notice_after_s: how long all running hosts must have been stalled, when others have
+            returned, before users are told.
+        attempt: from 1.
     """
 
     hosts: int
@@ -56,7 +56,7 @@ class GangSpec:
 
 
 class Activity(StrEnum):
-    """What an agent says that its host is doing."""
+    """What a host is doing, as its agent says."""
 
     PREPARING = "preparing"
     WAITING = "waiting"
@@ -66,7 +66,7 @@ class Activity(StrEnum):
     HELD = "held"
     """The others, until then."""
     STARTING = "starting"
-    """The worker gets ready."""
+    """The worker is getting ready."""
     RUNNING = "running"
     JOINING = "joining"
     """The worker waits in JAX for the other hosts."""
@@ -80,7 +80,7 @@ class Heartbeat:
     Attributes:
         host: index in the gang.
         state: what it is doing.
-        stalled_s: how long the worker's main thread has stood still.
+        stalled_s: how long the worker's main thread has made no progress.
         rss_bytes, cpu_s: of the worker.
         log_bytes: output so far.
         last_line: the last line that was printed.
@@ -97,18 +97,18 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class HostView:
-    """What one agent is told.
+    """What one agent is sent.
 
     Attributes:
         version: grows with every change of any view.
         ready: all have joined; the function may start.
         addresses: of the hosts, by index, once ready; the first is the leader's.
         stop: the worker must end.
-        stop_exit: what the agent calls the end of its worker after a stop: CANCELLED, TIMEOUT, HANG
-            or STOPPED.
-        stop_reason: for people.
+        stop_exit: how the agent reports the end of its worker after a stop: CANCELLED, TIMEOUT,
+            HANG or STOPPED.
+        stop_reason: for users.
         grace_s: between SIGTERM and SIGKILL.
-        stacks_request: number of the last wish for stacks, 0 for none.
+        stacks_request: number of the last request for stacks, 0 for none.
         all_done: every host has returned; workers may exit.
         notice: a line for the job's output, or "".
     """

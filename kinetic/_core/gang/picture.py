@@ -1,7 +1,7 @@
 """The picture of a gang: one fold over its events, used by the command line and by drawings.
 
-In: `GangEvent`s, the verdict where there is one. Out: a `GangPicture`: every attempt, and where
-each of its hosts stands. Pure.
+In: `GangEvent`s, the verdict if there is one. Out: a `GangPicture`: every attempt, and the state of
+each of its hosts. Pure.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kinetic._core.values import dataclass
 
 @dataclass(frozen=True)
 class HostPicture:
-    """Where one host stands.
+    """The state of one host.
 
     Attributes:
-        state: as it is shown.
+        state: as displayed.
         exit: how it ended, once that is known.
-        detail: what was said of its end, for people.
+        detail: about its end, for users.
     """
 
     state: HostState = HostState.PENDING
@@ -33,15 +33,15 @@ class HostPicture:
 
 @dataclass(frozen=True)
 class AttemptPicture:
-    """One attempt: times are seconds since the epoch, None while it has not come so far.
+    """One attempt: times are seconds since the epoch, None until then.
 
     Attributes:
         number: from 1.
         hosts: by index.
-        began_at, ready_at, ended_at: the first that was heard of it; when all hosts had joined;
-            when it was judged.
-        verdict: over the attempt.
-        reason: one line for people; "" of an attempt that succeeded.
+        began_at, ready_at, ended_at: of its first event; when all hosts had joined; when it was
+            judged.
+        verdict: on the attempt.
+        reason: one line for users; "" on success.
         blamed: the hosts that failed first.
     """
 
@@ -86,8 +86,8 @@ class GangPicture:
 def picture_of(
     events: Iterable[GangEvent], hosts: int, outcome: Outcome | None = None
 ) -> GangPicture:
-    """Return what these events come to, for a gang of so many hosts; what the verdict over the last
-    attempt says counts more."""
+    """Fold the events of a gang of this size. What the outcome, if given, says of the last attempt
+    overrides them."""
     by_attempt: dict[int, list[GangEvent]] = {1: []}
     for event in events:
         by_attempt.setdefault(event.attempt, []).append(event)

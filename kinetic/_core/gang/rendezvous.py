@@ -1,8 +1,8 @@
-"""Hosts that must come together after they have joined the gang: workers that start, processes that
-join one world of JAX, hosts that fail in the same way.
+"""What hosts do together after they have joined the gang: start their workers, join one world of
+JAX, fail in the same way.
 
-In: what hosts last said, how they failed, the time. Out: a `Delay` when some wait in vain or for
-too long; whether more failures may follow. Pure.
+In: the hosts' last heartbeats, how they failed, the time. Out: a `Delay` when some wait in vain or
+for too long; whether more failures may follow. Pure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Delay:
 
     Attributes:
         waiting: the hosts that wait in JAX; empty while the function has not started.
-        missing: whom they wait for, as far as that can be told.
-        reason: for people.
-        final: it cannot end by itself.
+        missing: the hosts they wait for, if known.
+        reason: for users.
+        final: whether it cannot end by itself.
     """
 
     waiting: tuple[int, ...]
@@ -33,7 +33,7 @@ class Delay:
 
 
 class Rendezvous:
-    """Watches hosts come together."""
+    """Watches hosts start and join JAX's world."""
 
     def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
         self._spec, self._hosts = spec, hosts
@@ -41,7 +41,7 @@ class Rendezvous:
         self._joining_since: float | None = None
 
     def delay(self, now: float) -> Delay | None:
-        """Say whether hosts wait for too long."""
+        """Return why hosts wait for too long, or None."""
         joining = self._hosts.in_state(Activity.JOINING)
         if not joining:
             self._joining_since = None
@@ -85,8 +85,7 @@ class Peers:
     """How long the gang waits for other hosts to fail as one just did: code that fails on one host
     often fails on all.
 
-    Each that does gives the rest another window, but there are not more than `_WINDOWS`, however
-    many hosts there are.
+    Each failure opens another window for the rest, up to `_WINDOWS` in all.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -95,8 +94,7 @@ class Peers:
         self._latest = 0.0
 
     def may_follow(self, failed: HostReport, now: float) -> bool:
-        """A host has failed: say whether it is worth while to wait for others. A host that died is
-        not waited with."""
+        """Return whether others may fail as this host did. False if it died."""
         if not failed.exit.kind.code_failed or self._window_s <= 0:
             return False
         self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
@@ -109,7 +107,7 @@ class Peers:
         return self._until is not None
 
     def are_late(self, now: float) -> bool:
-        """Whether the time is over."""
+        """Whether the last window is over."""
         return self._until is not None and now >= self._until
 
 

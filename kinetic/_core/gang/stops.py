@@ -1,0 +1,86 @@
+"""Why a gang is stopped: whom it blames, and the sentence that says so.
+
+In: facts about its hosts, their stacks. Out: a `Stop`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kinetic._core.exits import Exit
+from kinetic._core.gang import blame
+from kinetic._core.gang.members import Roster
+from kinetic._core.gang.messages import GangSpec
+from kinetic._core.gang.rendezvous import Delay
+from kinetic._core.outcome import name_of
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A decision to stop the gang.
+
+    Attributes:
+        exit: how hosts end that are not in `exits`.
+        reason: one line for users.
+        blamed: the hosts to blame, most to blame first.
+        exits: how single hosts end.
+    """
+
+    exit: Exit
+    reason: str
+    blamed: tuple[int, ...] = ()
+    exits: Mapping[int, Exit] = field(default_factory=dict)
+
+
+def stood_still(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
+    """Say which hosts are stalled, and for how long."""
+    longest = max(m.beat.stalled_s for i in stalled if (m := hosts[i]).beat is not None)
+    return (
+        f"{name_of(stalled, spec.hosts)} stood still for {longest:.0f} s (hang_timeout is "
+        f"{spec.hang_timeout_s:g} s)"
+    )
+
+
+def first_failure(hosts: Roster, blamed: tuple[int, ...]) -> str:
+    """Say why the first of these hosts failed, and which of the others failed in the same way."""
+    report = hosts[blamed[0]].report
+    if report is None:
+        return name_of(blamed, len(hosts))
+    alike = sorted(
+        host
+        for host in blamed
+        if (other := hosts[host].report) is not None and other.is_like(report)
+    )
+    return f"{name_of(alike, len(hosts))}: {blame.why(report)}"
+
+
+def of_hang(
+    running: dict[int, str], returned: tuple[int, ...], stalled: tuple[int, ...], still: str
+) -> tuple[Stop, str]:
+    """Decide who holds a hung gang up; also return the stacks, grouped, as text.
+
+    Args:
+        running: the stacks of hosts whose function runs; "" of those that have not answered.
+        returned: hosts whose function has returned.
+        stalled: the hosts that are stalled.
+        still: what `stood_still` says of them.
+    """
+    odd = blame.odd_hosts(running, ())
+    stacks = running | dict.fromkeys(returned, blame.RETURNED)
+    reason = blame.explain_hang(stacks, stalled, odd, still)
+    stop = Stop(Exit.STOPPED, reason, odd, dict.fromkeys(odd, Exit.HANG))
+    return stop, blame.format_groups(stacks)
+
+
+def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
+    """Decide who keeps the others waiting in JAX, or is late with its start."""
+    if delay.waiting:
+        guilty = delay.waiting if delay.final or not delay.missing else delay.missing
+        exits = dict.fromkeys(guilty, Exit.HANG)
+        return Stop(Exit.STOPPED, delay.reason, guilty[:1], exits)
+    odd = blame.odd_hosts({i: running[i] for i in delay.missing}, ())
+    reason = f"{name_of(odd, spec.hosts)} {delay.reason}"
+    text = "" if (stack := blame.parse(running[odd[0]])).frames else stack.text
+    reason += f": {text.splitlines()[0]}" if text else ""
+    return Stop(Exit.STOPPED, reason, odd, dict.fromkeys(odd, Exit.NEVER_JOINED))
