@@ -1,11 +1,11 @@
 """Run a decorated Python function on an accelerator slice and get its value back.
 
-In: names that users write. Out: what they stand for, loaded when it is first used.
+In: public names. Out: the objects behind them, imported on first use.
 """
 
 from kinetic._shadows import guard
 
-guard()  # Before anything else is imported: a file of the project may have the same name.
+guard()  # Before other imports: a file of the user's project may shadow a library module.
 
 from kinetic.version import __version__  # noqa: E402
 

@@ -1,6 +1,6 @@
-"""One function over many inputs, under the name by which scripts import it.
+"""Public: map a function over many inputs.
 
-In: a function that submits jobs, inputs. Out: `BatchHandle`, and what belongs to it.
+In: a function that submits jobs, inputs. Out: a `BatchHandle`.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def map(
         fail_fast=fail_fast,
         cancel_running_on_fail=cancel_running_on_fail,
     )
-    made = calls(inputs, input_mode)
+    each_call = calls(inputs, input_mode)
     store = open_store(configuration.load(flags={"project": project, "cluster": cluster}).store)
     title = checks.text("name", name) or spec.name_of(submit_fn)
     return launch.launch(
-        CallingSubmitter(made, submit_fn, store),
+        CallingSubmitter(each_call, submit_fn, store),
         store,
-        len(made),
+        len(each_call),
         how,
         name=title,
         notes=launch.tags(tags),

@@ -1,4 +1,4 @@
-"""Every exception that kinetic raises of its own, drawn as a tree.
+"""Every exception that kinetic itself raises, drawn as a tree.
 
 In: what went wrong, as text and as attributes. Out: exceptions.
 
@@ -91,12 +91,12 @@ class PicklingError(UsageError):
 
 
 class SourceChanged(UsageError):
-    """Declared data has changed since it was first used, and the store does not have what it was.
+    """Declared data has changed since it was first used, and the store does not have the original.
     Nothing was created."""
 
 
 class PreflightError(KineticError):
-    """The backend cannot take the job as things are. Nothing was created."""
+    """The backend cannot accept the job now. Nothing was created."""
 
 
 class InsufficientMemory(PreflightError):
@@ -114,8 +114,8 @@ class InsufficientMemory(PreflightError):
 
 
 class BackendUnavailable(KineticError):
-    """The backend does not answer just now, or broke off in the middle. The job is not affected;
-    asking again may help."""
+    """The backend does not answer at the moment, or broke off. The job is not affected; asking
+    again may help."""
 
 
 class SubmitError(KineticError):
@@ -131,7 +131,7 @@ class StoreFull(StoreError):
 
 
 class UnsupportedVersion(StoreError):
-    """Another version of kinetic wrote the records of the job, in a form that this one does not
+    """Another version of kinetic wrote the job's records, in a format that this one does not
     read."""
 
 
@@ -201,7 +201,7 @@ class JobFailed(KineticError, RuntimeError):
 
     Attributes:
         job_id: the job.
-        hosts: indices of the hosts to blame, first one first; empty when none is.
+        hosts: indices of the hosts to blame, the first to fail first; empty if none is.
         remote_traceback: text of the remote traceback, or "".
     """
 
@@ -225,7 +225,7 @@ class JobFailed(KineticError, RuntimeError):
 
 
 class UserCodeFailed(JobFailed):
-    """The function failed with something that cannot be rebuilt here: the text tells what."""
+    """The function failed with something that cannot be rebuilt here: the message says what."""
 
 
 class HostLost(JobFailed):
@@ -262,7 +262,7 @@ class SupervisorLost(JobFailed):
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says; the text of a user's class may not be had."""
+    """Return the message of an exception, whose own `__str__` may fail."""
     try:
         return str(error)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
@@ -273,7 +273,7 @@ _SOUNDS_LIKE_A_VOWEL = ("a", "e", "i", "o", "u", "ndarray")
 
 
 def a_type(value: object) -> str:
-    """Return what a value is, with its article: "an int", "a Mesh"."""
+    """Return the name of a value's type, with its article: "an int", "a Mesh"."""
     return with_article(type(value).__name__)
 
 

@@ -1,7 +1,6 @@
-"""Jobs seen from outside: found again, listed. The name by which scripts import what belongs to
-jobs.
+"""Public: find a job again, list jobs.
 
-In: ids, and where to look. Out: `JobHandle`s.
+In: ids, settings. Out: `JobHandle`s.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
     """Find a job again, from any process. The beginning of its id is enough.
 
     Raises:
-        NotFound: there is no such job; `suggestions` has the nearest ids.
-        UsageError: several ids begin so.
+        NotFound: no job has this id; `suggestions` has the nearest ids.
+        UsageError: several ids begin like this.
     """
     store = _configured_store(project=project, cluster=cluster)
     return JobHandle(index.find(store, job_id), store=store)
@@ -35,8 +34,8 @@ def list_jobs(
     cluster: str | None = None,
     namespace: str | None = None,
 ) -> list[JobHandle[Any]]:
-    """Return all jobs, newest first, also those that have ended. A damaged reference is passed over
-    with a warning."""
+    """Return all jobs, newest first, including those that have ended. Damaged references are
+    skipped with a warning."""
     store = _configured_store(project=project, zone=zone, cluster=cluster, namespace=namespace)
     return [JobHandle(ref, store=store) for ref in index.refs(store)]
 

@@ -1,1 +1,1 @@
-"""The nouns of a job and the rules about them: frozen values on both sides of the wire, no I/O."""
+"""The values of a job and the rules about them: frozen, on both sides of the wire, no I/O."""

@@ -1,4 +1,4 @@
-"""Where a gang's coordinator is, and what opens it: a frozen noun.
+"""How to reach a gang's coordinator: address, token, certificate.
 
 In: what its leader, a manifest or a record says. Out: `Endpoint`.
 """
@@ -16,11 +16,11 @@ class Endpoint:
 
     Attributes:
         target: "unix:/path", or "host:port" of TCP.
-        token: what lets a caller in.
+        token: authenticates the caller.
         job_id: the job; the coordinator of another one refuses the caller.
-        attempt: which start of the gang the caller belongs to, from 1; 0 for people, who belong to
-            none.
-        certificate: PEM; over TCP the coordinator must show exactly this one. "" for a Unix socket.
+        attempt: the attempt that the caller belongs to, from 1; 0 for users, who belong to none.
+        certificate: PEM; over TCP the coordinator must present exactly this one. "" for a Unix
+            socket.
     """
 
     target: str
@@ -31,10 +31,10 @@ class Endpoint:
 
     @property
     def is_unix(self) -> bool:
-        """Whether it is a Unix socket of this machine: the kernel keeps others out of it."""
+        """Whether it is a Unix socket of this machine, protected by its file mode."""
         return self.target.startswith("unix:")
 
     @property
     def tls_name(self) -> str:
-        """The name in the job's certificate, whatever the leader's machine is called."""
+        """The name in the job's certificate, independent of the leader's host name."""
         return f"{self.job_id}.kinetic.internal"

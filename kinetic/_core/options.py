@@ -256,40 +256,40 @@ class Options:
         return replace(self, **stays)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value; of what travels, and
-        without defaults."""
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "topology"}
-        kept = {name: value for name, value in said.items() if value != _UNSET[name]}
+        """Return a JSON object from which `from_json` makes an equal value, without defaults."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "topology"}
+        changed = {name: value for name, value in values.items() if value != _UNSET[name]}
         return {"topology": self.topology.to_json()} | {
-            name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in changed.items()
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:
         """Rebuild from `to_json`; unknown keys are ignored."""
-        known = {name: data[name] for name in _UNSET if name in data}
-        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return cls(Topology.from_json(data["topology"]), **known | lists)
+        values = {name: data[name] for name in _UNSET if name in data}
+        tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(Topology.from_json(data["topology"]), **values | tuples)
 
 
-def _row(kept: Field[Any]) -> Option:
-    row: Option = kept.metadata["option"]
-    return row._replace(name=row.name or kept.name)
+def _row(of: Field[Any]) -> Option:
+    row: Option = of.metadata["option"]
+    return row._replace(name=row.name or of.name)
 
 
-def _unset(kept: Field[Any]) -> Any:
-    return kept.default if kept.default_factory is MISSING else kept.default_factory()
+def _unset(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 _FIELD_OF = {_row(f).name: f.name for f in fields(Options)}
 _UNSET = {f.name: _unset(f) for f in fields(Options) if f.name != "topology"}
 _SPOT = Option("spot", checks.switch, "Use preemptible machines.", False)
 TABLE = {row.name: row for row in (*map(_row, fields(Options)), _SPOT)}
-"""All options by the names that users write. `spot` has no field: it is part of the topology."""
+"""All options by their public names. `spot` has no field: it is part of the topology."""
 
 
 def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return the options with what was given in place of what was there.
+    """Return the options, updated with those that are given.
 
     Args:
         before: the options of a decorated function; None for a function that is being decorated.
@@ -303,20 +303,22 @@ def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
     if unknown is not None:
         raise UsageTypeError(_no_such_option(unknown))
     topology = _topology(None if before is None else before.topology, given)
-    kept = {
+    values = {
         _FIELD_OF[name]: TABLE[name].check(name, value)
         for name, value in given.items()
         if name in _FIELD_OF and name != "accelerator"
     }
     options = (
-        Options(topology, **kept) if before is None else replace(before, topology=topology, **kept)
+        Options(topology, **values)
+        if before is None
+        else replace(before, topology=topology, **values)
     )
     _check_together(options)
     return options
 
 
 def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
-    from kinetic._core.accelerators.resolve import SPOT, resolve  # hosts do without
+    from kinetic._core.accelerators.resolve import SPOT, resolve  # not needed on hosts
 
     spot = before is not None and before.spot
     if "spot" in given:

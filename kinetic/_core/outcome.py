@@ -136,18 +136,18 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """The verdict over a whole gang.
+    """The verdict on a whole gang.
 
     Attributes:
         verdict: succeeded, failed or cancelled.
         blamed: hosts that failed first, most to blame first; empty on success.
-        reason: one line for people; "" on success.
-        reports: one per host, in order of the host's index.
+        reason: one line for users; "" on success.
+        reports: one per host, by index.
         result_digest: SHA-256 of the leader's pickled value, or "".
         result_size_bytes: its length.
         supervisor_lost: the supervising process was killed before it could judge.
         ended_at: seconds since the epoch.
-        attempt: the last start of the gang, from 1.
+        attempt: the last attempt, from 1.
     """
 
     verdict: Verdict
@@ -191,11 +191,11 @@ class Outcome:
             CorruptRecord: the document is not an outcome.
         """
         try:
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
             reports = tuple(HostReport.from_json(r) for r in data.get("reports", ()))
             verdict = Verdict(data["verdict"])
             return cls(
-                **known
+                **fields
                 | {"verdict": verdict, "blamed": tuple(data.get("blamed", ())), "reports": reports}
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -203,7 +203,7 @@ class Outcome:
 
 
 def blame_rank(report: HostReport) -> int:
-    """How much a host is to blame, lower is more: see `ExitKind.rank`."""
+    """How much a host is to blame; lower is more. See `ExitKind.rank`."""
     if report.error is not None and report.error.consequence:
         return CONSEQUENCE_RANK
     return report.exit.kind.rank
@@ -220,9 +220,9 @@ def judge(
 ) -> Outcome:
     """Decide what became of a gang of `hosts` hosts.
 
-    Promises: (1) success needs a RETURNED report of every host and the leader's result; (2) a host
-    without a report counts as lost; (3) `blamed`, when the gang's state machine has named the first
-    failure, is kept; else the order is by `blame_rank`, then by time of end.
+    Promises: (1) success takes a RETURNED report of every host and the leader's result; (2) a host
+    without a report counts as lost; (3) `blamed`, if the gang's state machine has named the first
+    failure, is final; otherwise the order is by `blame_rank`, then by time of end.
     """
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."
@@ -262,9 +262,9 @@ def judge_leaderless(
 ) -> Outcome:
     """Decide what became of a gang whose leader, host 0, was lost before it could judge.
 
-    Promises: (1) a gang whose hosts have all returned has succeeded; (2) else host 0 is to blame,
-    whatever the others saw of its end: they lost their leader; (3) a failure that host 0 reported
-    itself is how it ended.
+    Promises: (1) a gang whose hosts have all returned has succeeded; (2) otherwise host 0 is to
+    blame, whatever the others reported: they lost their leader; (3) a failure reported by host 0
+    itself stands.
     """
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:

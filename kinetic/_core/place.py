@@ -1,7 +1,7 @@
-"""Where a job goes: all that it takes to reach what runs it, from any process.
+"""Where a job runs: everything needed to reach it from any process.
 
-In: what was asked for and what the settings say. Out: `Place`, a frozen value. The plan has it, the
-job's reference has it too, and a backend is made from it and a store.
+In: options and settings. Out: `Place`, a frozen value. It is part of the plan and of the job's
+reference; a backend is made from it and a store.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ BACKENDS = ("gke", "pathways", "local", "programs", "ray")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job goes. What does not apply, or was not said, is "".
+    """Where a job runs. Fields that do not apply, or were not given, are "".
 
     Attributes:
         backend: what runs the job, one of `BACKENDS`.
-        stands_in_for: the backend that was asked for, where the local one simulates it.
-        cluster: the cluster's name, or the address of one that has no name.
+        stands_in_for: the requested backend, if the local one simulates it.
+        cluster: the cluster's name, or its address if it has no name.
         project, zone: the cloud project and zone of the cluster.
         namespace: the namespace in the cluster.
         image: what the hosts run.
-        image_repo: where prebuilt images are taken from.
+        image_repo: the repository of prebuilt images.
         queue: the queue that admits the job.
     """
 
@@ -41,16 +41,16 @@ class Place:
 
     @property
     def requested(self) -> str:
-        """The backend that was asked for, whether or not another one stands in for it."""
+        """The backend that was requested, even if another one stands in for it."""
         return self.stands_in_for or self.backend
 
     @property
     def is_supervised(self) -> bool:
-        """Whether a process beside the hosts leads a gang; elsewhere host 0 does."""
+        """Whether a process beside the hosts leads the gang; otherwise host 0 does."""
         return self.backend == "local"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; what is "" is left out."""
+        """Return a JSON object without the empty fields."""
         return {name: value for name, value in vars(self).items() if value}
 
     @classmethod
@@ -58,15 +58,14 @@ class Place:
         """Rebuild from `to_json`; unknown keys are ignored.
 
         Raises:
-            CorruptRecord: it is not an object, names no backend, or holds something that is no
-                text.
+            CorruptRecord: it is not an object, names no backend, or a field is not a string.
         """
         try:
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            place = cls(**known)
+            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            place = cls(**fields)
         except (TypeError, AttributeError) as error:
             raise CorruptRecord(f"The place of the job is damaged: {error}.") from error
-        wrong = next((k for k, v in known.items() if not isinstance(v, str)), None)
+        wrong = next((k for k, v in fields.items() if not isinstance(v, str)), None)
         if wrong is not None:
-            raise CorruptRecord(f"The place of the job is damaged: {wrong} is {known[wrong]!r}.")
+            raise CorruptRecord(f"The place of the job is damaged: {wrong} is {fields[wrong]!r}.")
         return place

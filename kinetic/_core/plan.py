@@ -52,10 +52,10 @@ class Dataset:
     """Data that the caller declared.
 
     Attributes:
-        source: where it lies on the caller's side: an absolute path or a URI.
-        is_dir: whether it is a folder; else it is a single file.
-        tree: its content in the store; None for data that is used where it lies, or that hosts
-            fetch themselves.
+        source: an absolute path on the caller's machine, or a URI.
+        is_dir: whether it is a folder; otherwise a single file.
+        tree: its content in the store; None for data that is used in place, or that hosts fetch
+            themselves.
         mount: absolute path at which the function finds it; "" for an argument, which becomes
             whatever path it has on the host.
     """
@@ -68,11 +68,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Cell:
-    """Source that lies in no file: a notebook's cell.
+    """Source without a file: a notebook's cell.
 
     Attributes:
-        file: the name that code made of it carries.
-        title: what people call it: "Cell In[3]".
+        file: the file name in code objects compiled from it.
+        title: as users know it: "Cell In[3]".
         source: its definitions; other lines are blank.
     """
 
@@ -83,15 +83,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take. None means without limit; all in seconds.
+    """How long things may take, in seconds; None means no limit.
 
     Attributes:
         start_timeout_s: from submission until the function runs on every host; also how long hosts
             wait in JAX for others.
         timeout_s: from the start of the function until the job is stopped.
-        hang_timeout_s: longest time that a host may stand still.
+        hang_timeout_s: longest time that a host may be stalled.
         grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
-        debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
+        debug_wait_s: how long a debug job waits for a debugger before it starts without one.
     """
 
     start_timeout_s: float = 600.0
@@ -103,7 +103,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of what made the payload; a host compares them with its own."""
+    """Versions of the software that made the payload; a host compares them with its own."""
 
     python: str
     cloudpickle: str
@@ -116,29 +116,27 @@ class Plan:
 
     Attributes:
         job_id: "job-" and 8 hex digits.
-        name: what people see: the function's qualified name or the command.
+        name: as displayed: the function's qualified name or the command.
         place: what runs it, and where.
-        options: of the decorator, as far as hosts and backends need them; what the settings or the
-            call have a say in became `place`, `limits`, `output_dir`, `secrets`, `captured`, `data`
-            and `name`.
+        options: of the decorator, as far as hosts and backends need them; those that depend on
+            settings or the call too became `place`, `limits`, `output_dir`, `secrets`, `captured`,
+            `data` and `name`.
         payload: the pickled function and arguments.
-        function: the pickled function, where the payload holds only arguments: calls of a batch
-            share it; else None.
+        function: the pickled function, if the payload holds only arguments because the calls of a
+            batch share it; else None.
         tree: the source tree, or None when nothing is shipped.
-        data: what was declared with `kinetic.Data`; the payload names arguments by their position
-            here.
+        data: declared with `kinetic.Data`; the payload refers to arguments by their index here.
         entry_rel: directory of the function's file, relative to the tree; "" is the root.
         cwd_rel: working directory relative to the tree, or None when the caller was outside it.
-        sys_path_rel: entries of the caller's sys.path that lie in the tree, relative to it, in
-            order.
-        cells: source that lies in no file, of the code in the payload.
+        sys_path_rel: entries of the caller's sys.path inside the tree, relative to it, in order.
+        cells: source without a file, of the code in the payload.
         client_root: absolute path of the tree on the caller's machine; used to map file names in
             tracebacks.
-        secrets: names of variables whose values travel apart from the plan.
+        secrets: names of variables whose values travel separately from the plan.
         output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the
             default.
         limits: how long things may take.
-        jax_options: options of `jax.config` that the caller has set, with their values.
+        jax_options: options of `jax.config` set by the caller, with their values.
         captured: names of variables that travel in the payload.
         versions: of what made the payload.
         created_at: seconds since the epoch.
@@ -201,8 +199,8 @@ class Plan:
                     f"The plan has schema version {version!r}; this kinetic reads "
                     f"{SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
                 )
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(**known | _nested(data))
+            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(**fields | _nested(data))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CorruptRecord(f"The plan of the job is damaged: {error!r}.") from error
 
@@ -226,8 +224,8 @@ def _nested(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(data: dict[str, Any]) -> Place:
-    """The place; plans of older versions name only the backend that was asked for, and the local
-    one took them all."""
+    """The place; plans of older versions name only the requested backend, and the local one ran
+    them all."""
     if "place" in data:
         return Place.from_json(data["place"])
     requested = data["backend"]

@@ -22,10 +22,10 @@ _OF_THE_PLACE = {
     "namespace": "namespace",
     "image_uri": "image",
 }
-"""The names under which a job has what its place says."""
+"""The names of a place's fields among the attributes of a job."""
 _BUCKET = "gs://"
 _UNNAMED_VERSION = 1
-"""That of references in which none is named."""
+"""The version of references that name none."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class JobRef:
 
     Attributes:
         job_id: "job-" and 8 hex digits.
-        place: what runs it, and where; see `ATTRIBUTES` for the names that its fields have here.
+        place: what runs it, and where; see `ATTRIBUTES` for the names of its fields here.
         accelerator: canonical accelerator name.
         func_name: the function's name.
-        display_name: what people see.
+        display_name: as displayed.
         created_at: seconds since the epoch.
         store_uri: root of the store, for example "/home/me/.local/share/kinetic" or "gs://bucket".
         hosts: hosts of the gang.
-        k8s_name: what a cluster calls the job; "" locally.
+        k8s_name: the job's name in a cluster; "" locally.
         group_id, group_kind, group_index: of the batch that the job belongs to; None outside one.
         debug: whether the job waits for a debugger.
         output_dir: where the function leaves files; "" in references of older versions.
-        schema_version: of the layout in which the job's records lie.
+        schema_version: of the layout of the job's records.
     """
 
     job_id: str
@@ -70,16 +70,16 @@ class JobRef:
         return self.place.backend
 
     def attributes(self) -> dict[str, Any]:
-        """Return all that is known of the job under the names that scripts use, flat; what is None
-        is left out. `from_json` takes it back."""
+        """Return everything known of the job as a flat dict with the names that scripts use,
+        without None. `from_json` accepts it."""
         flat = {name: value for name, value in vars(self).items() if name != "place"}
         flat |= {name: getattr(self.place, field) for name, field in _OF_THE_PLACE.items()}
         flat["bucket_name"] = _bucket(self.store_uri)
         return {name: value for name, value in flat.items() if value is not None}
 
     def check_version(self) -> None:
-        """Refuse to look for output and values where another version has not put them. What only
-        lists, stops or removes a job need not ask.
+        """Refuse to read output and values in the layout of another version. Not needed to list,
+        stop or remove a job.
 
         Raises:
             UnsupportedVersion: another version submitted the job.
@@ -95,8 +95,8 @@ class JobRef:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that is stored; defaults are left out."""
         defaults = type(self).__dataclass_fields__
-        kept = {k: v for k, v in vars(self).items() if v != defaults[k].default}
-        return kept | {"place": self.place.to_json(), "schema_version": self.schema_version}
+        fields = {k: v for k, v in vars(self).items() if v != defaults[k].default}
+        return fields | {"place": self.place.to_json(), "schema_version": self.schema_version}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobRef:
@@ -121,11 +121,11 @@ ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_OF_THE_PLACE, "bucket_na
 def _place(data: dict[str, Any]) -> Place:
     if "place" in data:
         return Place.from_json(data["place"])
-    said = {field: data[name] for name, field in _OF_THE_PLACE.items() if name in data}
-    requested = said.pop("requested", "")
-    if requested != said.get("backend"):
-        said["stands_in_for"] = requested
-    return Place.from_json(said)
+    fields = {field: data[name] for name, field in _OF_THE_PLACE.items() if name in data}
+    requested = fields.pop("requested", "")
+    if requested != fields.get("backend"):
+        fields["stands_in_for"] = requested
+    return Place.from_json(fields)
 
 
 def _bucket(store_uri: str) -> str:

@@ -1,1 +1,1 @@
-"""gRPC between agents, the coordinator and people: server, client, and the messages as bytes."""
+"""gRPC between the coordinator, agents and users: server, clients, messages on the wire."""

@@ -1,8 +1,7 @@
-"""A certificate for one job: what the coordinator shows over TCP, and the only one that its agents
-accept.
+"""The certificate of one job: its coordinator presents it over TCP, and its agents accept no other.
 
-In: the name that it vouches for. Out: a self-signed certificate and its key, as PEM. Needs the
-`cryptography` package (the [tls] extra); a gang on a Unix socket does not.
+In: its DNS name. Out: a self-signed certificate and its key, as PEM. Needs the `cryptography`
+package (the [tls] extra), which a gang on a Unix socket does not.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MISSING = (
     "A gang that is joined over TCP needs the package cryptography, which makes the job's "
     "certificate: pip install 'kinetic-sdk[tls]'."
 )
-# It is known by its content and thrown away with its job; clocks of hosts may differ.
+# It is pinned and lives as long as its job; the clocks of hosts may differ.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 
@@ -32,7 +31,7 @@ class Certificate:
 
 
 def is_available() -> bool:
-    """Whether the package that makes keys is installed here."""
+    """Whether the cryptography package is installed."""
     return find_spec("cryptography") is not None
 
 
@@ -40,7 +39,7 @@ def make(name: str) -> Certificate:
     """Make a new key and a certificate for this DNS name.
 
     Raises:
-        PreflightError: the package that makes keys is missing.
+        PreflightError: the cryptography package is missing.
     """
     try:
         from cryptography import x509

@@ -1,9 +1,8 @@
-"""How agents and people call the coordinator: plain blocking calls, repeated until it answers or is
-given up.
+"""Clients of the coordinator: blocking calls, repeated until it answers or is given up.
 
-In: frozen values of `nouns`, reports. Out: views, from a thread of its own; `CoordinatorLost`.
-Importing this module makes no channel, loop or thread, so that the importer may fork; a client must
-be made after the last fork.
+In: heartbeats, reports, requests. Out: views, from a separate thread; `CoordinatorLost`. Importing
+this module makes no channel, loop or thread, so that the importer may fork; a client must be made
+after the last fork.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ logger = logging.getLogger("kinetic.coordinator")
 _CALL_S = 5.0
 _BEAT_S = 2.0
 _WATCH_S = 300.0
-"""A stream is renewed so often, in case that it died unnoticed."""
+"""A stream is renewed this often, in case it has died unnoticed."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0
@@ -37,19 +36,19 @@ _AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEED
 
 
 class _Patience:
-    """How long nobody answered. A time in which this very process did not run counts as one try at
-    most: while a machine is suspended, nobody can answer."""
+    """How long to go without an answer. Time in which this process was suspended counts as one try
+    at most."""
 
     def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
         self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
         self.renew()
 
     def renew(self) -> None:
-        """There was an answer."""
+        """An answer has arrived: start again."""
         self._left_s, self._looked_at = self._limit_s, self._clock()
 
     def is_over(self) -> bool:
-        """Count what has passed since the last look."""
+        """Count the time since the last call; return whether the limit is reached."""
         now = self._clock()
         self._left_s -= min(now - self._looked_at, self._most_s)
         self._looked_at = now
@@ -87,14 +86,14 @@ class _Caller:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def lost(self, error: grpc.RpcError) -> CoordinatorLost:
-        """Say that nobody answers."""
+        """Return the error for a coordinator that does not answer."""
         return CoordinatorLost(
             f"The coordinator of the gang at {self.target} has not answered for {self.give_up_s:g} "
             f"s ({error.details()}). Its process has ended, or this host cannot reach it."
         )
 
     def translate(self, method: codec.Method, error: grpc.RpcError) -> Exception:
-        """Say what the coordinator objects to."""
+        """Return the error for a call that the coordinator refused."""
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(error.details() or f"The coordinator refused {method.name}.")
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -109,7 +108,7 @@ class _Caller:
         )
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Abandon calls in progress."""
         self.closed.set()
         self._channel.close()
 
@@ -121,7 +120,7 @@ class _Caller:
 
 
 def _open(endpoint: Endpoint) -> Any:
-    """A channel; over TCP always TLS, with the job's certificate as the only root of trust."""
+    """A channel; over TCP always with TLS, and the job's certificate as the only trusted root."""
     if endpoint.is_unix:
         return grpc.insecure_channel(endpoint.target, options=codec.CHANNEL_OPTIONS)
     if not endpoint.certificate:
@@ -130,14 +129,13 @@ def _open(endpoint: Endpoint) -> Any:
             f"{endpoint.job_id}: over TCP kinetic speaks TLS only."
         )
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
-    # The certificate is the job's, not the machine's: what the machine is called does not matter.
+    # The certificate names the job, not the machine.
     name = ("grpc.ssl_target_name_override", endpoint.tls_name)
     return grpc.secure_channel(endpoint.target, trust, options=(*codec.CHANNEL_OPTIONS, name))
 
 
 class AgentClient:
-    """What an agent says and hears. Calls may come from any thread; `on_view` is called from the
-    watching thread."""
+    """The agent's client. Thread-safe; `on_view` is called from the watching thread."""
 
     def __init__(
         self,
@@ -154,13 +152,13 @@ class AgentClient:
         self._stream: Any = None
 
     def join(self, incarnation: str, address: str) -> HostView:
-        """Say that this host is there. `incarnation` names this start of the agent, `address` where
-        others reach it.
+        """Join the gang. `incarnation` identifies this start of the agent; other hosts reach it at
+        `address`.
 
         Raises:
-            CoordinatorLost: nobody answered for `unreachable_after_s`, or the coordinator is
-                another job's.
-            UsageError: there is no such host in the gang.
+            CoordinatorLost: no answer for `unreachable_after_s`, or the coordinator is another
+                job's.
+            UsageError: the gang has no host with this index.
         """
         reply = self._call(
             codec.JOIN, pb.JoinRequest(host=self._host, incarnation=incarnation, address=address)
@@ -168,7 +166,7 @@ class AgentClient:
         return codec.view_from_wire(reply)
 
     def heartbeat(self, beat: Heartbeat) -> bool:
-        """Give one sign of life, without trying again: the next one says more. Returns whether it
+        """Send one heartbeat, without retries: the next one supersedes it. Return whether it
         arrived.
 
         Raises:
@@ -186,25 +184,25 @@ class AgentClient:
         return True
 
     def report(self, report: HostReport) -> None:
-        """Say how this host ended; raises like `join`."""
+        """Report how this host ended; raises like `join`."""
         self._call(codec.REPORT, codec.report_to_wire(report))
 
     def stacks(self, request: int, text: str) -> None:
-        """Answer a wish for stacks (`HostView.stacks_request`); raises like `join`."""
+        """Answer a request for stacks (`HostView.stacks_request`); raises like `join`."""
         self._call(
             codec.STACKS, pb.StacksAnswer(host=self._host, request=request, text=codec.clean(text))
         )
 
     def watch(self, on_view: Callable[[HostView], None]) -> None:
-        """Call `on_view` with every new view, the present one first, until `close` or the end of
-        the gang."""
+        """Call `on_view` with every new view, starting with the current one, until `close` or the
+        end of the gang."""
         self._watcher = threading.Thread(
             target=self._watch, args=(on_view,), name="kinetic-watch", daemon=True
         )
         self._watcher.start()
 
     def close(self) -> None:
-        """Hang up. Twice is as good as once."""
+        """Hang up. Idempotent."""
         self._caller.close()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(_CLOSE_S)
@@ -225,11 +223,11 @@ class AgentClient:
                     pause_s = _FIRST_PAUSE_S
                     last = self._show(on_view, last, codec.view_from_wire(message))
                 if last.stop or last.all_done:
-                    return  # the coordinator has said all that there is to say
+                    return  # nothing more will change
             except grpc.RpcError as error:
                 if error.code() not in _AGAIN and not self._caller.closed.is_set():
                     logger.error("%s", self._caller.translate(codec.WATCH, error))
-                    return  # the agent's next call meets the same error and raises it
+                    return  # the agent's next call raises the same error
             except ValueError:
                 return  # the channel was closed between two tries
             self._caller.closed.wait(pause_s)
@@ -241,14 +239,14 @@ class AgentClient:
         if view != last:
             try:
                 on_view(view)
-            except Exception:  # the watch must live: "stop" may be the next thing to hear
+            except Exception:  # keep watching: the next view may say "stop"
                 logger.exception("host %d could not act on %r", self._host, view)
         return view
 
 
 class ControlClient:
-    """What people say to a running job's coordinator. Every call raises CoordinatorLost when nobody
-    answers."""
+    """The users' client of a running job's coordinator. Calls raise `CoordinatorLost` without an
+    answer."""
 
     def __init__(
         self,
@@ -287,10 +285,10 @@ class ControlClient:
 
 
 def next_attempt(endpoint: Endpoint, host: int) -> str | None:
-    """Wait until the gang has finished; return why there is another attempt, in which the leader
-    now counts on this host, or None when there is none.
+    """Wait until the gang has finished; return why there is another attempt, for which the leader
+    now expects this host, or None if there is none.
 
-    It is asked once: a leader that is gone, or has not heard this host, counts on nobody.
+    Not retried: a leader that is gone, or has not received the call, does not expect this host.
     """
     caller = _Caller(endpoint, 0.0, time.monotonic)
     try:

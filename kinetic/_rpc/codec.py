@@ -1,6 +1,6 @@
 """The coordinator's methods and messages on the wire: one table for the server and its clients.
 
-In: frozen values of `nouns`. Out: protobuf messages, and back.
+In: frozen values. Out: protobuf messages, and back.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SERVER_OPTIONS = (
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # The coordinator is never behind the proxy that http_proxy names.
+    # The coordinator is never behind the proxy of http_proxy.
     ("grpc.enable_http_proxy", 0),
-    # We retry ourselves, and know how long; reconnecting must not wait for gRPC's minute.
+    # The client retries by itself; reconnecting must not wait for gRPC's back-off of a minute.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Notices a peer that vanished without a word (its machine lost power).
+    # Notice a peer that vanished silently (its machine lost power).
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 )
@@ -49,14 +49,14 @@ AUTHORIZATION, JOB, ATTEMPT = "authorization", "kinetic-job", "kinetic-attempt"
 
 
 def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    """Return what a caller shows."""
-    shown = ((AUTHORIZATION, f"Bearer {endpoint.token}"), (JOB, endpoint.job_id))
-    return (*shown, (ATTEMPT, str(endpoint.attempt))) if endpoint.attempt else shown
+    """Return the metadata of a caller."""
+    pairs = ((AUTHORIZATION, f"Bearer {endpoint.token}"), (JOB, endpoint.job_id))
+    return (*pairs, (ATTEMPT, str(endpoint.attempt))) if endpoint.attempt else pairs
 
 
 @dataclass(frozen=True)
 class Method:
-    """One call: its name, how the request and the reply are written."""
+    """One RPC: its name, and how request and reply are serialized."""
 
     name: str
     request: Any
@@ -65,7 +65,7 @@ class Method:
 
     @property
     def path(self) -> str:
-        """What gRPC calls it."""
+        """The full name in gRPC."""
         return f"/kinetic.coordinator.Coordinator/{self.name}"
 
     @property
@@ -82,7 +82,7 @@ class Method:
 
     @property
     def write_reply(self) -> Callable[[Any], bytes]:
-        """Serializer of the reply; views come as bytes, written once for all watchers."""
+        """Serializer of the reply; views come as bytes, serialized once for all watchers."""
         write: Callable[[Any], bytes] = (
             bytes if self.reply is pb.HostView else self.reply.SerializeToString
         )
@@ -133,12 +133,12 @@ def heartbeat_from_wire(message: pb.Beat) -> Heartbeat:
 
 
 def _activity(word: str) -> Activity:
-    """What an agent of another version says may be unknown here; it is at least alive."""
+    """The activity; one of another version may be unknown here, but its host is alive."""
     return Activity(word) if word in set(Activity) else Activity.PREPARING
 
 
 def view_to_wire(view: HostView) -> bytes:
-    """Write what a host is told."""
+    """Write a view."""
     message = pb.HostView(
         version=view.version,
         ready=view.ready,
@@ -155,7 +155,7 @@ def view_to_wire(view: HostView) -> bytes:
 
 
 def view_from_wire(message: pb.HostView) -> HostView:
-    """Read what this host is told."""
+    """Read a view."""
     return HostView(
         version=message.version,
         ready=message.ready,
@@ -179,7 +179,7 @@ def report_from_wire(message: pb.ReportRequest) -> HostReport:
     """Read a report.
 
     Raises:
-        CorruptRecord: the bytes are no report.
+        CorruptRecord: the bytes are not a report.
     """
     try:
         return HostReport.from_json(json.loads(message.report))
@@ -188,5 +188,5 @@ def report_from_wire(message: pb.ReportRequest) -> HostReport:
 
 
 def clean(text: str) -> str:
-    """Replace what UTF-8 cannot carry: half characters of a program's output."""
+    """Replace what UTF-8 cannot encode: surrogates in a program's output."""
     return text.encode("utf-8", "replace").decode()

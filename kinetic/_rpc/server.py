@@ -1,8 +1,7 @@
-"""The coordinator as a gRPC server: owns the gang's clock and tells every agent at once what
-changes.
+"""The coordinator as a gRPC server: it drives the gang's clock and pushes changes to every agent.
 
-In: calls of agents and people over a Unix socket or TCP. Out: views to agents, events to the
-supervisor. Importing this module makes no channel, loop or thread: the importer may fork.
+In: calls of agents and users over a Unix socket or TCP. Out: views to agents, events to the leader.
+Importing this module makes no channel, loop or thread: the importer may fork.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class Coordinator:
 
     Promises:
         1. A change of a view reaches every connected agent at once, not at the next tick.
-        2. A broken connection is no death: beats decide.
-        3. Without the token nothing is told and nothing changes; nor to agents of another job or
-           of an earlier attempt.
+        2. A broken connection does not end a host: heartbeats decide.
+        3. Calls without the token, from another job or from an earlier attempt learn nothing and
+           change nothing.
         4. Over TCP it speaks TLS only.
 
-    It listens at the endpoint's target; `key` belongs to the endpoint's certificate. The gang must
-    have been made with a time of the same clock.
+    It listens at the endpoint's target; `key` belongs to the endpoint's certificate. The gang's
+    start time must come from the same clock.
     """
 
     def __init__(
@@ -80,10 +79,10 @@ class Coordinator:
         self._ticker: asyncio.Task[None] | None = None
         self._views: tuple[int, dict[Exit | None, bytes]] = (0, {})
 
-    # --- for the supervisor -----------------------------------------------------------------------
+    # --- for the leader ---------------------------------------------------------------------------
 
     async def start(self) -> Endpoint:
-        """Listen; returns the endpoint with the port that was bound.
+        """Listen; return the endpoint with the port that was bound.
 
         Raises:
             SubmitError: the target cannot be bound.
@@ -91,8 +90,8 @@ class Coordinator:
         """
         endpoint = self._endpoint
         server = aio.server(options=codec.SERVER_OPTIONS)
-        door = _Door(self._methods(), endpoint, self._gang.spec.attempt)
-        server.add_generic_rpc_handlers((door,))
+        handlers = _AuthenticatedHandlers(self._methods(), endpoint, self._gang.spec.attempt)
+        server.add_generic_rpc_handlers((handlers,))
         port = _bind(server, endpoint, self._key)
         await server.start()
         if endpoint.is_unix:
@@ -109,7 +108,7 @@ class Coordinator:
         self._sweep()
 
     def report(self, report: HostReport) -> None:
-        """The only host's report came another way, maybe before it could join."""
+        """Accept the report of a gang's only host, which may not have joined."""
         if not self._gang.ready:
             self._gang.join(report.host, "kept", "", self._clock())
         self._gang.report(report, self._clock())
@@ -125,7 +124,7 @@ class Coordinator:
         await self._finished.wait()
 
     async def stop(self) -> None:
-        """Tell the agents the last news, and close. Twice is as good as once."""
+        """Send the agents the last view, and close. Idempotent."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -139,8 +138,8 @@ class Coordinator:
         await server.stop(_STOP_GRACE_S)
 
     async def roll_call(self, hosts: Collection[int], reason: str, limit_s: float) -> bool:
-        """Wait for these hosts to ask for the next attempt; return whether all have. Then they are
-        told that there is one, and why; else that there is none."""
+        """Wait for these hosts to ask for the next attempt; return whether all have. If so, the
+        answer is that there is one, and why; else that there is none."""
         due = self._clock() + limit_s
         while not self._asked.issuperset(hosts) and self._clock() < due:
             await asyncio.sleep(_STACKS_POLL_S)
@@ -166,15 +165,15 @@ class Coordinator:
 
     def _sweep(self) -> None:
         for event in self._gang.sweep(self._clock()):
-            self._tell(event)
+            self._publish(event)
         if self._gang.version != self._seen_version:
             self._seen_version = self._gang.version
             self._announce()
         if self._gang.finished:
             self._finished.set()
 
-    def _tell(self, event: GangEvent) -> None:
-        # A listener that cannot write its file must not take the gang down.
+    def _publish(self, event: GangEvent) -> None:
+        # A listener that fails, on a full disk for example, must not take the gang down.
         try:
             self._on_event(event)
         except Exception:
@@ -192,11 +191,11 @@ class Coordinator:
         return self._view(request.host)
 
     async def _watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
-        told = -1
+        sent = -1
         while True:
-            changed = self._changed  # taken before looking, so that no change falls in between
-            if self._gang.version != told:
-                told = self._gang.version
+            changed = self._changed  # taken before the check, so that no change is missed
+            if self._gang.version != sent:
+                sent = self._gang.version
                 yield self._view(request.host)
             elif self._gang.finished or self._closing:
                 return
@@ -223,8 +222,8 @@ class Coordinator:
         return pb.NextReply(attempt=self._gang.spec.attempt + 1, reason=codec.clean(reason))
 
     def _view(self, host: int) -> bytes:
-        # Written once per version and kind of stop, not once per host: the addresses of 1,024 hosts
-        # are 20 kB.
+        # Serialized once per version and kind of stop, not once per host: the addresses of 1,024
+        # hosts are 20 kB.
         view = self._gang.view(host)
         if self._views[0] != view.version:
             self._views = (view.version, {})
@@ -233,7 +232,7 @@ class Coordinator:
             written[view.stop_exit] = codec.view_to_wire(view)
         return written[view.stop_exit]
 
-    # --- for people -------------------------------------------------------------------------------
+    # --- for users --------------------------------------------------------------------------------
 
     async def _dump_stacks(
         self, request: pb.DumpStacksRequest, context: Context
@@ -271,8 +270,8 @@ class Coordinator:
         }
 
 
-class _Door:
-    """Looks up the method, and lets in only who brings the token and belongs to this attempt."""
+class _AuthenticatedHandlers:
+    """Authenticates callers: they need the token, this job and this attempt."""
 
     def __init__(self, methods: dict[str, Any], endpoint: Endpoint, attempt: int) -> None:
         self._methods = methods
@@ -282,14 +281,14 @@ class _Door:
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of this call, or one that refuses it."""
-        shown = {k: v for k, v in handler_call_details.invocation_metadata if isinstance(v, str)}
-        given = shown.get(codec.AUTHORIZATION, "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, self._authorization):
+        metadata = {k: v for k, v in handler_call_details.invocation_metadata if isinstance(v, str)}
+        authorization = metadata.get(codec.AUTHORIZATION, "").encode("utf-8", "replace")
+        if not hmac.compare_digest(authorization, self._authorization):
             return _refusal(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
-        if (job_id := shown.get(codec.JOB, "")) != self._job_id:
+        if (job_id := metadata.get(codec.JOB, "")) != self._job_id:
             words = f"it leads {self._job_id}; the caller belongs to {job_id or 'no job'}."
             return _refusal(grpc.StatusCode.FAILED_PRECONDITION, words)
-        return self._other_attempt(shown.get(codec.ATTEMPT, "")) or self._methods.get(
+        return self._other_attempt(metadata.get(codec.ATTEMPT, "")) or self._methods.get(
             handler_call_details.method
         )
 
@@ -298,7 +297,7 @@ class _Door:
             return None
         words = f"{self._job_id} is at attempt {self._attempt}; the caller belongs to {attempt}."
         ahead = attempt.isdecimal() and int(attempt) > self._attempt
-        # This leader is about to make way for the one of the next attempt: try again.
+        # This leader is about to be replaced by that of the next attempt: try again.
         code = grpc.StatusCode.UNAVAILABLE if ahead else grpc.StatusCode.FAILED_PRECONDITION
         return _refusal(code, words)
 

@@ -1,1 +1,1 @@
-"""Where jobs and content rest: one small seam, one implementation per kind of storage."""
+"""Storage of jobs and content: one small seam, one implementation per kind of storage."""

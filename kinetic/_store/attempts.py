@@ -1,4 +1,4 @@
-"""Which attempts a job has had: starts of its gang, from 1.
+"""The attempts of a job: starts of its gang, from 1.
 
 In: a store, a job's id. Out: numbers of attempts.
 """
@@ -13,8 +13,7 @@ from kinetic.errors import UsageError
 
 
 def newest(store: Store, job_id: str) -> int:
-    """Return the attempt that is under way, or that was the last: an attempt has a verdict of its
-    own exactly when another one has begun."""
+    """Return the current or last attempt: the only one without a verdict of its own."""
     numbers = itertools.count(1)
     return next(n for n in numbers if not store.has(layout.attempt_outcome(job_id, n)))
 
@@ -23,7 +22,7 @@ def check(store: Store, job_id: str, attempt: int) -> None:
     """Refuse an attempt that the job has not had.
 
     Raises:
-        UsageError: there is no such attempt (yet).
+        UsageError: the job has no attempt with this number (yet).
     """
     last = newest(store, job_id)
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:

@@ -25,14 +25,14 @@ class Store(Protocol):
         4. Keys are relative, without "..", empty or absolute parts; others raise `UsageError`.
         5. A full disk raises `StoreFull` and leaves no partial object; other I/O errors raise
            `StoreError`, chained.
-        6. Parts that end with an exception leave nothing, and the exception comes out as it is.
+        6. If the iterator of parts raises, nothing is written and the exception propagates.
         7. `list` is sorted and never shows temporary files.
-        8. `fetch` is atomic: the file has the whole content, or is as it was before.
-        9. All calls may be made from any thread, and from several at once.
+        8. `fetch` is atomic: the file has the whole content, or is unchanged.
+        9. All calls are thread-safe.
 
-    Who has many calls to make leaves them to `_store.many`, which makes `calls_at_once` of them at
-    a time. Who needs more than keys and bytes (locks, appending, links, sockets) asks for
-    `as_folder`, and has another way for a store that is none.
+    `_store.many` makes many calls, `calls_at_once` at a time. Code that needs more than keys and
+    bytes (locks, appending, links, sockets) asks for `as_folder`, and has another way for stores
+    without one.
     """
 
     @property
@@ -42,11 +42,11 @@ class Store(Protocol):
 
     @property
     def calls_at_once(self) -> int:
-        """How many calls are worth making at the same time: 1 where a call is no journey."""
+        """How many calls to make at the same time: 1 if calls have no latency to hide."""
         ...
 
     def as_folder(self) -> Path | None:
-        """Return the folder in which each key is the path of a file; None where there is none."""
+        """Return the folder in which each key is the path of a file, or None."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -54,23 +54,24 @@ class Store(Protocol):
         ...
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
-        """Write the content of the key to a local file, in one step and never all of it in memory.
+        """Write the content of the key to a local file, atomically and without holding all of it
+        in memory.
 
         Args:
             key: the key.
-            path: the file, in a folder that is there; replaced where it exists.
+            path: the file, in an existing folder; replaced if it exists.
             sha256: the digest that the content must have, as hex digits; "" for any.
 
         Raises:
-            CorruptRecord: the content has another digest; the file is as it was before.
+            CorruptRecord: the content has another digest; the file is unchanged.
         """
         ...
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
-        """Write bytes, the content of a local file, or parts as they come; return whether this call
-        wrote."""
+        """Write bytes, the content of a local file, or parts from an iterator; return whether this
+        call wrote."""
         ...
 
     def has(self, key: str) -> bool:
@@ -83,7 +84,7 @@ class Store(Protocol):
         ...
 
     def delete(self, prefix: str) -> int:
-        """Delete the key and everything below it; return how many objects went."""
+        """Delete the key and everything below it; return how many objects were deleted."""
         ...
 
 
@@ -91,7 +92,7 @@ def check_key(key: str) -> list[str]:
     """Return the parts of a key.
 
     Raises:
-        UsageError: no store can have it.
+        UsageError: it is not a valid key.
     """
     parts = key.split("/")
     if "\0" in key or any(part in ("", ".", "..") for part in parts):

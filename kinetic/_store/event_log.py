@@ -1,10 +1,9 @@
-"""What happened to a job: lines at the end of one object.
+"""The events of a job: lines appended to one object.
 
 In: a store, lines. Out: the object, with all lines so far.
 
-In a folder a line is appended. Elsewhere nothing can be, and a job has few events: a thread writes
-the whole object anew, together with all lines that came while it wrote, so that whoever has
-something to tell never waits for the store.
+In a folder a line is appended. Other stores cannot append, and a job has few events: a thread
+rewrites the whole object with all lines written since, so that writers never wait for the store.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from kinetic._store.base import Store
 from kinetic.errors import KineticError, NotFound
 
 AGAIN_S = 1.0
-"""After so long what the store did not take is tried again."""
+"""The pause before a failed write is repeated."""
 _TRIES_AT_THE_END = 5
 
 
 class EventLog:
-    """The events of one job. Has one writer at a time. A full disk or a store out of reach loses
-    events, but never ends a job that runs."""
+    """The events of one job, for one writer at a time. A full disk or an unreachable store loses
+    events, but never ends a running job."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
@@ -38,7 +37,7 @@ class EventLog:
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Add a line, which ends with a line end."""
+        """Append a line, including its line end."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 _append(self._path, line)
@@ -53,7 +52,7 @@ class EventLog:
                 self._thread.start()
 
     def close(self) -> None:
-        """Return when all lines are in the store, or the store has refused them often enough."""
+        """Wait until all lines are in the store, or it has failed too often."""
         if self._thread is None:
             return
         with self._changed:
@@ -94,7 +93,7 @@ class EventLog:
 
 
 def _append(path: Path, line: str) -> None:
-    # One that is no regular file must not keep the leader waiting.
+    # O_NONBLOCK: a FIFO in its place must not block the leader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     with open(os.open(path, flags, 0o600), "a") as events:
         events.write(line)

@@ -1,8 +1,7 @@
-"""Local files: opening what should be a regular one where anything may lie, and writing one in one
-step.
+"""Local files: reading regular files only, and writing atomically.
 
 In: paths. Out: content; an error at once for a FIFO, a socket, a device or a folder, which could
-keep a reader waiting forever.
+block a reader forever.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from kinetic.errors import CorruptRecord, StoreError, StoreFull
 
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)
-"""What opening a socket, or a device that is not there, comes to."""
+"""Errors of opening a socket or a missing device."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 CHUNK_BYTES = 1 << 20
 
@@ -27,7 +26,7 @@ def opened(path: str | Path) -> FileIO:
     """Open a regular file for reading.
 
     Raises:
-        IsADirectoryError: something else lies there.
+        IsADirectoryError: it is not a regular file.
     """
     try:
         file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -42,10 +41,10 @@ def opened(path: str | Path) -> FileIO:
 
 
 def content(path: str | Path) -> bytes:
-    """Return what is in a regular file.
+    """Return the content of a regular file.
 
     Raises:
-        IsADirectoryError: something else lies there.
+        IsADirectoryError: it is not a regular file.
     """
     with opened(path) as file:
         return file.readall()
@@ -65,11 +64,11 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
-    """Write a file in one step, for its owner alone; what fails leaves the file as it was.
+    """Write a file atomically, readable by its owner only.
 
     Raises:
-        CorruptRecord: the content has another digest than this one.
-        StoreError: the disk does not take it; StoreFull when it is full.
+        CorruptRecord: the content has another digest.
+        StoreError: it cannot be written; StoreFull if the disk is full.
     """
     temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}")
     try:
@@ -98,8 +97,8 @@ def _writing(path: Path, temporary: Path) -> FileIO:
 
 
 def _fill(descriptor: int, path: Path, parts: Iterable[bytes], *, hashed: bool) -> str:
-    """Write the parts; return their digest where it is wanted, else ""."""
-    import hashlib  # what never fetches does without
+    """Write the parts; return their digest, or "" if `hashed` is false."""
+    import hashlib  # needed only to fetch
 
     digest = hashlib.sha256()
     for part in parts:

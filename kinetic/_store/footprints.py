@@ -1,5 +1,4 @@
-"""How much memory a host took when a function ran last: one small record for each function that
-took much.
+"""How much memory a host took in a function's last run: a small record per function that took much.
 
 In: a store, plans, verdicts. Out: bytes.
 """
@@ -20,26 +19,20 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 WORTH_BYTES = 256 << 20
-"""Less is what any host with JAX takes; it is not recorded."""
+"""Less is not recorded: any host with JAX takes that much."""
 
 
 def peak_bytes(store: Store, plan: Plan) -> int:
-    """Return the most memory that a host took when the plan's function ran last; 0 when nothing is
-    known."""
+    """Return the most memory that a host took when the plan's function ran last; 0 if unknown."""
     try:
-        known = record.parse(store.get(_key(plan)))
-        return max(0, int(known["peak_rss_bytes"]))
-    except (
-        KineticError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ):  # absent or damaged: it is only an estimate
-        return 0
+        document = record.parse(store.get(_key(plan)))
+        return max(0, int(document["peak_rss_bytes"]))
+    except (KineticError, KeyError, TypeError, ValueError):
+        return 0  # absent or damaged: it is only an estimate
 
 
 def remember(store: Store, plan: Plan, outcome: Outcome) -> None:
-    """Record what the hosts took. A run that failed may have ended early, so it can only raise the
+    """Record what the hosts took. A failed run may have ended early, so it can only raise the
     number."""
     peak = max(
         (report.peak_rss_bytes for report in outcome.reports if report.started_at), default=0
@@ -58,6 +51,6 @@ def remember(store: Store, plan: Plan, outcome: Outcome) -> None:
 
 
 def _key(plan: Plan) -> str:
-    """The same for every run of a function or program, on whatever slice."""
-    told = "\0".join((plan.client_root, plan.entry_rel, plan.name))
-    return layout.footprint(hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest())
+    """The same for every run of a function or program, on any slice."""
+    identity = "\0".join((plan.client_root, plan.entry_rel, plan.name))
+    return layout.footprint(hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest())

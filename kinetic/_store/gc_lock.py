@@ -1,16 +1,16 @@
-"""Who may change which content is in use: many submissions at a time, or one sweep.
+"""The lock between submissions (shared) and the garbage collection of content (exclusive).
 
 In: a store. Out: a lock, held for a `with` block.
 
-A submission sends only the content that the store lacks, and its plan, which names the content,
-comes last. A sweep that looked between the two would find that content unused. The lock is the
-kernel's: it ends with the process that held it, however it ends.
+A submission sends only the content that the store lacks, and writes its plan, which names the
+content, last. A sweep between the two would find that content unused. The lock is the kernel's: it
+is released when its process ends, however it ends.
 
-A store that is no folder has no such lock, and a lease in its place would outlive its holder or be
-lost while it works. So `jobs prune` removes the records of jobs there, and leaves content alone: it
-is shared and small beside the outputs, and goes with the store. Whoever lets rules of a bucket
-expire content does so by its age, with an age no submission and no job reaches: a job whose content
-has expired fails with "submit the job again", and then sends it anew.
+A store without a folder has no lock; a lease could outlive its holder, or expire while it works.
+There `jobs prune` removes only the records of jobs, and leaves content alone: it is shared, and
+small beside the outputs. A bucket's lifecycle rules may expire content by age, if no submission and
+no job lives that long: a job whose content has expired fails with "submit the job again", and that
+sends the content again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kinetic.errors import StoreError
 
 @contextmanager
 def submitting(store: Store) -> Iterator[None]:
-    """Hold while content is looked for, sent, and named by a plan. Waits for a sweep to end, never
-    for another submission."""
+    """Hold while content is looked up, sent, and named by a plan. Waits for a sweep, never for
+    another submission."""
     with _held(store, exclusive=False):
         yield
 
@@ -42,7 +42,7 @@ def sweeping(store: Store) -> Iterator[None]:
 def _held(store: Store, *, exclusive: bool) -> Iterator[None]:
     folder = store.as_folder()
     descriptor = None if folder is None else _open(str(folder))
-    if descriptor is None:  # no folder, or none yet: nothing is swept there
+    if descriptor is None:  # no folder, or none yet: nothing to sweep
         yield
         return
     try:
@@ -53,8 +53,7 @@ def _held(store: Store, *, exclusive: bool) -> Iterator[None]:
 
 
 def _open(root: str) -> int | None:
-    """Open the root itself: a folder can be locked like a file, and no lock file has to be kept,
-    listed or cleaned up."""
+    """Open the root itself: a folder can be locked like a file, without a lock file to clean up."""
     try:
         return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:

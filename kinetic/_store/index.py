@@ -2,10 +2,10 @@
 
 In: a store, the beginning of an id. Out: `JobRef`s.
 
-To read the reference of each job is quick in a folder and slow over a line. A store that is no
-folder keeps beside each reference empty objects whose keys say what lists show: of the reference,
-and later of the end. They are a copy: one that is missing, damaged or left over changes nothing but
-the time that a list takes.
+Reading the reference of each job is fast in a folder and slow over a network. A store without a
+folder keeps, beside each reference, empty objects whose keys encode what lists show: of the
+reference, and later of the end. They are a cache: one that is missing, damaged or left over only
+makes a list slower.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Listing(NamedTuple):
 
     Attributes:
         refs: newest first.
-        endings: of jobs that have ended, as far as it is known without asking for each: an excerpt
-            of the outcome's document.
+        endings: for jobs known to have ended without reading their outcome: an excerpt of its
+            document.
     """
 
     refs: list[JobRef]
@@ -48,13 +48,12 @@ class Listing(NamedTuple):
 
 
 def refs(store: Store) -> list[JobRef]:
-    """Return the references of all jobs, newest first; a damaged one is passed over with a
-    warning."""
+    """Return the references of all jobs, newest first; damaged ones are skipped with a warning."""
     return listing(store).refs
 
 
 def listing(store: Store) -> Listing:
-    """Return all jobs; a damaged reference is passed over with a warning."""
+    """Return all jobs; damaged references are skipped with a warning."""
     if store.as_folder() is not None:
         listed = Listing(_readable(store, _keys(store)), {})
     else:
@@ -64,7 +63,7 @@ def listing(store: Store) -> Listing:
 
 
 def add(store: Store, ref: JobRef) -> None:
-    """Write the reference of a job, instead of the one it had."""
+    """Write the reference of a job."""
     data = {layout.ref(ref.job_id): json.dumps(ref.to_json(), indent=1).encode() + b"\n"}
     if store.as_folder() is None and (key := _entry(ref.job_id, _REF, ref.to_json())):
         data[key] = b""
@@ -72,7 +71,7 @@ def add(store: Store, ref: JobRef) -> None:
 
 
 def replace(store: Store, ref: JobRef) -> None:
-    """Write another reference for a job that has one."""
+    """Replace the reference of a job."""
     _unlist(store, ref.job_id)
     add(store, ref)
 
@@ -84,17 +83,17 @@ def remove(store: Store, job_id: str) -> None:
 
 
 def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: bool = False) -> bool:
-    """Write the verdict over a job; return whether this call did."""
+    """Write the verdict on a job; return whether this call wrote."""
     data = json.dumps(outcome.to_json()).encode()
     wrote = store.put(layout.outcome(job_id), data, if_absent=if_absent)
     if wrote and store.as_folder() is None:
         started = [report.started_at for report in outcome.reports if report.started_at]
-        told = {
+        excerpt = {
             "verdict": outcome.verdict,
             "ended_at": outcome.ended_at,
             "reports": [{"started_at": min(started)}] if started else [],
         }
-        if key := _entry(job_id, _END, told):
+        if key := _entry(job_id, _END, excerpt):
             store.put(key, b"")
     return wrote
 
@@ -105,10 +104,10 @@ def ids(store: Store) -> list[str]:
 
 
 def find(store: Store, text: str) -> JobRef:
-    """Return the job with this id, or the only one whose id begins so.
+    """Return the job with this id, or the only one whose id begins like this.
 
     Raises:
-        NotFound: no id begins so; `suggestions` has the nearest.
+        NotFound: no id begins like this; `suggestions` has the nearest.
         UsageError: several do, or the text cannot be an id.
         CorruptRecord: the reference is damaged.
     """
@@ -120,12 +119,11 @@ def find(store: Store, text: str) -> JobRef:
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
-    """Like `find`; on this machine a damaged or lost reference is replaced by what it takes to stop
-    and remove the job.
+    """Like `find`, to stop or remove the job; on this machine the reference may be damaged or lost.
 
     Raises:
         NotFound, UsageError: as above.
-        CorruptRecord: the reference is damaged, and where the job runs is known to nobody else.
+        CorruptRecord: the reference is damaged, and only it knows where the job runs.
     """
     try:
         return find(store, text)
@@ -149,7 +147,7 @@ def _checked(text: str) -> str:
 
 
 def _keys(store: Store) -> list[str]:
-    """The keys of all references, also of those in whose place lies something that is no file."""
+    """The keys of all references, including those that are not files."""
     return [*store.list(layout.REFS), *_misplaced(store)]
 
 
@@ -199,8 +197,8 @@ def _unlist(store: Store, job_id: str) -> None:
 
 
 def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
-    """A key that says all this; "" where it would be too long."""
-    import zlib  # a store in a folder does without
+    """A key that encodes the document; "" if it would be too long."""
+    import zlib  # not needed for a store in a folder
     from base64 import urlsafe_b64encode
 
     packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 9)
@@ -208,8 +206,8 @@ def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
     return key if len(key) <= _LONGEST_KEY_BYTES else ""
 
 
-def _said(key: str, kind: str) -> dict[str, Any] | None:
-    """What a key says; None when it is damaged, or of another kind."""
+def _decoded(key: str, kind: str) -> dict[str, Any] | None:
+    """The document encoded in a key; None if it is damaged or of another kind."""
     import zlib
     from base64 import urlsafe_b64decode
 
@@ -225,19 +223,19 @@ def _listed(store: Store) -> Listing:
     prefixes = [layout.REFS, layout.LISTED]
     keys, entries = at_once(lambda p: list(store.list(p)), prefixes, store.calls_at_once)
     there = {_id(key): key for key in keys}
-    known: dict[str, list[JobRef]] = {}
+    entries_of: dict[str, list[JobRef]] = {}
     endings: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         job_id = entry.split("/")[1]
-        if (end := _said(entry, _END)) is not None:
+        if (end := _decoded(entry, _END)) is not None:
             endings[job_id] = end
-        elif job_id in there and (document := _said(entry, _REF)) is not None:
+        elif job_id in there and (document := _decoded(entry, _REF)) is not None:
             with suppress(CorruptRecord):
-                known.setdefault(job_id, []).append(_checked_ref(document))
-    # Of two, one is what a writer that was killed has left of an older reference.
-    sure = {job_id: refs[0] for job_id, refs in known.items() if len(refs) == 1}
-    unsure = [key for job_id, key in there.items() if job_id not in sure]
-    return Listing([*sure.values(), *_readable(store, unsure)], endings)
+                entries_of.setdefault(job_id, []).append(_checked_ref(document))
+    # Of two entries, one was left over by a writer that was killed.
+    cached = {job_id: refs[0] for job_id, refs in entries_of.items() if len(refs) == 1}
+    uncached = [key for job_id, key in there.items() if job_id not in cached]
+    return Listing([*cached.values(), *_readable(store, uncached)], endings)
 
 
 def _readable(store: Store, keys: Sequence[str]) -> list[JobRef]:
@@ -249,9 +247,9 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     try:
         return _read(store, key)
     except NotFound:
-        return None  # It was removed since it was listed.
+        return None  # removed since it was listed
     except CorruptRecord as damage:
-        import logging  # a list of sound references does without
+        import logging  # needed only here
 
         logging.getLogger("kinetic.storage").warning("%s is passed over: %s", key, damage)
         return None

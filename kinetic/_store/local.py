@@ -2,12 +2,12 @@
 
 In: keys and bytes. Out: bytes.
 
-Everything below the root belongs to its owner alone (folders 0700, files 0600). A write goes to a
-private file in `.tmp` below the root and then takes its name in one step (rename, or link where the
-name must be free): no reader ever sees a part of it.
+Everything below the root is private to its owner (folders 0700, files 0600). Writes are atomic:
+they go to a private file in `.tmp` below the root, which is then renamed, or linked if the name
+must be free.
 """
 
-# A Path for each blob would cost as much as the calls themselves.
+# A Path per blob would cost as much as the calls themselves.
 # ruff: noqa: PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH114, PTH116, PTH120
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class LocalStore:
 
     Args:
         root: the folder.
-        existing: it must be there already. A running job does not bring back what its owner has
-            removed.
+        existing: never create it: a running job must not bring back a store that was removed.
     """
 
     calls_at_once = 1
-    """A call takes microseconds: threads would only make them wait for each other."""
+    """A call takes microseconds: threads would only contend."""
 
     def __init__(self, root: Path, *, existing: bool = False) -> None:
         self._existing = existing
@@ -56,11 +55,10 @@ class LocalStore:
         return f"LocalStore({self._text!r})"
 
     def check(self) -> None:
-        """Refuse a folder that somebody else owns or can write to, and warn of one that others can
-        look into.
+        """Refuse a folder that others own or can write to, and warn of one that others can read.
 
         Raises:
-            StoreError: it must not be used; the message says how to mend it.
+            StoreError: it must not be used; the message says how to fix it.
         """
         privacy.check(self._text)
 
@@ -74,7 +72,7 @@ class LocalStore:
         return self._root
 
     def path(self, key: str) -> Path:
-        """Return where the key's content rests, whether it exists or not."""
+        """Return the path of the key's content, whether it exists or not."""
         return Path(self._locate(key))
 
     def get(self, key: str) -> bytes:
@@ -84,10 +82,10 @@ class LocalStore:
             with _explained(f"read {key!r}", self._text):
                 return files.content(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._nothing(key) from error
+            raise self._missing(key) from error
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
-        """Write the content of the key to a local file, in one step."""
+        """Write the content of the key to a local file, atomically."""
         with self._opened(key) as file:
             files.save(path, self._read(key, file), sha256=sha256)
 
@@ -101,16 +99,16 @@ class LocalStore:
             with _explained(f"read {key!r}", self._text):
                 return files.opened(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._nothing(key) from error
+            raise self._missing(key) from error
 
-    def _nothing(self, key: str) -> NotFound:
+    def _missing(self, key: str) -> NotFound:
         return NotFound(f"The store {self._text} has nothing under {key!r}.")
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
-        """Write bytes, the content of a local file, or parts as they come; return whether this call
-        wrote."""
+        """Write bytes, the content of a local file, or parts from an iterator; return whether this
+        call wrote."""
         target = self._locate(key)
         if if_absent and os.path.lexists(target):
             return False
@@ -120,9 +118,7 @@ class LocalStore:
             try:
                 try:
                     _fill(temporary, data)
-                except (
-                    FileNotFoundError
-                ):  # The first write here, or the store was removed meanwhile.
+                except FileNotFoundError:  # the first write, or the store was removed
                     self._make_temporary()
                     _fill(temporary, data)
                 return self._publish(temporary, target, if_absent)
@@ -145,21 +141,20 @@ class LocalStore:
         return self._walk(top, f"{prefix}/" if prefix else "")
 
     def delete(self, prefix: str) -> int:
-        """Delete the key and everything below it; return how many objects went."""
+        """Delete the key and everything below it; return how many objects were deleted."""
         path = self._locate(prefix)
         with _explained(f"delete {prefix!r}", self._text):
             return _remove(self._out_of_sight(path))
 
     def _out_of_sight(self, path: str) -> str:
-        """Take a folder away in one step, where possible: a reader that saw half of it would draw
-        wrong conclusions."""
+        """Move a folder away atomically, if possible, so that no reader sees half of it."""
         if not os.path.isdir(path) or os.path.islink(path):
             return path
         self._make_temporary()
         away = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
         try:
             os.rename(path, away)
-        except OSError:  # It is gone already, or something is mounted there.
+        except OSError:  # already gone, or a mount point
             return path
         return away
 
@@ -177,7 +172,7 @@ class LocalStore:
 
     def _make_temporary(self) -> None:
         self._make(f"{self._text}/{_TEMPORARY}")
-        self.check()  # Somebody else may have been quicker to make it.
+        self.check()  # Another user may have made it first.
 
     def _sweep_once(self) -> None:
         if not self._swept and privacy.check(self._text):
@@ -185,7 +180,7 @@ class LocalStore:
             _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
 
     def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
-        # Someone may delete the folder between our making it and our using it.
+        # The folder may be deleted between its creation and its use.
         for _ in range(100):
             try:
                 return _give_name(temporary, target, if_absent)
@@ -204,8 +199,7 @@ class LocalStore:
             if os.path.lexists(self._text) and not os.path.isdir(self._text):
                 raise StoreError(f"The store {self._text} is not a folder. {_REMEDY}") from None
             return
-        # A folder sorts as "name/", so that the keys come out in the order of the whole strings
-        # ("a-b" before "a/b").
+        # A folder sorts as "name/", so that whole keys are sorted ("a-b" before "a/b").
         for name, is_folder, is_file in sorted(found, key=lambda e: e[0] + "/" if e[1] else e[0]):
             if is_folder and (prefix or name != _TEMPORARY):
                 yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")
@@ -215,8 +209,7 @@ class LocalStore:
 
 @contextmanager
 def _explained(doing: str, root: str, *, writes: bool = False) -> Iterator[None]:
-    """Turn the errors of the operating system into the store's, except those that mean "not
-    there"."""
+    """Turn errors of the operating system into the store's, except those that mean "not found"."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -278,7 +271,7 @@ def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
 
 
 def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
-    """Create the folder and those above it up to the root, for their owner alone."""
+    """Create the folder and its parents up to the root, private to their owner."""
     if folder == root and not makes_root and not os.path.isdir(root):
         raise StoreError(f"The store {root} was removed.")
     try:
@@ -296,8 +289,7 @@ def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
 
 
 def _sweep(folder: str, older_than: float) -> None:
-    """Remove what writers and removers that were killed have left, long enough ago that nobody is
-    still at it."""
+    """Remove what killed processes have left, if it is old enough not to be in use."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.stat(follow_symlinks=False).st_mtime < older_than:
@@ -318,10 +310,7 @@ def _remove(path: str) -> int:
     try:
         os.rmdir(path)
     except OSError as error:
-        if error.errno not in (
-            errno.ENOTEMPTY,
-            errno.EEXIST,
-            errno.ENOENT,
-        ):  # Somebody is writing here: leave that.
+        # Not empty: another process is writing here.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise
     return gone

@@ -1,11 +1,10 @@
-"""A host's output in a store that is no folder: numbered segments, each written once.
+"""A host's output in a store without a folder: numbered segments, each written once.
 
 In: the growing files of one host (see `_core.log_format`). Out: segments; from these, `LogChunk`s.
 
-The agent keeps the files on its own disk, as everywhere, and a thread sends what was appended:
-every `PAUSE_S`, and less often as a log grows long. What a killed agent has not sent is lost, never
-more than the output of that time. A segment is named by the number of bytes that come before it, so
-a reader knows the name of the next one:
+The agent writes the files to its own disk, as always, and a thread sends what was appended: every
+`PAUSE_S`, and less often as a log grows long. A killed agent loses at most the output since the
+last segment. A segment is named by its offset, so a reader knows the name of the next one:
 
     <log>.d/<offset, 16 digits>     "KLS1", length of the records, the records, the output
 """
@@ -41,17 +40,17 @@ _log = logging.getLogger("kinetic.storage")
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 PAUSE_GROWS_S = 0.01
-"""With each segment, so that a job of days leaves thousands and not millions."""
+"""Added with each segment, so that a job of days leaves thousands of them and not millions."""
 SEGMENT_BYTES = 4 << 20
 LOOK_EVERY_S = 0.5
-"""How often a reader that has all asks for more."""
+"""How often a reader that is up to date polls."""
 _MAGIC = b"KLS1"
 _HEAD = struct.Struct("<4sI")
 _Record = tuple[int, int, int]
 
 
 def prefix(log_key: str) -> str:
-    """Where the segments of the log with this key are."""
+    """Prefix of the segments of the log with this key."""
     return f"{log_key}.d"
 
 
@@ -61,11 +60,11 @@ def _key(log_key: str, offset: int) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """Some of a host's output.
+    """A part of a host's output.
 
     Attributes:
-        begin: bytes of output before it.
-        records: of its chunks: end, time, stream; as in the index.
+        begin: its offset in the output.
+        records: end, time and stream of its chunks, as in the index.
         data: the output.
     """
 
@@ -75,7 +74,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Bytes of output up to its end."""
+        """The offset of its end."""
         return self.begin + len(self.data)
 
     def encode(self) -> bytes:
@@ -88,7 +87,7 @@ class Segment:
         """Rebuild from the content of its object.
 
         Raises:
-            CorruptRecord: it is none.
+            CorruptRecord: it is not a segment.
         """
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
             raise CorruptRecord(f"The segment of output at {begin} is damaged.")
@@ -96,8 +95,8 @@ class Segment:
         return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
 
     def chunks(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Yield end, time, stream and output of each chunk; what no record is about comes last, as
-        standard output."""
+        """Yield end, time, stream and output of each chunk; output without a record comes last, as
+        stdout."""
         at = self.begin
         for end, time_ns, stream in self.records:
             if at < end <= self.end:
@@ -111,9 +110,9 @@ class SegmentWriter:
     """Sends what is appended to the files of one host.
 
     Args:
-        store: where to.
+        store: the destination.
         log_key: the key that the log would have in a folder.
-        files: `log` and `log.idx`, which somebody else writes.
+        files: `log` and `log.idx`, which it only reads.
     """
 
     def __init__(self, store: Store, log_key: str, files: tuple[Path, Path]) -> None:
@@ -128,13 +127,13 @@ class SegmentWriter:
         self._thread = threading.Thread(target=self._run, name="kinetic-segments", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the sending thread."""
         self._thread.start()
 
     def flush(self, patience_s: float = 10.0, *, all_bytes: bool = False) -> bool:
-        """Send all that is there now; return False where the store has not taken it in time.
+        """Send everything appended so far; return False if the store did not accept it in time.
 
-        `all_bytes` includes those that no record is about: nothing more will be appended.
+        `all_bytes` includes bytes without a record: use it when nothing more will be appended.
         """
         give_up_at = time.monotonic() + patience_s
         while not self._send(all_bytes=all_bytes):
@@ -144,7 +143,7 @@ class SegmentWriter:
         return True
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Send what is left, and end."""
+        """Send the rest, and stop."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -157,12 +156,11 @@ class SegmentWriter:
             self._send()
 
     def _send(self, *, all_bytes: bool = False) -> bool:
-        """Send what is there; return whether the store took it. What it did not take is tried
-        again."""
+        """Send what was appended; return whether the store accepted it. The rest is retried."""
         with self._lock:
             try:
                 while (segment := self._pending or self._next(all_bytes)) is not None:
-                    # It is tried again as it is: the store may have taken it all the same.
+                    # Retried unchanged: the store may have accepted it despite the error.
                     self._pending = segment
                     self._put(segment)
                     self._pending = None
@@ -172,7 +170,7 @@ class SegmentWriter:
             return True
 
     def _next(self, all_bytes: bool) -> Segment | None:
-        """What comes next: whole chunks, as far as records tell."""
+        """The next segment: whole chunks only, unless `all_bytes`."""
         packed = os.pread(self._fds[1], (SEGMENT_BYTES // 64) * RECORD.size, self._index_at)
         records = decode_records(packed)
         most = self._log_at + SEGMENT_BYTES
@@ -191,11 +189,11 @@ class SegmentWriter:
         content = segment.encode()
         key = _key(self._log_key, segment.begin)
         if not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
-            # Of an agent before this one, which was killed: go on behind its output.
+            # Written by an earlier agent that was killed: continue after its output.
             last = [*self._store.list(prefix(self._log_key))][-1]
             begin = int(last.rpartition("/")[2])
             self._base = Segment.decode(begin, self._store.get(last)).end - self._log_at
-            return  # The next look makes it anew.
+            return  # _next makes it again with the new base
         self._log_at += len(segment.data)
         self._index_at += len(segment.records) * RECORD.size
         self._sent += 1
@@ -204,7 +202,7 @@ class SegmentWriter:
 class SegmentReader:
     """Follows the segments of one host; a log that does not exist yet is empty.
 
-    Has what `LogReader` has for the files of a folder.
+    Same interface as `LogReader`, which reads the files of a folder.
     """
 
     def __init__(
@@ -229,11 +227,11 @@ class SegmentReader:
         self._damaged: set[int] = set()
 
     def start_at(self, offset: int) -> None:
-        """Skip so many bytes."""
+        """Skip this many bytes."""
         self._at = offset
 
     def start_at_tail(self, lines: int) -> int:
-        """Skip all but the last `lines` lines that are there now; return how many there are."""
+        """Skip all but the last `lines` existing lines; return how many those are."""
         tail, wanted, is_end = b"", lines + 1, not self._failures
         end = 0
         for segment in self._backwards():
@@ -258,11 +256,11 @@ class SegmentReader:
                 yield Segment.decode(begin, content)
 
     def here(self) -> LogChunk:
-        """An empty chunk that says where reading goes on."""
+        """An empty chunk with the current position."""
         return self._chunk(STDOUT, 0, b"")
 
     def read(self) -> Iterator[LogChunk]:
-        """Yield what is new; nothing when nothing is, or when the last look was a moment ago."""
+        """Yield new output; polls the store at most every `LOOK_EVERY_S`."""
         if self._clock() >= self._look_at:
             yield from self._read()
 
@@ -281,19 +279,19 @@ class SegmentReader:
                     yield self._chunk(STDERR, time_ns, new)
 
     def rest(self) -> Iterator[LogChunk]:
-        """Yield what is left at the end."""
+        """Yield the rest, once nothing more is written."""
         while chunks := list(self._read()):
             yield from chunks
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
         return LogChunk(self._host, stream, time_ns, data, Position(self._attempt, self._at))
 
     def _new(self) -> list[Segment]:
-        """The segments that come next: one where reading is up to date, else as many as the store
-        gives at once."""
+        """The next segments: one if the reader is up to date, else as many as the store reads at
+        once."""
         if self._begins is None:
             self._begins = _from(self._list(), self._at)
         begins = self._begins[: max(self._store.calls_at_once, 1)] or [self._at]
@@ -320,7 +318,7 @@ class SegmentReader:
 
 
 def _from(begins: Sequence[int], offset: int) -> list[int]:
-    """Those from the last one that begins at the offset or before it."""
+    """Drop all before the last one that begins at or before the offset."""
     before = [begin for begin in begins if begin <= offset]
     return [*before[-1:], *(begin for begin in begins if begin > offset)]
 

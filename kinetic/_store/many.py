@@ -2,8 +2,8 @@
 
 In: a store, keys. Out: what each call returned.
 
-Where a call is a journey (`Store.calls_at_once` > 1), several threads are on their way; a folder is
-asked one by one, for threads would only make it slower.
+Threads hide the latency of a store's calls (`Store.calls_at_once` > 1); in a folder they would only
+make calls slower.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def put_many(
 ) -> set[str]:
     """Write contents by key, in no order; return the keys that this call wrote.
 
-    When one fails the others may be there or not, as after calls of one's own.
+    If one fails, any of the others may have been written.
     """
     items = list(contents.items())
     wrote = at_once(lambda item: store.put(*item, if_absent=if_absent), items, store.calls_at_once)
@@ -59,19 +59,19 @@ def fetch_many(store: Store, paths: Mapping[str, Path]) -> None:
     """Write the contents of keys to local files.
 
     Raises:
-        NotFound: a key is missing; other files may be there.
+        NotFound: a key is missing; other files may have been written.
     """
     at_once(lambda item: store.fetch(*item), list(paths.items()), store.calls_at_once)
 
 
 def delete_many(store: Store, prefixes: Collection[str]) -> int:
-    """Delete the keys and what is below them, in no order; return how many objects went."""
+    """Delete the keys and everything below, in no order; return how many objects were deleted."""
     return sum(at_once(store.delete, list(prefixes), store.calls_at_once))
 
 
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    """Return `act` of each item, so many at a time; the first exception ends it, after the acts
-    that have begun."""
+    """Return `act` of each item, run on this many threads; after the first exception no further
+    items are begun."""
     if threads < 2 or len(items) < 2:
         return [act(item) for item in items]
     from concurrent.futures import ThreadPoolExecutor

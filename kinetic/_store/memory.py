@@ -1,9 +1,9 @@
-"""A store in the memory of one process: a store that is no folder, for tests and benchmarks.
+"""A store in the memory of one process: a store without a folder, for tests and benchmarks.
 
-In: keys and bytes, a delay for each call. Out: bytes, and how many calls of which kind were made.
+In: keys and bytes, a delay per call. Out: bytes, and the number of calls of each kind.
 
-With a delay it behaves as a store at the end of a line: every call takes that long, many may be on
-their way at once. `_store.served` lets other processes share it.
+With a delay it behaves like a remote store: every call takes that long, many may run at once.
+`_store.served` shares it with other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kinetic._store.base import check_key
 from kinetic.errors import NotFound, StoreError
 
 PAGE_KEYS = 1000
-"""As many keys does one call list, as in a bucket."""
+"""Keys listed by one call, as in a bucket."""
 _AT_ONCE = 32
 
 
@@ -41,7 +41,7 @@ class MemoryStore:
     """A `Store` in memory.
 
     Args:
-        name: stores of one name, in one process, have the same content; "" for one of its own.
+        name: stores with the same name in a process share their content; "" for a private one.
         delay_s: how long each call takes.
     """
 
@@ -61,7 +61,7 @@ class MemoryStore:
 
     @property
     def calls(self) -> Counter[str]:
-        """How many calls of each kind were made to the content, by any store of this name."""
+        """The number of calls of each kind, by all stores of this name."""
         with self._space.lock:
             return Counter(self._space.calls)
 
@@ -72,7 +72,7 @@ class MemoryStore:
 
     @property
     def calls_at_once(self) -> int:
-        """Many where a call takes time."""
+        """Many if there is a delay."""
         return _AT_ONCE if self._delay_s else 1
 
     def as_folder(self) -> None:
@@ -90,14 +90,14 @@ class MemoryStore:
         return found
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
-        """Write the content of the key to a local file, in one step."""
+        """Write the content of the key to a local file, atomically."""
         files.save(path, [self.get(key)], sha256=sha256)
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
-        """Write bytes, the content of a local file, or parts as they come; return whether this call
-        wrote."""
+        """Write bytes, the content of a local file, or parts from an iterator; return whether this
+        call wrote."""
         check_key(key)
         content = whole(data)
         self._travel("put")
@@ -133,7 +133,7 @@ class MemoryStore:
             last = page[PAGE_KEYS - 1]
 
     def delete(self, prefix: str) -> int:
-        """Delete the key and everything below it; return how many objects went."""
+        """Delete the key and everything below it; return how many objects were deleted."""
         check_key(prefix)
         self._travel("delete")
         with self._space.lock:
@@ -150,10 +150,10 @@ class MemoryStore:
 
 
 def whole(data: bytes | Path | Iterator[bytes]) -> bytes:
-    """Return what is to be put as bytes.
+    """Return the data of a `put` as bytes.
 
     Raises:
-        StoreError: it is a file that cannot be read.
+        StoreError: the file cannot be read.
     """
     if isinstance(data, Path):
         try:

@@ -1,4 +1,4 @@
-"""From the text that names a store to the store: the only place that knows which kinds there are.
+"""Opening a store by its address: the only module that knows all kinds of stores.
 
 In: a path, or a URI whose scheme is in the table. Out: a `Store`.
 """
@@ -17,8 +17,8 @@ def open_store(uri: str | Path) -> Store:
     """Open the store with this address; creates nothing.
 
     Raises:
-        UsageError: no store can have this address.
-        StoreError: the folder belongs to somebody else, or others can write to it.
+        UsageError: it is not the address of a store.
+        StoreError: the folder belongs to another user, or others can write to it.
     """
     text = str(uri)
     scheme, separator, rest = text.partition("://")
@@ -86,4 +86,4 @@ _SCHEMES: dict[str, Callable[[str, str], Store]] = {
     "memory": _memory,
     "unix": _served,
 }
-"""How a store is opened, by the scheme of its URI: from the whole URI and what follows "://"."""
+"""By the scheme of the URI: opens a store from the whole URI and what follows "://"."""

@@ -1,8 +1,7 @@
-"""Whether a folder may be a store: what lies in it is unpickled and run, so only its owner may
+"""Whether a folder may be used as a store: its content is unpickled and run, so only its owner may
 write there.
 
-In: a folder that is there, or is not. Out: nothing, a warning, or a refusal that says how to mend
-it.
+In: a folder, which may be missing. Out: nothing, a warning, or an error that says how to fix it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ _warned: set[str] = set()
 
 
 def check(root: str) -> bool:
-    """Look at the folder, and warn once of one that others can look into; return whether there is
-    one.
+    """Check the folder, and warn once if others can read it; return whether it exists.
 
     Raises:
-        StoreError: it belongs to somebody else, or others can write to it.
+        StoreError: it belongs to another user, or others can write to it.
     """
     try:
-        facts = os.stat(root)  # noqa: PTH116 - a Path for each store would cost as much
+        facts = os.stat(root)  # noqa: PTH116 - a Path would cost as much
     except OSError:
         return False
     if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
@@ -33,17 +31,17 @@ def check(root: str) -> bool:
     looks = 0o005 if _is_own_group(facts.st_gid) else 0o055
     if facts.st_mode & looks and root not in _warned:
         _warned.add(root)
-        import logging  # a private store does without
+        import logging  # needed only here
 
-        told = "Others can look into the store %s (mode %o). Run: chmod 700 %s"
+        message = "Others can look into the store %s (mode %o). Run: chmod 700 %s"
         logging.getLogger("kinetic.storage").warning(
-            told, root, stat.S_IMODE(facts.st_mode), _quoted(root)
+            message, root, stat.S_IMODE(facts.st_mode), _quoted(root)
         )
     return True
 
 
 def fault_of(root: str, facts: os.stat_result) -> str:
-    """Why the folder must not be used, and what to do; "" when it may."""
+    """Why the folder must not be used, and what to do; "" if it may."""
     if facts.st_uid != os.geteuid():
         return (
             f"The store {root} belongs to {_user(facts.st_uid)}, and this is "
@@ -60,8 +58,8 @@ def fault_of(root: str, facts: os.stat_result) -> str:
 
 
 def _writers(facts: os.stat_result) -> str:
-    """Who else can write there; "" for nobody. The sticky bit does not help: it lets everybody add
-    files."""
+    """Who else can write there, or "". The sticky bit does not help: it does not stop others from
+    adding files."""
     if facts.st_mode & stat.S_IWOTH:
         return "everybody"
     if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid):
@@ -70,8 +68,7 @@ def _writers(facts: os.stat_result) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether it is the group that many systems give each user: of the same name, and with no other
-    members."""
+    """Whether it is the user's private group: of the same name, and without other members."""
     import grp
 
     name = _user(os.geteuid())

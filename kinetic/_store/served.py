@@ -1,10 +1,10 @@
-"""A store of another process, through a socket of this machine.
+"""A store in another process, reached through a Unix socket.
 
-In: keys and bytes; on the other side the store that is served. Out: bytes, or the error that the
-store raised there.
+In: keys and bytes; in the other process, the store that is served. Out: bytes, or the error that
+the store raised there.
 
-One request and one answer at a time on each connection, each a line of JSON and then as many bytes
-as the line says. The socket is its owner's alone, as a store's folder is.
+Each connection carries one request and one answer at a time: a line of JSON, then as many bytes as
+the line says. The socket is private to its owner, as a store's folder is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ServedStore:
 
     @property
     def calls_at_once(self) -> int:
-        """Many: the other side serves each connection by a thread of its own."""
+        """Many: each connection is served by its own thread."""
         return _AT_ONCE
 
     def as_folder(self) -> None:
@@ -64,14 +64,14 @@ class ServedStore:
         return self._call("get", key)[1]
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
-        """Write the content of the key to a local file, in one step."""
+        """Write the content of the key to a local file, atomically."""
         files.save(path, [self.get(key)], sha256=sha256)
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
-        """Write bytes, the content of a local file, or parts as they come; return whether this call
-        wrote."""
+        """Write bytes, the content of a local file, or parts from an iterator; return whether this
+        call wrote."""
         check_key(key)
         return bool(self._call("put", key, whole(data), if_absent=if_absent)[0])
 
@@ -87,7 +87,7 @@ class ServedStore:
         return iter(self._call("list", prefix)[0])
 
     def delete(self, prefix: str) -> int:
-        """Delete the key and everything below it; return how many objects went."""
+        """Delete the key and everything below it; return how many objects were deleted."""
         check_key(prefix)
         return int(self._call("delete", prefix)[0])
 
@@ -107,9 +107,9 @@ class ServedStore:
 
     @contextmanager
     def _line(self) -> Iterator[_Line]:
-        """A connection for one call; it is kept for others where the call went well."""
+        """A connection for one call; reused if the call succeeds."""
         with self._lock:
-            # A forked process must not talk on the lines of its parent.
+            # A forked process must not use its parent's connections.
             self._idle = [line for line in self._idle if line.pid == os.getpid()]
             line = self._idle.pop() if self._idle else None
         line = line or _connected(self._path)
@@ -124,7 +124,7 @@ class ServedStore:
 
 @dataclass(frozen=True)
 class _Line:
-    """A connection, and the process that made it."""
+    """A connection, and the process that opened it."""
 
     pid: int
     stream: BufferedIOBase
@@ -138,7 +138,7 @@ def _connected(path: Path) -> _Line:
 
 @contextmanager
 def serving(store: Store, path: Path) -> Iterator[ServedStore]:
-    """Serve a store at a socket, to processes of this user, while the `with` block runs."""
+    """Serve a store on a socket to this user's processes, while the `with` block runs."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

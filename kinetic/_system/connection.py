@@ -1,6 +1,6 @@
-"""A TCP connection as bytes that come and go.
+"""A TCP connection as a tunnel to a host (`_backends.base.Connection`).
 
-In: a connected socket. Out: what a tunnel to a host promises (`_backends.base.Connection`).
+In: a connected socket. Out: bytes in both directions.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ class SocketConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Free it, once nobody reads or writes any more: the number of an open descriptor may be
-        another file's a moment after it was closed. Idempotent."""
+        """Close it, once no thread reads or writes any more: the descriptor's number may be reused
+        at once. Idempotent."""
         self._socket.close()

@@ -1,7 +1,7 @@
-"""Who is at the other end of a TCP connection of this machine: only the owner of a job may attach
+"""Which user is at the other end of a loopback TCP connection: only the owner of a job may attach
 to its debugger.
 
-In: connected sockets. Out: whether they are the same user's.
+In: connected sockets. Out: whether they belong to this user.
 """
 
 from __future__ import annotations
@@ -13,34 +13,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_NOBODYS = "0"
-"""The inode of a socket that its owner has closed: the kernel then says root."""
+_NO_INODE = "0"
+"""Of a socket that its owner has closed: the kernel then reports root as its owner."""
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether the other end is this user's, or root's, who can do everything anyway."""
+    """Whether the other end is this user, or root, who can do anything anyway."""
     return uid_of(connection) in (0, os.geteuid())
 
 
 def uid_of(connection: socket.socket) -> int:
-    """The user at the other end of a loopback connection; -1 when the kernel does not tell."""
-    here, there = (
-        _as_kernel_says(connection.getsockname()),
-        _as_kernel_says(connection.getpeername()),
-    )
+    """The user at the other end of a loopback connection; -1 if unknown."""
+    here, there = _in_hex(connection.getsockname()), _in_hex(connection.getpeername())
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if (fields[1], fields[2]) == (there, here) and fields[9] != _NOBODYS:
+        if (fields[1], fields[2]) == (there, here) and fields[9] != _NO_INODE:
             return int(fields[7])
     return -1
 
 
-def _as_kernel_says(address: tuple[str, int]) -> str:
+def _in_hex(address: tuple[str, int]) -> str:
+    """An address as in /proc/net/tcp."""
     return f"{int.from_bytes(socket.inet_aton(address[0]), sys.byteorder):08X}:{address[1]:04X}"
 
 
 def accept_own_only(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Wait for a connection of this user's, or root's; hang up on all others."""
+    """Accept a connection from this user or root; close all others."""
     while True:
         connection, address = _accept(listener)
         if connection.family != socket.AF_INET or is_own(connection):

@@ -1,7 +1,7 @@
 """Facts about processes and ways to end them, from the kernel.
 
-In: process ids. Out: numbers, and processes that are gone. Linux gives all of it; elsewhere the
-calls that need Linux answer "unknown" and the pipes between the processes do the work.
+In: process ids. Out: numbers; processes that have ended. All of it works on Linux; elsewhere calls
+that need Linux answer "unknown", and the pipes between the processes do the work.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 @contextlib.contextmanager
 def dying_with(parent_pid: int) -> Iterator[None]:
-    """For as long as this takes, die with the parent; afterwards live on, to clean up. 0: there is
-    no parent to die with."""
+    """Die with the parent while the block runs; afterwards live on, to clean up. 0 means no
+    parent."""
     if parent_pid:
         die_with_parent(parent_pid)
     try:
@@ -43,7 +43,7 @@ def dying_with(parent_pid: int) -> Iterator[None]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that none can slip away."""
+    """Become the parent of every descendant whose own parent dies, so that none escapes."""
     if _LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -57,7 +57,7 @@ def set_title(title: str) -> None:
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the system does: a large gang has a connection per host."""
+    """Raise the limit on open files to the system's: a large gang has a connection per host."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -68,8 +68,8 @@ def raise_file_limit() -> None:
 
 
 def lifted(fd: int, least: int) -> int:
-    """A descriptor of the same file, not below `least`, for this program alone; the given one where
-    there is none."""
+    """A close-on-exec descriptor of the same file, not below `least`; the original if none is
+    free."""
     import fcntl
 
     with contextlib.suppress(OSError):
@@ -78,8 +78,7 @@ def lifted(fd: int, least: int) -> int:
 
 
 def reserve_disk(path: Path, size_bytes: int) -> Path:
-    """Take space on disk, where there is some, which removing the file gives back; return the
-    path."""
+    """Reserve disk space, if there is any, until the file is removed; return the path."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -90,8 +89,7 @@ def reserve_disk(path: Path, size_bytes: int) -> Path:
 
 
 class Reserve:
-    """Descriptors set aside, so that what must be done at the end can be done when the function has
-    used up all others."""
+    """Descriptors set aside for the end of the process, in case the function uses up all others."""
 
     COUNT = 4
 
@@ -106,7 +104,7 @@ class Reserve:
             os.close(null)
 
     def release(self) -> None:
-        """Give them back, and as many others as the system allows. Idempotent."""
+        """Free them, and raise the limit on open files. Idempotent."""
         for fd in self._held:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -115,7 +113,7 @@ class Reserve:
 
 
 RESERVE = Reserve()
-"""Of this process; the worker's is filled when it is forked."""
+"""The reserve of this process; filled when the worker is forked."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -157,10 +155,10 @@ def kill_thread(pid: int, thread: int, signum: int) -> bool:
 
 
 def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
-    """Kill and reap everything below this process until nothing is left or the time is up; return
+    """Kill and reap all descendants of this process until none is left or the time is up; return
     how many are left.
 
-    The caller must have called `adopt_orphans`: what loses its parent meanwhile then comes up here.
+    The caller must have called `adopt_orphans`, so that orphans stay among the descendants.
     """
     spared = set(keep)
     deadline = time.monotonic() + limit_s
@@ -175,8 +173,8 @@ def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
 
 
 def await_leaving(limit_s: float) -> list[int]:
-    """Wait until nothing lives below this process or the time is up; return what is left. Reaps
-    what has ended."""
+    """Wait until this process has no living descendants or the time is up; return those left. Reaps
+    the others."""
     deadline = time.monotonic() + limit_s
     while True:
         below = descendants(os.getpid())
@@ -194,8 +192,7 @@ def _state(pid: int) -> str:
 
 
 def name(pid: int) -> str:
-    """What the kernel calls the process: the beginning of its program's name; "" when it is
-    gone."""
+    """The kernel's name of the process: the beginning of its program's name; "" if it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""

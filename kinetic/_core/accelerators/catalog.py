@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def cpu_slice(devices: int) -> Topology | None:
-    """Return the cpu slice with so many virtual devices on one host, or None when it cannot be."""
+    """Return the cpu slice with this many virtual devices on one host, or None."""
     if not 1 <= devices <= CPU_DEVICES_MAX:
         return None
     return Topology("cpu" if devices == 1 else f"cpu:{devices}", "cpu", "cpu", (devices,), devices)
@@ -48,10 +48,10 @@ def tpu_slice(
     Args:
         family: the generation.
         shape: chips along each axis.
-        chips_per_host: which machines to take; None takes the usual ones.
+        chips_per_host: selects the machines; None takes the default ones.
     """
     if is_cube(family, shape):
-        # The same chips; the vendor takes the axes in ascending order only.
+        # The same chips; the vendor accepts the axes in ascending order only.
         shape = tuple(sorted(shape))
     found = [m for m in _machines_of(family, shape) if chips_per_host in (None, m.chips_per_host)]
     if not found:
@@ -64,8 +64,8 @@ def tpu_slice(
 
 
 def shape_for(family: TpuFamily, chips: int) -> Shape | None:
-    """Return the shape that a bare chip count means: the listed one, else the most cubic; None when
-    there is none."""
+    """Return the shape that a bare chip count means: the listed one, else the most cubic, or
+    None."""
     listed = next((shape for shape in shapes(family) if math.prod(shape) == chips), None)
     if listed or chips % 64 or not 0 < chips <= family.cube_limit_chips:
         return listed

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CPU_DEVICES_MAX = 1024
-"""Virtual devices of a cpu slice; more than this has always been a typing error."""
+"""Most virtual devices of a cpu slice; more is a typing error."""
 
 
 class Machines(NamedTuple):
-    """One machine type of a family, and the slices that are made of it.
+    """One machine type of a family, and the slices made of it.
 
     Attributes:
         shapes: the slices, as the vendor writes them, separated by spaces.
@@ -35,14 +35,14 @@ class TpuFamily(NamedTuple):
     """One generation of TPU.
 
     Attributes:
-        name: as it stands in canonical names.
+        name: as in canonical names.
         label: GKE accelerator label.
         default_chips: slice meant by the bare family name.
-        machines: where a shape stands twice, the first is meant unless the name says otherwise.
+        machines: of a shape listed twice, the first is the default.
         aliases: other names of the family.
         cube_limit_chips: every AxBxC of multiples of 4 up to this many chips exists too, on the
-            last machines; 0: none does.
-        ascending: whether such an AxBxC must be written in ascending order.
+            last machines; 0: none.
+        ascending: whether AxBxC must be written in ascending order.
     """
 
     name: str
@@ -59,7 +59,7 @@ class GpuFamily(NamedTuple):
     """One type of GPU; always a single host.
 
     Attributes:
-        name: as it stands in canonical names.
+        name: as in canonical names.
         label: GKE accelerator label.
         machines: (GPUs, machine type), fewest first; the bare family name means the first.
         aliases: other names of the family.
