@@ -40,7 +40,7 @@ _HOME_OF = {
     "list_jobs": "jobs",
     "run": "_client.decorator",
 }
-_ROOMS = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
+_SUBMODULES = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
 _GONE = {
     "map": "use the decorated function's run_async_map(inputs), or kinetic.collections.map",
     "submit": "decorate with @kinetic.run(...), and call the function's run_async(...)",
@@ -68,7 +68,7 @@ if not TYPE_CHECKING:  # A type checker should report misspelt names.
     def __getattr__(name):
         from importlib import import_module
 
-        if name in _ROOMS:
+        if name in _SUBMODULES:
             return import_module(f"kinetic.{name}")
         if name not in _HOME_OF:
             instead = f": {_GONE[name]}" if name in _GONE else ""

@@ -62,8 +62,8 @@ class Debugger:
             CorruptRecord: the document is not the record of a debugger.
         """
         try:
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-            return cls(**known | {"state": DebuggerState(data["state"])})
+            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            return cls(**fields | {"state": DebuggerState(data["state"])})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptRecord(
                 f"The record of the job's debugger is damaged: {error!r}."

@@ -79,7 +79,7 @@ class ExitKind(NamedTuple):
 
     Attributes:
         rank: how much the host is to blame, lower is more: the job was ended (0), a cause
-            (`CAUSE_RANK`; 2 for a value that cannot be kept), a silent host (`SILENT_RANK`), a
+            (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), a
             consequence (`CONSEQUENCE_RANK`), a bystander (9-10).
         shown: the state of the host in tables and drawings.
         error: what the caller gets where the function's own exception is not raised.

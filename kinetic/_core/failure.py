@@ -177,7 +177,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     detail = _cut(first.detail)
     who, were = _who(evidence, first), "were" if len(_alike(evidence, first)) > 1 else "was"
     maybe = "probably " if first.guessed else ""
-    told = {
+    sentences = {
         Exit.RAISED: f"{who} raised "
         f"{_raised(first)}{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
         Exit.SYS_EXIT: f"{_uncapitalised(_exited(first))} on {who}.",
@@ -192,7 +192,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     }
     if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
         return f"{who} died. {detail}"
-    return told.get(first.exit) or _sentence(outcome.reason or detail or first.exit)
+    return sentences.get(first.exit) or _sentence(outcome.reason or detail or first.exit)
 
 
 def _uncapitalised(sentence: str) -> str:
@@ -244,13 +244,13 @@ def _others(evidence: Evidence, first: HostReport) -> list[str]:
     ]
     if not others or first.exit.kind.of_the_job:
         return []
-    told = [
+    texts = [
         f"host {r.host}: {(r.detail or r.exit).splitlines()[0][:_OTHER_CHARS].rstrip('.')}"
         for r in others[:_OTHERS]
     ]
-    more = len(others) - len(told)
+    more = len(others) - len(texts)
     rest = [f"{more} more host{'s' if more > 1 else ''}"] if more else []
-    return [f"Failed as well: {'; '.join([*told, *rest])}."]
+    return [f"Failed as well: {'; '.join([*texts, *rest])}."]
 
 
 def _tail(evidence: Evidence, first: HostReport) -> list[str]:

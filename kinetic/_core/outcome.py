@@ -53,7 +53,7 @@ class HostReport:
         leftover_threads: names of non-daemon threads still running at the end.
         stacks: Python stacks of the worker when it hung, or "". When others hung, where its main
             thread waited.
-        lost_log_bytes: output that could not be kept (disk full).
+        lost_log_bytes: output that could not be stored (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
         result_digest: SHA-256 of the pickled value in the store; "" if the host's value is not
             stored.

@@ -107,9 +107,9 @@ class JobRef:
             CorruptRecord: a required field is missing or the document is not an object.
         """
         try:
-            known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+            fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
             version = data.get("schema_version", _UNNAMED_VERSION)
-            return cls(**known | {"place": _place(data), "schema_version": version})
+            return cls(**fields | {"place": _place(data), "schema_version": version})
         except (TypeError, AttributeError) as error:
             raise CorruptRecord(f"The reference of the job is damaged: {error}.") from error
 

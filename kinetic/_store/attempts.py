@@ -26,5 +26,5 @@ def check(store: Store, job_id: str, attempt: int) -> None:
     """
     last = newest(store, job_id)
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
-        known = "one attempt" if last == 1 else f"attempts 1 to {last}"
-        raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {known}.")
+        attempts = "one attempt" if last == 1 else f"attempts 1 to {last}"
+        raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {attempts}.")

@@ -162,11 +162,11 @@ def _misplaced(store: Store) -> list[str]:
     return []
 
 
-def _only(wanted: str, known: Sequence[str]) -> str:
-    if wanted in known:
+def _only(wanted: str, existing: Sequence[str]) -> str:
+    if wanted in existing:
         return wanted
-    found = [i for i in known if i.startswith(wanted)] or [
-        i for i in known if i.startswith(f"job-{wanted}")
+    found = [i for i in existing if i.startswith(wanted)] or [
+        i for i in existing if i.startswith(f"job-{wanted}")
     ]
     if len(found) == 1:
         return found[0]
@@ -176,7 +176,7 @@ def _only(wanted: str, known: Sequence[str]) -> str:
             f"{wanted!r} is the beginning of {len(found)} ids: {', '.join(found[:_SHOWN])}{more}. "
             "Write one more letter."
         )
-    nearest = _nearest(wanted, known)
+    nearest = _nearest(wanted, existing)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise NotFound(
         f"There is no job {wanted!r} in this store.{hint} `kinetic jobs list --all` shows all "
@@ -185,10 +185,10 @@ def _only(wanted: str, known: Sequence[str]) -> str:
     )
 
 
-def _nearest(wanted: str, known: Sequence[str]) -> list[str]:
+def _nearest(wanted: str, existing: Sequence[str]) -> list[str]:
     from difflib import get_close_matches
 
-    return get_close_matches(wanted, known, n=3, cutoff=0.75)
+    return get_close_matches(wanted, existing, n=3, cutoff=0.75)
 
 
 def _unlist(store: Store, job_id: str) -> None:

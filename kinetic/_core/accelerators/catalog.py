@@ -76,7 +76,7 @@ def shape_for(family: TpuFamily, chips: int) -> Shape | None:
 
 
 def is_cube(family: TpuFamily, shape: Shape) -> bool:
-    """Tell whether the family's rule for large slices allows this shape."""
+    """Return whether the family's rule for large slices allows this shape."""
     fits = len(shape) == 3 and 0 < math.prod(shape) <= family.cube_limit_chips
     ordered = not family.ascending or list(shape) == sorted(shape)
     return fits and ordered and all(n % 4 == 0 for n in shape)
@@ -91,8 +91,7 @@ def counts(family: Family) -> tuple[int, ...]:
 
 
 def shapes(family: TpuFamily) -> list[Shape]:
-    """Return the shapes that the table lists, which is all of them but for the larger 3-D
-    slices."""
+    """Return the shapes in the table: all but the larger 3-D slices."""
     return [shape for machine in family.machines for shape in _shapes(machine.shapes)]
 
 
@@ -121,8 +120,8 @@ def architecture(topology: Topology) -> str:
 
 
 def catalog_rows() -> tuple[Topology, ...]:
-    """Return every named slice in the order of the tables; of the larger 3-D slices, those of usual
-    size."""
+    """Return every named slice in the order of the tables; of the larger 3-D slices only
+    those of common sizes."""
     return tuple(_rows())
 
 

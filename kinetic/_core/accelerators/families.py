@@ -2,8 +2,8 @@
 
 In: nothing. Out: frozen families.
 
-Named tuples instead of dataclasses: every command imports this, and they are made several times as
-fast.
+Named tuples instead of dataclasses: every command imports this, and they are several
+times faster to create.
 
 The N of a TPU name counts chips. The vendor's own names for v3, v4, v5p and tpu7x count cores, two
 to a chip.

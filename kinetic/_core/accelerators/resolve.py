@@ -1,4 +1,4 @@
-"""From what a caller wrote to the slice that is meant.
+"""Resolving the name of an accelerator to a slice.
 
 In: a name such as "tpu-v6e-16", "a100x4" or "gpu:4:spot". Out: a `Topology`, or
 `UnknownAccelerator` with the nearest names.
@@ -26,18 +26,18 @@ from kinetic._core.accelerators.topology import Topology
 from kinetic.errors import UnknownAccelerator, UsageTypeError
 
 SPOT = ":spot"
-LONGEST_NAME = 64  # Nothing valid comes near; int() and difflib must not meet a megabyte of digits.
+LONGEST_NAME = 64  # Far above any valid name; keeps megabytes of digits from int() and difflib.
 
 
 class _Refusal(NamedTuple):
-    """Why a name stands for no slice, and the nearest names that do."""
+    """Why a name is not that of a slice, and the nearest names that are."""
 
     why: str
     nearest: tuple[str, ...] = ()
 
 
 def resolve(name: str, *, spot: bool = False) -> Topology:
-    """Return the slice that a name stands for.
+    """Return the slice with this name.
 
     Case does not matter and the prefix "tpu-" or "gpu-" may be left out.
     `resolve(resolve(name).name)` gives the same slice.
@@ -48,7 +48,7 @@ def resolve(name: str, *, spot: bool = False) -> Topology:
         spot: ask for preemptible machines, as the suffix ":spot" does.
 
     Raises:
-        UnknownAccelerator: there is no such slice; `suggestions` holds the nearest names.
+        UnknownAccelerator: no slice has this name; `suggestions` holds the nearest names.
         UsageTypeError: the name is not text.
     """
     if not isinstance(name, str):
@@ -105,8 +105,8 @@ def _counted(kind: str, number: int) -> Topology | _Refusal:
         )
     families = catalog.preferred(kind)
     found = (catalog.slice_of(family, number) for family in families)
-    known = sorted({count for family in families for count in catalog.counts(family)})
-    nearest = tuple(f"{kind}:{count}" for count in _around(known, number))
+    available = sorted({count for family in families for count in catalog.counts(family)})
+    nearest = tuple(f"{kind}:{count}" for count in _around(available, number))
     return next(
         (topology for topology in found if topology),
         _Refusal(f"no {kind} slice has that count", nearest),
@@ -175,20 +175,20 @@ def _malformed(family: Family, tail: str, number: int | None, how: str) -> _Refu
 
 
 def _no_such_family(kind: str, text: str) -> _Refusal:
-    known = [family for family in FAMILIES if kind in ("", family.kind)]
-    names = ", ".join(family.name for family in known)
+    candidates = [family for family in FAMILIES if kind in ("", family.kind)]
+    names = ", ".join(family.name for family in candidates)
     why = (
         f"no {kind.upper() or 'accelerator'} family is called {re.split('[-:]', text)[0]!r}; "
         f"families: {names}"
     )
-    return _Refusal(why, _similar(kind, text) or _similar_families(known, text))
+    return _Refusal(why, _similar(kind, text) or _similar_families(candidates, text))
 
 
-def _similar_families(known: Sequence[Family], text: str) -> tuple[str, ...]:
-    """Return slices of the families whose names begin as the text does, or are spelt like it."""
+def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...]:
+    """Return slices of the families whose names start with the text or are spelt like it."""
     import difflib  # Only an error needs it.
 
-    called = {alias: family for family in known for alias in _called(family)}
+    called = {alias: family for family in candidates for alias in _called(family)}
     begin = [alias for alias in called if alias.startswith(text)]
     near = begin or difflib.get_close_matches(text, called, n=3, cutoff=0.5)
     found = (catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near)
@@ -196,12 +196,12 @@ def _similar_families(known: Sequence[Family], text: str) -> tuple[str, ...]:
 
 
 def _no_such_count(family: Family, number: int) -> _Refusal:
-    known = catalog.counts(family)
-    nearest = [catalog.slice_of(family, count) for count in _around(known, number)]
-    if number > known[-1]:
+    available = catalog.counts(family)
+    nearest = [catalog.slice_of(family, count) for count in _around(available, number)]
+    if number > available[-1]:
         nearest += [catalog.slice_of(other, number) for other in catalog.preferred(family.kind)]
     unit = "GPUs" if family.kind == "gpu" else "chips"
-    why = f"{family.name} comes with {_count_text(family, known)} {unit}, not {number}"
+    why = f"{family.name} comes with {_count_text(family, available)} {unit}, not {number}"
     return _Refusal(why, tuple(topology.name for topology in nearest if topology)[:3])
 
 
@@ -217,11 +217,11 @@ def _no_such_shape(family: TpuFamily, shape: Shape) -> _Refusal:
     return _Refusal(f"{family.name} has no such topology; it has {_shape_text(family)}", nearest)
 
 
-def _count_text(family: Family, known: Sequence[int]) -> str:
+def _count_text(family: Family, available: Sequence[int]) -> str:
     if isinstance(family, TpuFamily) and family.cube_limit_chips:
-        small = ", ".join(str(count) for count in known if count < 64)
+        small = ", ".join(str(count) for count in available if count < 64)
         return f"{small} or a multiple of 64 up to {family.cube_limit_chips}"
-    *first, last = (str(count) for count in known)
+    *first, last = (str(count) for count in available)
     return f"{', '.join(first)} or {last}" if first else last
 
 
@@ -235,18 +235,17 @@ def _shape_text(family: TpuFamily) -> str:
     return small + rule if family.cube_limit_chips else small
 
 
-def _around(known: Sequence[int], number: int) -> list[int]:
-    """Return the count itself when it is known, else the nearest below and the nearest above, the
-    nearer one first."""
-    if number in known:
+def _around(available: Sequence[int], number: int) -> list[int]:
+    """Return the count itself if available, else the nearest below and above, nearer one first."""
+    if number in available:
         return [number]
-    below = [count for count in known if count < number][-1:]
-    above = [count for count in known if count > number][:1]
+    below = [count for count in available if count < number][-1:]
+    above = [count for count in available if count > number][:1]
     return sorted(below + above, key=lambda count: (abs(count - number), count))
 
 
 def _similar(kind: str, text: str) -> tuple[str, ...]:
-    """Return canonical names whose spelling, in any of their forms, is near to the text."""
+    """Return canonical names with a spelling similar to the text, in any of their forms."""
     import difflib  # Only an error needs it.
 
     spelled = {form: name for name, form in _spellings(kind)}

@@ -67,5 +67,5 @@ class Topology:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Topology:
         """Rebuild from `to_json`; unknown keys are ignored."""
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        return cls(**known | {"shape": tuple(data["shape"])})
+        fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        return cls(**fields | {"shape": tuple(data["shape"])})

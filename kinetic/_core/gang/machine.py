@@ -106,7 +106,7 @@ class Gang:
             self.lost(host, "the host was restarted: a second agent joined in its place", now)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """A host is alive. A heartbeat is no substitute for a join."""
+        """A host is alive. A heartbeat does not count as a join."""
         member = self._hosts[beat.host]
         self._advance(now)
         member.seen = self._watched

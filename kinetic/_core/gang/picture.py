@@ -103,18 +103,18 @@ def picture_of(
 
 def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
     hosts = [HostPicture()] * size
-    known = AttemptPicture(number, (), began_at=events[0].time if events else None)
+    attempt = AttemptPicture(number, (), began_at=events[0].time if events else None)
     for event in events:
         if event.kind is EventKind.READY:
-            known = replace(known, ready_at=event.time)
+            attempt = replace(attempt, ready_at=event.time)
             _move(hosts, range(size), (HostState.PENDING, HostState.JOINED), HostState.RUNNING)
         elif event.kind is EventKind.STALLED:
             _move(hosts, event.hosts, (HostState.RUNNING,), HostState.STALLED)
         elif event.kind is EventKind.RESUMED:
             _move(hosts, range(size), (HostState.STALLED,), HostState.RUNNING)
         elif event.kind is EventKind.ENDED:
-            known = replace(
-                known,
+            attempt = replace(
+                attempt,
                 ended_at=event.time,
                 verdict=event.verdict,
                 reason=event.detail,
@@ -122,7 +122,7 @@ def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
             )
         elif event.host is not None and 0 <= event.host < size:
             hosts[event.host] = _host(hosts[event.host], event)
-    return replace(known, hosts=tuple(hosts))
+    return replace(attempt, hosts=tuple(hosts))
 
 
 def _move(

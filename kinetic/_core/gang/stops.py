@@ -1,4 +1,4 @@
-"""Why a gang is stopped: whom it blames, and the sentence that says so.
+"""Why a gang is stopped: which hosts are to blame, and the reason in one sentence.
 
 In: facts about its hosts, their stacks. Out: a `Stop`. Pure.
 """
