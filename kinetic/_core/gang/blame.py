@@ -13,7 +13,7 @@ from kinetic._core.exits import SILENT_RANK
 from kinetic._core.outcome import HostReport, blame_rank, name_hosts
 from kinetic._core.values import dataclass
 
-Frame = tuple[str, str]
+StackFrame = tuple[str, str]
 """Where ("train.py:12") and in what function."""
 RETURNED = "The function has returned."
 """Takes the place of the stacks of a host that waits for the others to return."""
@@ -47,7 +47,7 @@ class Stack:
         text: the text that could not be parsed, without addresses; "" if the host did not answer.
     """
 
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
     text: str = ""
 
     @property
@@ -61,7 +61,7 @@ class Stack:
         return self.text == RETURNED
 
     @property
-    def own(self) -> tuple[Frame, ...]:
+    def own(self) -> tuple[StackFrame, ...]:
         """The calls in the user's code, most recent first."""
         return tuple(frame for frame in self.frames if not _LIBRARY.search(frame[0]))
 
@@ -228,7 +228,7 @@ def _gist(stack: Stack) -> str:
     return "\n".join([*own, *more, *below]) + "\n"
 
 
-def _frame(match: re.Match[str]) -> Frame:
+def _frame(match: re.Match[str]) -> StackFrame:
     return f"{match['file']}:{match['line']}", _HEX.sub("", match["function"].strip())
 
 
