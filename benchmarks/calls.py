@@ -65,10 +65,10 @@ def by_hand(hosts: int) -> float:
         )
         for i in range(hosts)
     ]
-    said, _ = launched[0].communicate()
+    output, _ = launched[0].communicate()
     for process in launched[1:]:
         process.wait()
-    return float(re.search(r"^at (\S+)$", said, re.MULTILINE)[1]) - begun
+    return float(re.search(r"^at (\S+)$", output, re.MULTILINE)[1]) - begun
 
 
 OURS = """

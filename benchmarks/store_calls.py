@@ -77,10 +77,12 @@ def main(delay_ms: float = DELAY_MS) -> None:
         def row(name: str, act: Callable[[], str], goal: str) -> None:
             store.forget_calls()
             began = time.perf_counter()
-            told = act()
+            summary = act()
             took_ms = 1000 * (time.perf_counter() - began)
             calls = store.calls.total()
-            print(f"{name:32}{calls:8}{took_ms:10.1f}{took_ms / delay_ms:10.1f}   {goal}; {told}")
+            print(
+                f"{name:32}{calls:8}{took_ms:10.1f}{took_ms / delay_ms:10.1f}   {goal}; {summary}"
+            )
 
         made = build()
         row("first submission", send(made), "<= 40 calls, <= 1 s")

@@ -43,9 +43,9 @@ def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
     """Return the options with what was given in place of what was there; see
     `_core.options.checked`."""
     if given.get("volumes") is not None:
-        from kinetic._datasets import attach
+        from kinetic._datasets import call_data
 
-        given = {**given, "volumes": attach.volumes(given["volumes"])}
+        given = {**given, "volumes": call_data.volumes(given["volumes"])}
     elif "volumes" in given:
         given = {**given, "volumes": {}}
     return table.checked(before, given)

@@ -29,7 +29,7 @@ from kinetic.version import __version__
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Document
-    from kinetic._datasets.attach import CallData
+    from kinetic._datasets.call_data import CallData
     from kinetic._datasets.data import Data
     from kinetic._pickling.call import Packed
     from kinetic._pickling.modules import Shipped
@@ -114,13 +114,13 @@ class PlanTemplate:
 
     def _data(self, packed: Packed) -> CallData | None:
         """Pack the data of a call; None when it has none."""
-        if not self.volumes and not packed.apart:
+        if not self.volumes and not packed.external:
             return None
-        from kinetic._datasets import attach
+        from kinetic._datasets import call_data
 
         cache_dir = self.settings.cache_dir
-        return attach.load(
-            cast("tuple[Data, ...]", packed.apart),
+        return call_data.load(
+            cast("tuple[Data, ...]", packed.external),
             self.volumes,
             cache_dir=cache_dir,
             exclude=(self.settings.folder, cache_dir),
@@ -390,14 +390,14 @@ def _source(
 ) -> tuple[Project, Bundle | None]:
     from kinetic._source import shipment
 
-    place = shipment.Place(
+    about = shipment.SourceSettings(
         settings.folder,
         settings.cache_dir,
         settings.package_root,
         not settings.no_default_excludes,
         configuration.git_files(),
     )
-    return shipment.of(spec.func, place, data=data, output_dir=draft.output_dir)
+    return shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
 
 
 def _cells(*pickles: bytes) -> tuple[Cell, ...]:
@@ -416,7 +416,7 @@ def _pack(spec: JobSpec, about: PlanTemplate) -> Packed:
         spec.kwargs,
         env_vars=about.captured,
         shipped=about.shipped,
-        apart=data_class(),
+        external=data_class(),
     )
 
 

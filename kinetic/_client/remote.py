@@ -360,9 +360,9 @@ class RemoteCallable(Generic[P, R_co]):
 
     def _body(self, args: Any, kwargs: Any) -> Any:
         if _DATA in sys.modules:
-            from kinetic._datasets import attach
+            from kinetic._datasets import call_data
 
-            args, kwargs = attach.here(args), attach.here(kwargs)
+            args, kwargs = call_data.here(args), call_data.here(kwargs)
         return self._func(*self._bound, *args, **kwargs)
 
     # -- being a method, being pickled -------------------------------------------------------------

@@ -107,9 +107,9 @@ def _sent(planned: Planned, store: Store) -> Planned:
             now[source.tree] = sent.changed.tree
             planned = dataclasses.replace(planned, bundle=sent.changed)
     if data:
-        from kinetic._datasets import attach
+        from kinetic._datasets import call_data
 
-        size_bytes, changed = attach.send(data, store)
+        size_bytes, changed = call_data.send(data, store)
         _log.info("sent %d bytes of data", size_bytes)
         now |= changed
     if planned.plan.function is not None:

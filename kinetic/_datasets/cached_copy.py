@@ -36,7 +36,7 @@ from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
 from kinetic._source import download, manifest
-from kinetic._store import files as stored
+from kinetic._store import files as store_files
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
 from kinetic._store.many import at_once
@@ -73,9 +73,9 @@ def provide(store: Store, tree: Tree, root: Path) -> Path:
     """
     place = root / tree.manifest.digest
     try:
-        if not _is_sound(place):
+        if not _is_intact(place):
             with locked(root, tree.manifest.digest):
-                if not _is_sound(place):
+                if not _is_intact(place):
                     _build(store, tree, place)
         with suppress(OSError):  # for prune; a host that may only read keeps no record
             os.utime(place)
@@ -151,58 +151,58 @@ def _build(store: Store, tree: Tree, place: Path) -> None:
 
 
 def _fill(store: Store, tree: Tree, dest: str) -> None:
-    with download.opened(store, tree) as arrived:
-        folders = [entry.path for entry in arrived.entries if isinstance(entry, manifest.Folder)]
+    with download.opened(store, tree) as stored:
+        folders = [entry.path for entry in stored.entries if isinstance(entry, manifest.Folder)]
         for folder in folders:
             os.mkdir(os.path.join(dest, folder), 0o700)
-        files = [entry for entry in arrived.entries if isinstance(entry, manifest.File)]
-        at_once(lambda file: _place_file(arrived, file, dest), files, store.calls_at_once)
-        for entry in arrived.entries:
-            if isinstance(entry, manifest.Link):
+        files = [entry for entry in stored.entries if isinstance(entry, manifest.File)]
+        at_once(lambda file: _place_file(stored, file, dest), files, store.calls_at_once)
+        for entry in stored.entries:
+            if isinstance(entry, manifest.Symlink):
                 os.symlink(entry.target, os.path.join(dest, entry.path))
         for folder in (*folders, ""):
             os.chmod(os.path.join(dest, folder), 0o555)
 
 
-def _place_file(arrived: download.Arrived, file: manifest.File, dest: str) -> None:
+def _place_file(stored: download.StoredTree, file: manifest.File, dest: str) -> None:
     path = os.path.join(dest, file.path)
     executable = bool(file.mode & 0o111)
-    if executable or file.digest in arrived.packs or not _link(arrived, file, path):
-        download.write_file(arrived, file, dest)
+    if executable or file.digest in stored.packs or not _link(stored, file, path):
+        download.write_file(stored, file, dest)
     os.chmod(path, 0o555 if executable else 0o444)
 
 
-def _link(arrived: download.Arrived, file: manifest.File, path: str) -> bool:
+def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
     """Make the file a link to the store's content and verify that; return whether the file system
     did so."""
-    folder = arrived.store.as_folder()
+    folder = stored.store.as_folder()
     if folder is None:
         return False
     what = f"The stored content of {file.path!r}"
     try:
         os.link(folder / layout.blob(file.digest), path)
     except FileNotFoundError as error:
-        raise arrived.missing(what) from error
+        raise stored.missing(what) from error
     except OSError as error:
         if error.errno in _FULL:
             raise
         return False  # no hard links here, or too many
-    with stored.opened(path) as content:
+    with store_files.opened(path) as content:
         digest, size = (
             hashlib.file_digest(content, "sha256").hexdigest(),
             os.fstat(content.fileno()).st_size,
         )
     if (digest, size) != (file.digest, file.size_bytes):
-        raise arrived.damaged(what, file.digest)
+        raise stored.damaged(what, file.digest)
     return True
 
 
-# -- being sound -----------------------------------------------------------------------------------
+# -- verifying -------------------------------------------------------------------------------------
 
 
-def _is_sound(place: Path) -> bool:
+def _is_intact(place: Path) -> bool:
     try:
-        return stored.content(place / "seal").decode() == _seal(str(place / "files"))
+        return store_files.content(place / "seal").decode() == _seal(str(place / "files"))
     except (OSError, ValueError):
         return False
 
@@ -211,14 +211,14 @@ def _seal(files: str) -> str:
     """A digest of what any change by accident changes as well; contents are not read."""
     digest = hashlib.sha256()
     for rel, info in sorted(_walk(files)):
-        told = (
+        fields = (
             rel,
             stat.S_IFMT(info.st_mode),
             info.st_size,
             info.st_ino,
             0 if stat.S_ISDIR(info.st_mode) else info.st_mtime_ns,
         )
-        digest.update(repr(told).encode("utf-8", "surrogateescape"))
+        digest.update(repr(fields).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -118,8 +118,8 @@ class Data(_Path):
 
     def __repr__(self) -> str:
         options = (("fuse", self._fuse), ("hf_trust_remote_code", self._hf_trust_remote_code))
-        said = [repr(self._path), *(f"{name}=True" for name, value in options if value)]
-        return f"Data({', '.join(said)})"
+        arguments = [repr(self._path), *(f"{name}=True" for name, value in options if value)]
+        return f"Data({', '.join(arguments)})"
 
     def __fspath__(self) -> str:
         """The local path: code that opens it works here as it does on a host."""
@@ -303,16 +303,16 @@ def _files(root: str) -> Iterator[tuple[str, str]]:
     """Yield (path in the folder, path) of each file, following links but no circle of them."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
-        rel, way = todo.pop()
+        rel, ancestors = todo.pop()
         folder = os.path.join(root, rel)
         info = os.stat(folder)  # noqa: PTH116
-        if (info.st_dev, info.st_ino) in way:
+        if (info.st_dev, info.st_ino) in ancestors:
             continue
         with os.scandir(folder) as entries:
             for entry in entries:
                 inside = os.path.join(rel, entry.name)
                 if entry.is_dir():
-                    todo.append((inside, way | {(info.st_dev, info.st_ino)}))
+                    todo.append((inside, ancestors | {(info.st_dev, info.st_ino)}))
                 elif entry.is_file():
                     yield inside, entry.path
 

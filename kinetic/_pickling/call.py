@@ -39,7 +39,7 @@ class Packed:
         versions: of what made it.
         warnings: what the caller should know of it, one sentence each.
         parts: tells how large the parts of the call are, largest first; it pickles them again.
-        apart: objects that are not in `data`, which holds their positions here.
+        external: objects that are not in `data`, which holds their positions here.
     """
 
     data: bytes
@@ -48,7 +48,7 @@ class Packed:
     versions: Versions
     warnings: tuple[str, ...] = ()
     parts: Callable[[], Sequence[tuple[str, int]]] = field(default=tuple, repr=False, compare=False)
-    apart: tuple[object, ...] = field(default=(), repr=False, compare=False)
+    external: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
 
 def pack(
@@ -58,7 +58,7 @@ def pack(
     *,
     env_vars: Mapping[str, str],
     shipped: Shipped | None = None,
-    apart: type | None = None,
+    external: type | None = None,
 ) -> Packed:
     """Pickle a call: by reference what the host can import, by value the script itself and other
     modules.
@@ -69,13 +69,13 @@ def pack(
         kwargs: keyword arguments.
         env_vars: variables to set before the call.
         shipped: what the host can import; None when it imports all that is imported here.
-        apart: objects of this class do not travel in the pickle; None when all do.
+        external: objects of this class do not travel in the pickle; None when all do.
 
     Raises:
         PicklingError: a part of the call cannot be pickled; it is named.
     """
     call = (func, tuple(args), dict(kwargs))
-    process = _Process(func, shipped, apart)
+    process = _Process(func, shipped, external)
     return process.packed(
         lambda: _packed("call", lambda file: process.dump(file, call), env_vars), call
     )
@@ -96,11 +96,11 @@ def instances(
     found: dict[int, object] = {}
     with process.by_value(), suppress(Exception):
         function = process.dump(_Nowhere(), func, registrations=False)
-        found |= {id(each): each for each in function.apart}
+        found |= {id(each): each for each in function.external}
         for args, kwargs in calls:
             with suppress(Exception):
                 pickler = function.dump_more((tuple(args), dict(kwargs)), _Nowhere())
-                found |= {id(each): each for each in pickler.apart}
+                found |= {id(each): each for each in pickler.external}
     return tuple(found.values())
 
 
@@ -118,12 +118,12 @@ class _Process:
         script: the definitions of `__main__`.
     """
 
-    def __init__(self, func: object, shipped: Shipped | None, apart: type | None = None) -> None:
+    def __init__(self, func: object, shipped: Shipped | None, external: type | None = None) -> None:
         from kinetic._pickling import modules, origin
 
-        found = modules.Found() if shipped is None else modules.look(shipped)
+        found = modules.LoadedModules() if shipped is None else modules.classify(shipped)
         self.script = origin.script_of(func)
-        self._apart = apart
+        self._external = external
         # The script, in a process that multiprocessing has spawned.
         spawned = sys.modules.get("__mp_main__")
         self._modules = found.by_value
@@ -199,14 +199,14 @@ class _Process:
     def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
         """Pickle, and then what the script has registered; return the pickler, which knows what it
         has written."""
-        from kinetic._pickling.pickler import ApartPickler, CallPickler, Circular
+        from kinetic._pickling.pickler import CallPickler, Circular, ExternalObjectPickler
 
         start = file.tell()
         while True:
             pickler = (
                 CallPickler(file, self.script, self._rebuilt)
-                if self._apart is None
-                else ApartPickler(file, self.script, self._rebuilt, self._apart)
+                if self._external is None
+                else ExternalObjectPickler(file, self.script, self._rebuilt, self._external)
             )
             try:
                 pickler.dump(call)
@@ -264,7 +264,7 @@ def _packed(
     used: list[CallPickler] = []
     data = envelope.framed(kind, lambda file: used.append(dump(file)), env_vars, function=function)
     digest = hashlib.sha256(data).hexdigest()
-    return Packed(data, digest, len(data), envelope.versions_here(), apart=used[0].apart)
+    return Packed(data, digest, len(data), envelope.versions_here(), external=used[0].external)
 
 
 class BatchPickler:
@@ -281,7 +281,7 @@ class BatchPickler:
         *,
         env_vars: Mapping[str, str],
         shipped: Shipped | None = None,
-        apart: type | None = None,
+        external: type | None = None,
     ) -> None:
         """Pickle the function; see `pack`.
 
@@ -289,8 +289,8 @@ class BatchPickler:
             PicklingError: it cannot be pickled; the part that cannot is named.
         """
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
-        self._apart = apart
-        self._process = _Process(func, shipped, apart)
+        self._external = external
+        self._process = _Process(func, shipped, external)
         self.function = self._process.packed(
             lambda: _packed("function", self._dump_function, {}), (func, (), {})
         )
@@ -313,7 +313,7 @@ class BatchPickler:
                 kwargs,
                 env_vars=self._env_vars,
                 shipped=self._shipped,
-                apart=self._apart,
+                external=self._external,
             )
 
     def _dump_function(self, file: io.BytesIO) -> CallPickler:
@@ -327,7 +327,7 @@ def unpack(
     *,
     main: dict[str, Any] | None = None,
     source_map: tuple[str, str] | None = None,
-    apart: Sequence[object] = (),
+    external: Sequence[object] = (),
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Rebuild a call.
 
@@ -338,7 +338,7 @@ def unpack(
             their own.
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
-        apart: what stands here for each object that did not travel in the pickle.
+        external: what stands here for each object that did not travel in the pickle.
 
     Raises:
         CorruptRecord: the bytes are not what was written.
@@ -359,12 +359,12 @@ def unpack(
         from kinetic._pickling.unpickler import CallUnpickler
 
         if function_body is None:
-            reader = CallUnpickler(io.BytesIO(body), main, source_map, apart)
+            reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
             func, args, kwargs = reader.load()
             _load_registrations(reader)
         else:
             whole = io.BytesIO(b"".join((function_body, body)))
-            reader = CallUnpickler(whole, main, source_map, apart)
+            reader = CallUnpickler(whole, main, source_map, external)
             func = reader.load()
             _load_registrations(reader)
             args, kwargs = reader.load()

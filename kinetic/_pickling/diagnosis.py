@@ -1,6 +1,6 @@
 """Why a call cannot be pickled, and what makes it large: its parts, in words.
 
-In: the call and a way to try pickling. Out: a `Culprit`; parts with their sizes.
+In: the call and a way to try pickling. Out: a `Diagnosis`; parts with their sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GATHER_FIRST = (
 
 
 @dataclass(frozen=True)
-class Culprit:
+class Diagnosis:
     """The part of a call that cannot be pickled.
 
     Attributes:
@@ -67,7 +67,7 @@ class Culprit:
 
 def of_call(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, attempt: Attempt
-) -> Culprit:
+) -> Diagnosis:
     """Name the part of the call that fails: an argument, or something that the function uses."""
     for number, value in enumerate(args, 1):
         if attempt(value):
@@ -76,21 +76,21 @@ def of_call(
         if attempt(value):
             return of_value(value, f"keyword {name!r}", attempt=attempt)
     if attempt(func):
-        return _of_used(func, "the function", attempt, set()) or Culprit(
+        return _of_used(func, "the function", attempt, set()) or Diagnosis(
             "the function", type(func).__name__
         )
-    return Culprit("the call as a whole", type(func).__name__)
+    return Diagnosis("the call as a whole", type(func).__name__)
 
 
-def of_value(value: object, component: str, *, attempt: Attempt) -> Culprit:
+def of_value(value: object, component: str, *, attempt: Attempt) -> Diagnosis:
     """Follow the failure into containers and attributes as far as it goes."""
     try:
         return _followed(value, component, attempt)
     except Exception:  # noqa: BLE001 - looking at an object may run its own code, which may raise anything
-        return Culprit(component, type(value).__name__)
+        return Diagnosis(component, type(value).__name__)
 
 
-def _followed(value: object, component: str, attempt: Attempt) -> Culprit:
+def _followed(value: object, component: str, attempt: Attempt) -> Diagnosis:
     path, seen = "", {id(value)}
     while len(seen) < _DEEPEST:
         step = next(((name, part) for name, part in _parts(value, attempt) if attempt(part)), None)
@@ -104,10 +104,10 @@ def _followed(value: object, component: str, attempt: Attempt) -> Culprit:
         else None
     )
     if inner and inner.component:
-        return Culprit(
+        return Diagnosis(
             component, inner.type_name, f"{path} ({inner.component}{inner.path})".strip()
         )
-    return Culprit(component, type(value).__name__, path)
+    return Diagnosis(component, type(value).__name__, path)
 
 
 def _parts(value: object, attempt: Attempt) -> Iterator[tuple[str, object]]:
@@ -132,7 +132,7 @@ def _halved(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, objec
         yield f"[{low}]", items[low]
 
 
-def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Culprit | None:
+def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Diagnosis | None:
     """Follow the failure through functions, classes and modules to the variable that holds it; None
     for a circle."""
     if id(thing) in seen or len(seen) > _MOST:
@@ -146,7 +146,7 @@ def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Cu
                 return found
             circle = True
     if circle or isinstance(thing, FunctionType | ModuleType | type):
-        return None if circle else Culprit(component, type(thing).__name__)
+        return None if circle else Diagnosis(component, type(thing).__name__)
     return of_value(thing, component, attempt=attempt)
 
 

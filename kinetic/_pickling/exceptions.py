@@ -180,8 +180,8 @@ def _from_parts(
     """Make the exception without calling the constructor of its class, whose arguments nobody
     kept."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    given = (*args, members) if members is not None else args
-    error: BaseException = builtin.__new__(cls, *given)
+    init_args = (*args, members) if members is not None else args
+    error: BaseException = builtin.__new__(cls, *init_args)
     if members is None:
         # The built-in constructor fills in what it knows: errno, the codec's position.
         with suppress(Exception, SystemExit):
@@ -194,9 +194,9 @@ def _from_parts(
 def _make(
     node: Node, members: list[BaseException] | None, loads: Loads, *, must: bool
 ) -> BaseException:
-    says = f"{node['type']}: {node['text']}"
+    summary = f"{node['type']}: {node['text']}"
     if node["body"] is None:
-        return UserCodeFailed(says)
+        return UserCodeFailed(summary)
     try:
         error = loads(node["body"])
         if not node["whole"]:
@@ -207,7 +207,7 @@ def _make(
     except (Exception, SystemExit) as caught:  # noqa: BLE001 (unpickling imports and runs the user's modules)
         problem = caught
     failed = UserCodeFailed(
-        f"{says}\n(Its class could not be rebuilt here: {type(problem).__name__}: {problem}.)"
+        f"{summary}\n(Its class could not be rebuilt here: {type(problem).__name__}: {problem}.)"
     )
     if must:
         raise failed from problem

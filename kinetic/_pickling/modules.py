@@ -75,7 +75,7 @@ class _Imported:
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedModules:
     """What was found out about the loaded modules.
 
     Attributes:
@@ -91,7 +91,7 @@ class Found:
     registering: tuple[str, ...] = ()
 
 
-def look(shipped: Shipped) -> Found:
+def classify(shipped: Shipped) -> LoadedModules:
     """Find the loaded modules that a host cannot import."""
     mine = list(_uninstalled())
     places = _places(shipped, mine)
@@ -110,7 +110,9 @@ def look(shipped: Shipped) -> Found:
             by_value.append(module)
     by_value += _made_here()
     registering = tuple(name for name, file in imported if _registers(file, stamp_at(file)))
-    return Found(tuple(by_value), tuple(edited), tuple(name for name, _ in imported), registering)
+    return LoadedModules(
+        tuple(by_value), tuple(edited), tuple(name for name, _ in imported), registering
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinetic._pickling.script import Script, Source
+    from kinetic._pickling.script import Script, ScriptSource
 
 MAIN = ("__main__", "__mp_main__")
 """The script; the second is its name in a process that multiprocessing has spawned."""
@@ -81,27 +81,27 @@ def _file(func: Any, space: dict[str, Any]) -> str | None:
     return None
 
 
-def _decoded(file: str, space: dict[str, Any]) -> Iterator[Source]:
+def _decoded(file: str, space: dict[str, Any]) -> Iterator[ScriptSource]:
     import io
     import tokenize
 
-    from kinetic._pickling.script import Source
+    from kinetic._pickling.script import ScriptSource
 
     with suppress(OSError, SyntaxError, UnicodeDecodeError, LookupError):
         owner, data = _SEEN.get(file, _NONE)
         data = data if owner is space else Path(file).read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        yield Source(file, io.TextIOWrapper(io.BytesIO(data), encoding).read())
+        yield ScriptSource(file, io.TextIOWrapper(io.BytesIO(data), encoding).read())
 
 
-def _typed() -> Iterator[Source]:
+def _typed() -> Iterator[ScriptSource]:
     """What was typed into a notebook or at a prompt, or given to `python -c`."""
     import linecache
 
-    from kinetic._pickling.script import Source
+    from kinetic._pickling.script import ScriptSource
 
     if sys.argv and sys.argv[0] == "-c" and len(sys.argv) < len(sys.orig_argv):
-        yield Source("<string>", sys.orig_argv[-len(sys.argv)])
+        yield ScriptSource("<string>", sys.orig_argv[-len(sys.argv)])
     for name, entry in list(linecache.cache.items()):
         if len(entry) == 4 and entry[1] is None:
-            yield Source(name, "".join(entry[2]))
+            yield ScriptSource(name, "".join(entry[2]))

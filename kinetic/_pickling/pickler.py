@@ -58,10 +58,10 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         rebuilt: ids of what is rebuilt from its parts although there is source for it.
 
     Attributes:
-        apart: what was left out of the pickle; see `ApartPickler`.
+        external: what was left out of the pickle; see `ExternalObjectPickler`.
     """
 
-    apart: tuple[object, ...] = ()
+    external: tuple[object, ...] = ()
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(
         {
@@ -103,9 +103,9 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, FunctionType | type):
             if _should_pickle_by_reference(obj):
                 return NotImplemented
-            way = _way_to(obj)
-            if way is not None:
-                return unpickler.unwrapped, way
+            location = _locate(obj)
+            if location is not None:
+                return unpickler.unwrapped, location
             found = None if id(obj) in self._rebuilt else self._script.definition(obj)
             if found is not None:
                 return self._defined(obj, found)
@@ -137,7 +137,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._begun.add(id(obj))
         return (
             unpickler.define,
-            self._told(obj.__name__, found),
+            self._define_args(obj.__name__, found),
             (self._globals, self._values(found.used), self._script.changed(obj)),
             None,
             None,
@@ -175,11 +175,12 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
             objects: classes and functions of the script.
         """
         statements = [
-            _Again(unpickler.define, self._told("", each)) for each in self._script.registrations()
+            _Again(unpickler.define, self._define_args("", each))
+            for each in self._script.registrations()
         ]
         self.dump([_Again(unpickler.import_if_possible, (tuple(modules),)), *objects, *statements])
 
-    def _told(self, name: str, found: Definition) -> tuple[Any, ...]:
+    def _define_args(self, name: str, found: Definition) -> tuple[Any, ...]:
         needed = self._values(found.needed)
         return (
             self._globals,
@@ -195,7 +196,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return make, args, (attributes, slots | {"__globals__": {}}), *rest
 
 
-class ApartPickler(CallPickler):
+class ExternalObjectPickler(CallPickler):
     """Leaves the objects of one class out, wherever it meets them: they travel beside the pickle,
     which holds their numbers. A class of its own, because Python code runs for every object.
 
@@ -219,7 +220,7 @@ class ApartPickler(CallPickler):
         self._left_out = list(before)
 
     @property
-    def apart(self) -> tuple[object, ...]:  # type: ignore[override]
+    def external(self) -> tuple[object, ...]:  # type: ignore[override]
         """What was left out, each object once, in the order of the numbers."""
         return tuple(self._left_out)
 
@@ -233,7 +234,7 @@ class ApartPickler(CallPickler):
         return self._number[id(obj)]
 
     def _another(self, file: BinaryIO) -> CallPickler:
-        return ApartPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
+        return ExternalObjectPickler(file, self._script, self._rebuilt, self._kind, self._left_out)
 
 
 class _Again:
@@ -272,7 +273,7 @@ def _is_of_script(value: object) -> bool:
     return (value if isinstance(value, FunctionType) else type(value)).__module__ in MAIN
 
 
-def _way_to(obj: Any) -> tuple[str, str, int] | None:
+def _locate(obj: Any) -> tuple[str, str, int] | None:
     """Return module, name and number of decorators under which the host finds a function or class;
     None when it does not."""
     module = sys.modules.get(obj.__module__ or "")
@@ -312,9 +313,9 @@ def _is_global(obj: Any) -> bool:
 def _is_made_of_arguments(kind: type) -> bool:
     """Whether pickle would make an object without the arguments that its `__new__` needs, as of
     `jax.custom_vjp`."""
-    ways = ("__reduce_ex__", "__reduce__", "__getstate__")
+    methods = ("__reduce_ex__", "__reduce__", "__getstate__")
     return isinstance(kind.__new__, FunctionType) and all(
-        getattr(kind, way) is getattr(object, way, None) for way in ways
+        getattr(kind, name) is getattr(object, name, None) for name in methods
     )
 
 

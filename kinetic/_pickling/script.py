@@ -56,7 +56,7 @@ _Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Source:
+class ScriptSource:
     """A file of source, or a cell."""
 
     file: str
@@ -71,7 +71,7 @@ class Script:
         sources: its source, the newest last: of two definitions of a name the later one counts.
     """
 
-    def __init__(self, namespace: dict[str, Any], sources: Sequence[Source] = ()) -> None:
+    def __init__(self, namespace: dict[str, Any], sources: Sequence[ScriptSource] = ()) -> None:
         self.namespace = namespace
         self._sources = sources
         self._known: dict[int, tuple[object, Definition | None]] = {}
@@ -119,7 +119,7 @@ class Script:
             and (name in later or (name in in_body and _may_differ(value, in_body[name])))
         }
 
-    def _statement(self, made: FunctionType | type) -> tuple[Source, _Made] | None:
+    def _statement(self, made: FunctionType | type) -> tuple[ScriptSource, _Made] | None:
         """Return the statement that has made a class or function which the script still has under
         its name."""
         if made.__module__ not in MAIN or self.namespace.get(made.__qualname__, self) is not made:
@@ -155,12 +155,12 @@ class Script:
         return [each for each in made if each is not None]
 
     @functools.cached_property
-    def _registering(self) -> list[Source]:
+    def _registering(self) -> list[ScriptSource]:
         return [source for source in self._sources if "regist" in source.text.lower()]
 
     @functools.cached_property
-    def _statements(self) -> dict[str, list[tuple[Source, _Made]]]:
-        found: dict[str, list[tuple[Source, _Made]]] = {}
+    def _statements(self) -> dict[str, list[tuple[ScriptSource, _Made]]]:
+        found: dict[str, list[tuple[ScriptSource, _Made]]] = {}
         for source in self._sources:
             for node in _parsed(source):
                 if isinstance(node, _Made):
@@ -242,7 +242,7 @@ class Script:
             return vars(of).get(node.attr) if _is_foreign(of) else None
         return getattr(of, node.attr, None) if isinstance(of, ModuleType | type) else None
 
-    def _defined(self, source: Source, node: ast.stmt) -> Definition | None:
+    def _defined(self, source: ScriptSource, node: ast.stmt) -> Definition | None:
         flags = (
             __future__.annotations.compiler_flag
             if self.namespace.get("annotations") is __future__.annotations
@@ -268,7 +268,7 @@ class Script:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(source: Source) -> tuple[ast.stmt, ...]:
+def _parsed(source: ScriptSource) -> tuple[ast.stmt, ...]:
     """Return the statements of a source that are executed at its top level."""
     try:
         return tuple(_flat(ast.parse(source.text).body))
@@ -290,7 +290,7 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _flat(inner)
 
 
-def _text_of(source: Source, node: ast.stmt) -> tuple[str, int]:
+def _text_of(source: ScriptSource, node: ast.stmt) -> tuple[str, int]:
     """Return a statement on lines of its own, and the number of the first of them."""
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
     lines = _LINE_END.split(source.text)[first - 1 : node.end_lineno]
@@ -304,7 +304,7 @@ def _text_of(source: Source, node: ast.stmt) -> tuple[str, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _attributes_set(source: Source) -> frozenset[tuple[str, str]]:
+def _attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
     """Return what a source sets attributes on, and their names; "" for the class of a method."""
     found = set()
     for statement in _parsed(source):
@@ -359,7 +359,7 @@ def _has_values_of(made: type, node: _Made) -> bool:
     return True
 
 
-def _is_of(made: Any, source: Source, node: _Made, set_later: set[str]) -> bool:
+def _is_of(made: Any, source: ScriptSource, node: _Made, set_later: set[str]) -> bool:
     """Whether this statement, as the source now stands, is the one that made the object, but for
     attributes set later."""
     fields = (

@@ -112,8 +112,12 @@ def use(made: Any, state: tuple[dict[str, Any], Mapping[str, Any], Mapping[str, 
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
     """Return a namespace for the functions of a script; a host's unpickler gives its `__main__`
     instead."""
-    told = {} if file is None else {"__file__": file}
-    return {"__name__": "__main__", "__package__": package, "__builtins__": __builtins__} | told
+    file_entry = {} if file is None else {"__file__": file}
+    return {
+        "__name__": "__main__",
+        "__package__": package,
+        "__builtins__": __builtins__,
+    } | file_entry
 
 
 def module_namespace(name: str) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class CallUnpickler(pickle.Unpickler):
             own.
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
-        apart: what stands here for each object that did not travel in the pickle.
+        external: what stands here for each object that did not travel in the pickle.
     """
 
     def __init__(
@@ -182,10 +186,10 @@ class CallUnpickler(pickle.Unpickler):
         file: BinaryIO,
         main: dict[str, Any] | None = None,
         source_map: tuple[str, str] | None = None,
-        apart: Sequence[object] = (),
+        external: Sequence[object] = (),
     ) -> None:
         super().__init__(file)
-        self._apart = apart
+        self._external = external
         self._main = main
         there, here = source_map or ("", "")
         self._there, self._here = f"{there.rstrip('/')}/", f"{here.rstrip('/')}/"
@@ -211,11 +215,11 @@ class CallUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> object:
         """Return what stands for an object that did not travel in the pickle."""
-        if not 0 <= pid < len(self._apart):
+        if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The call needs its data {pid}, which is not on this host. Submit the job again."
             )
-        return self._apart[pid]
+        return self._external[pid]
 
     def _namespace(self, package: str | None, file: str | None) -> dict[str, Any]:
         assert self._main is not None

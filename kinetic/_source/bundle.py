@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
-from kinetic._source import cache, hashing, lone, manifest, walk
+from kinetic._source import cache, hashing, manifest, standalone, walk
 from kinetic._source.download import unpack
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.upload import Sent, upload
@@ -26,7 +26,7 @@ from kinetic.errors import UsageError
 
 _LARGEST = 5
 _NAMED = 10
-_Told = Callable[[walk.Scan], tuple[str, ...]]
+_WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
 """What people should know of a walk."""
 
 __all__ = ["Bundle", "Sent", "build", "build_data", "build_unmarked", "unpack", "upload"]
@@ -98,15 +98,15 @@ def build(
     Raises:
         UsageError: the tree is too large to be meant.
     """
-    how = _how(
+    options = _options(
         root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
     )
-    return _walked(root, dataclasses.replace(how, git=git), cache_dir, clock_ns)
+    return _walked(root, dataclasses.replace(options, git=git), cache_dir, clock_ns)
 
 
 def build_unmarked(
     root: Path,
-    start: lone.Start,
+    seeds: standalone.Seeds,
     *,
     whole: bool,
     exclude: Iterable[Path] = (),
@@ -121,7 +121,7 @@ def build_unmarked(
 
     Args:
         root: the folder.
-        start: what is known to belong to the script.
+        seeds: what is known to belong to the script.
         whole: whether all of the folder may be taken.
         exclude, outputs, default_excludes, git, cache_dir, clock_ns: as for `build`. Keys are
             always left out.
@@ -129,26 +129,28 @@ def build_unmarked(
     Raises:
         UsageError: what belongs to the script is too large to be meant.
     """
-    how = _how(root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True)
-    how = dataclasses.replace(how, git=git)
+    options = _options(
+        root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True
+    )
+    options = dataclasses.replace(options, git=git)
     if whole:
         try:
-            return _walked(root, dataclasses.replace(how, modest=True), cache_dir, clock_ns)
+            return _walked(root, dataclasses.replace(options, modest=True), cache_dir, clock_ns)
         except walk.TooMuch:
             pass
     top = os.path.realpath(root)
-    left_out = how.exclude | how.outputs
-    note = cache.place(cache_dir, f"lone:{top}:{start!r}", left_out, True)
+    left_out = options.exclude | options.outputs
+    note = cache.place(cache_dir, f"standalone:{top}:{seeds!r}", left_out, True)
     return _packed(
         top,
         note,
         clock_ns,
-        lambda: lone.scan(top, start, exclude=left_out),
-        functools.partial(_of_lone, top, start),
+        lambda: standalone.scan(top, seeds, exclude=left_out),
+        functools.partial(_script_warnings, top, seeds),
     )
 
 
-def _how(
+def _options(
     root: Path,
     exclude: Iterable[Path],
     outputs: Iterable[Path],
@@ -156,7 +158,7 @@ def _how(
     *,
     default_excludes: bool,
     sparing: bool,
-) -> walk.How:
+) -> walk.ScanOptions:
     top = os.path.realpath(root)
     if not os.path.isdir(top):
         raise UsageError(f"The project's folder {root} does not exist.")
@@ -164,22 +166,24 @@ def _how(
         os.path.realpath(os.path.join(top, path))
         for path in (*exclude, *cache.own_folders(cache_dir))
     )
-    return walk.How(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
+    return walk.ScanOptions(left_out, frozenset(map(str, outputs)), default_excludes, sparing)
 
 
-def _walked(root: Path, how: walk.How, cache_dir: Path, clock_ns: Callable[[], int]) -> Bundle:
+def _walked(
+    root: Path, options: walk.ScanOptions, cache_dir: Path, clock_ns: Callable[[], int]
+) -> Bundle:
     top = os.path.realpath(root)
-    kind = "sparing:" if how.sparing else ""
-    if how.git != NO_FILES:
-        kind += f"{how.git!r}:"
-    note = cache.place(cache_dir, kind + top, how.exclude, how.default_excludes)
+    kind = "sparing:" if options.sparing else ""
+    if options.git != NO_FILES:
+        kind += f"{options.git!r}:"
+    note = cache.place(cache_dir, kind + top, options.exclude, options.default_excludes)
     return _packed(
         top,
         note,
         clock_ns,
-        lambda: walk.scan(top, how),
-        _of_sources,
-        outputs=tuple(sorted(how.outputs)),
+        lambda: walk.scan(top, options),
+        _source_warnings,
+        outputs=tuple(sorted(options.outputs)),
     )
 
 
@@ -205,12 +209,12 @@ def build_data(
             top,
             note,
             clock_ns,
-            lambda: walk.scan(top, walk.How(left_out, everything=True)),
-            _of_data,
+            lambda: walk.scan(top, walk.ScanOptions(left_out, everything=True)),
+            _data_warnings,
         )
     top = os.path.realpath(path.parent)
     note = cache.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
-    return _packed(top, note, clock_ns, lambda: _one_file(path), _of_data)
+    return _packed(top, note, clock_ns, lambda: _one_file(path), _data_warnings)
 
 
 def _one_file(path: Path) -> walk.Scan:
@@ -228,7 +232,7 @@ def _packed(
     note: Path,
     clock_ns: Callable[[], int],
     scan: Callable[[], walk.Scan],
-    told: _Told,
+    warnings_of: _WarningsOf,
     *,
     outputs: tuple[str, ...] = (),
 ) -> Bundle:
@@ -236,16 +240,18 @@ def _packed(
     old = cache.load(note)
     if old is None or old.outputs != outputs or not cache.unchanged(old):
         began_ns = clock_ns()
-        old = dataclasses.replace(_pack(root, scan(), old, told), outputs=outputs)
+        old = dataclasses.replace(_pack(root, scan(), old, warnings_of), outputs=outputs)
         cache.save(note, old, began_ns=began_ns)
     return Bundle(old.manifests, old.tree, Path(root), old.warnings, old.largest, note)
 
 
-def _pack(root: str, scan: walk.Scan, old: cache.Snapshot | None, told: _Told) -> cache.Snapshot:
+def _pack(
+    root: str, scan: walk.Scan, old: cache.Snapshot | None, warnings_of: _WarningsOf
+) -> cache.Snapshot:
     entries: list[manifest.Entry] = [
         manifest.Folder(path, mode) for path, mode in scan.folders.items()
     ]
-    entries += [manifest.Link(path, target) for path, target in scan.links.items()]
+    entries += [manifest.Symlink(path, target) for path, target in scan.links.items()]
     files: list[manifest.File] = []
     inside = root.rstrip("/") + "/"
     watched = dict(scan.watched)
@@ -267,7 +273,7 @@ def _pack(root: str, scan: walk.Scan, old: cache.Snapshot | None, told: _Told) -
     return cache.Snapshot(
         manifests=manifest.join(lists),
         tree=Tree(Blob(digest, len(data)), len(files), sum(file.size_bytes for file in files)),
-        warnings=told(scan),
+        warnings=warnings_of(scan),
         largest=tuple(largest),
         followed={
             path: found.path for path, found in scan.files.items() if found.path != inside + path
@@ -276,7 +282,7 @@ def _pack(root: str, scan: walk.Scan, old: cache.Snapshot | None, told: _Told) -
     )
 
 
-def _of_data(scan: walk.Scan) -> tuple[str, ...]:
+def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
     """Declared data arrives whole or not at all."""
     if scan.unreadable:
         raise UsageError(
@@ -292,7 +298,7 @@ def _of_data(scan: walk.Scan) -> tuple[str, ...]:
     return tuple(text.format(_named(found)) for found, text in texts if found)
 
 
-def _of_sources(scan: walk.Scan) -> tuple[str, ...]:
+def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
     texts = (
         (
             scan.secrets,
@@ -308,7 +314,7 @@ def _of_sources(scan: walk.Scan) -> tuple[str, ...]:
     return tuple(text.format(_named(found)) for found, text in texts if found)
 
 
-def _of_lone(root: str, start: lone.Start, scan: walk.Scan) -> tuple[str, ...]:
+def _script_warnings(root: str, seeds: standalone.Seeds, scan: walk.Scan) -> tuple[str, ...]:
     others = [rel for rel in scan.files if rel not in scan.modules and rel not in scan.neighbours]
     parts = [*(_named(each) for each in (scan.modules, others) if each)]
     if scan.neighbours:
@@ -321,7 +327,7 @@ def _of_lone(root: str, start: lone.Start, scan: walk.Scan) -> tuple[str, ...]:
         f"{' and '.join(parts) or 'nothing'}. To send more, give it a folder of its own with a "
         "pyproject.toml or .kineticignore in it."
     )
-    return (taken, *_of_sources(scan))
+    return (taken, *_source_warnings(scan))
 
 
 def _named(found: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ class _Pack:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class StoredTree:
     """A tree in the store, open for reading.
 
     Attributes:
@@ -101,7 +101,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
         CorruptRecord: what is stored is not what was sent.
         StoreError: the folder is not empty or cannot be written; StoreFull when its disk is full.
     """
-    with opened(store, tree) as arrived:
+    with opened(store, tree) as stored:
         try:
             dest.mkdir(parents=True, exist_ok=True, mode=0o700)
             if any(dest.iterdir()):
@@ -109,15 +109,15 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
                     f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
                     "first."
                 )
-            _write(arrived, str(dest))
+            _write(stored, str(dest))
         except OSError as error:
             kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
             raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
-        return arrived.entries
+        return stored.entries
 
 
 @contextmanager
-def opened(store: Store, tree: Tree) -> Iterator[Arrived]:
+def opened(store: Store, tree: Tree) -> Iterator[StoredTree]:
     """Bring the packs of a tree to this machine, where they are not there, and read its lists.
 
     Raises:
@@ -127,21 +127,21 @@ def opened(store: Store, tree: Tree) -> Iterator[Arrived]:
     contents = _contents(store, tree)
     with ExitStack() as stack:
         found = _packs(store, tree, contents.packs, stack)
-        arrived = Arrived(
+        stored = StoredTree(
             store, tree, {digest: pack for pack in found for digest in pack.index.spans}
         )
 
         def read(level: Sequence[tuple[str, str]]) -> list[bytes]:
-            return [arrived.small(digest, _list_of(folder)) for folder, digest in level]
+            return [stored.small(digest, _list_of(folder)) for folder, digest in level]
 
-        arrived.entries.extend(manifest.decode(tree.manifest.digest, read))
-        sizes = [each.size_bytes for each in arrived.entries if isinstance(each, manifest.File)]
+        stored.entries.extend(manifest.decode(tree.manifest.digest, read))
+        sizes = [each.size_bytes for each in stored.entries if isinstance(each, manifest.File)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
             raise CorruptRecord(
                 "The manifest of the source tree is not the one of this plan: its files differ. "
                 "Submit the job again."
             )
-        yield arrived
+        yield stored
 
 
 def _list_of(folder: str) -> str:
@@ -197,25 +197,25 @@ def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> 
     return _Pack(index, file)
 
 
-def _write(arrived: Arrived, dest: str) -> None:
-    folders = [entry for entry in arrived.entries if isinstance(entry, manifest.Folder)]
+def _write(stored: StoredTree, dest: str) -> None:
+    folders = [entry for entry in stored.entries if isinstance(entry, manifest.Folder)]
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
-    found = [entry for entry in arrived.entries if isinstance(entry, manifest.File)]
-    small = [file for file in found if file.digest in arrived.packs]
-    large = [file for file in found if file.digest not in arrived.packs]
-    threads = THREADS if arrived.tree.size_bytes > _WORTH_THREADS_BYTES else 1
-    at_once(lambda file: write_file(arrived, file, dest), small, threads)
-    threads = max(threads, arrived.store.calls_at_once)
-    at_once(lambda file: write_file(arrived, file, dest), large, threads)
-    for entry in arrived.entries:
-        if isinstance(entry, manifest.Link):
+    found = [entry for entry in stored.entries if isinstance(entry, manifest.File)]
+    small = [file for file in found if file.digest in stored.packs]
+    large = [file for file in found if file.digest not in stored.packs]
+    threads = THREADS if stored.tree.size_bytes > _WORTH_THREADS_BYTES else 1
+    at_once(lambda file: write_file(stored, file, dest), small, threads)
+    threads = max(threads, stored.store.calls_at_once)
+    at_once(lambda file: write_file(stored, file, dest), large, threads)
+    for entry in stored.entries:
+        if isinstance(entry, manifest.Symlink):
             os.symlink(entry.target, os.path.join(dest, entry.path))
     for folder in folders:
         os.chmod(os.path.join(dest, folder.path), folder.mode | 0o700)
 
 
-def write_file(arrived: Arrived, file: manifest.File, dest: str) -> None:
+def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     """Write one file of the tree below `dest` and verify it.
 
     Raises:
@@ -223,12 +223,12 @@ def write_file(arrived: Arrived, file: manifest.File, dest: str) -> None:
     """
     what = f"The stored content of {file.path!r}"
     path = os.path.join(dest, file.path)
-    if file.digest in arrived.packs:
-        content = iter((arrived.small(file.digest, what),))
-    elif (at := arrived.store.as_folder()) is not None:
-        content = _large(arrived, file, what, at)
+    if file.digest in stored.packs:
+        content = iter((stored.small(file.digest, what),))
+    elif (at := stored.store.as_folder()) is not None:
+        content = _large(stored, file, what, at)
     else:
-        _fetch_large(arrived, file, what, path)
+        _fetch_large(stored, file, what, path)
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
@@ -240,13 +240,13 @@ def write_file(arrived: Arrived, file: manifest.File, dest: str) -> None:
             while view:
                 view = view[os.write(descriptor, view) :]
         if size != file.size_bytes:
-            raise arrived.missing(what)
+            raise stored.missing(what)
         os.fchmod(descriptor, file.mode & 0o777)
     finally:
         os.close(descriptor)
 
 
-def _large(arrived: Arrived, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
+def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
     """Yield a content that is a file of the store's folder, and fail at its end when it is another;
     never all of it in memory."""
     digest = hashlib.sha256()
@@ -256,19 +256,19 @@ def _large(arrived: Arrived, file: manifest.File, what: str, at: Path) -> Iterat
                 digest.update(chunk)
                 yield chunk
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise arrived.missing(what) from error
+        raise stored.missing(what) from error
     if digest.hexdigest() != file.digest:
-        raise arrived.damaged(what, file.digest)
+        raise stored.damaged(what, file.digest)
 
 
-def _fetch_large(arrived: Arrived, file: manifest.File, what: str, path: str) -> None:
+def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) -> None:
     """Bring a content that is an object of its own from a store that is elsewhere."""
     try:
-        arrived.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
+        stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
-        raise arrived.missing(what) from error
+        raise stored.missing(what) from error
     except CorruptRecord as error:
-        raise arrived.damaged(what, file.digest) from error
+        raise stored.damaged(what, file.digest) from error
     os.chmod(path, file.mode & 0o777)
 
 

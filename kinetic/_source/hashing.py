@@ -1,6 +1,6 @@
 """The digest of a file's content, read only when it may have changed.
 
-In: files as a walk found them, what was known before. Out: `Content`.
+In: files as a walk found them, what was known before. Out: `FileDigest`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Content:
+class FileDigest:
     """What a file held; the stamp is that of the very moment, or empty when it changed
     meanwhile."""
 
@@ -32,23 +32,23 @@ class Content:
     stamp: Stamp
 
 
-def known(root: str, old: Snapshot | None) -> Mapping[str, Content]:
+def known(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
     """Return the contents that a snapshot tells, by the path that was read."""
     if old is None:
         return {}
-    found: dict[str, Content] = {}
+    found: dict[str, FileDigest] = {}
     inside = root.rstrip("/") + "/"
     for entry in manifest.unfold(old.manifests):
         if isinstance(entry, manifest.File):
             path = old.followed.get(entry.path) or inside + entry.path
-            found[path] = Content(entry.digest, entry.size_bytes, old.watched.get(path, ()))
+            found[path] = FileDigest(entry.digest, entry.size_bytes, old.watched.get(path, ()))
     return found
 
 
-def contents(files: Iterable[FoundFile], before: Mapping[str, Content]) -> dict[str, Content]:
+def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> dict[str, FileDigest]:
     """Return what the files hold, by path, reading only those whose stamp is new; without those
     that cannot be read."""
-    held: dict[str, Content] = {}
+    held: dict[str, FileDigest] = {}
     new: list[str] = []
     new_bytes = 0
     for found in files:
@@ -64,14 +64,14 @@ def contents(files: Iterable[FoundFile], before: Mapping[str, Content]) -> dict[
     }
 
 
-def _read_if_possible(path: str) -> Content | None:
+def _read_if_possible(path: str) -> FileDigest | None:
     try:
         return read(path)
     except OSError:
         return None
 
 
-def read(path: str) -> Content:
+def read(path: str) -> FileDigest:
     """Read and hash a file, up to where it ended when it was opened: what is appended meanwhile
     does not count.
 
@@ -87,11 +87,11 @@ def read(path: str) -> Content:
                 size += len(chunk)
             after = os.fstat(file.fileno())
         if stamp_of(before) == stamp_of(after):
-            return Content(digest.hexdigest(), size, stamp_of(after))
+            return FileDigest(digest.hexdigest(), size, stamp_of(after))
         # It grew, as logs do: to read it again would only find it longer.
         if size == before.st_size < after.st_size:
             break
-    return Content(digest.hexdigest(), size, ())
+    return FileDigest(digest.hexdigest(), size, ())
 
 
 def opened(path: str) -> FileIO:

@@ -79,7 +79,7 @@ class Rule:
     folders_only: bool
 
 
-class Rules:
+class IgnoreRules:
     """The rules of one ignore file."""
 
     def __init__(self, rules: Iterable[Rule], *, of_bytes: bool = False) -> None:
@@ -117,7 +117,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Level:
+class Gitignore:
     """The rules of one `.gitignore`, and how to see a path from its folder.
 
     Attributes:
@@ -126,17 +126,19 @@ class Level:
         prefix: what to put before it instead, for an ignore file above the root: "packages/mine/".
     """
 
-    rules: Rules
+    rules: IgnoreRules
     cut: int = 0
     prefix: str = ""
 
 
 def ignored_by_git(
-    levels: Sequence[Level], path: str, name: str, *, is_folder: bool
+    gitignores: Sequence[Gitignore], path: str, name: str, *, is_folder: bool
 ) -> bool | None:
-    """Ask the levels, the nearest (last) first."""
-    for level in reversed(levels):
-        verdict = level.rules.decide(level.prefix + path[level.cut :], name, is_folder=is_folder)
+    """Ask the gitignores, the nearest (last) first."""
+    for gitignore in reversed(gitignores):
+        verdict = gitignore.rules.decide(
+            gitignore.prefix + path[gitignore.cut :], name, is_folder=is_folder
+        )
         if verdict is not None:
             return verdict
     return None
@@ -154,20 +156,22 @@ def is_no_source(names: Set[str], *, default_excludes: bool) -> bool:
     return default_excludes and (_CACHE in names or any(name in names for name in _ENVIRONMENT))
 
 
-def git_rules(data: bytes) -> Rules:
+def git_rules(data: bytes) -> IgnoreRules:
     """Read a `.gitignore`. To git a path is bytes: "?" is one byte, and "[é]" is one of two."""
     lines = data.removeprefix(codecs.BOM_UTF8).decode("latin-1").split("\n")
-    return Rules((rule for line in lines if (rule := _git_rule(line)) is not None), of_bytes=True)
+    return IgnoreRules(
+        (rule for line in lines if (rule := _git_rule(line)) is not None), of_bytes=True
+    )
 
 
 def _as_bytes(path: str) -> str:
     return os.fsencode(path).decode("latin-1")
 
 
-def kinetic_rules(data: bytes) -> Rules:
+def kinetic_rules(data: bytes) -> IgnoreRules:
     """Read a `.kineticignore`."""
     text = data.decode("utf-8", "surrogateescape")
-    return Rules(
+    return IgnoreRules(
         rule
         for line in text.removeprefix("\ufeff").splitlines()
         for rule in _kinetic_line(line.strip())

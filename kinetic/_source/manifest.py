@@ -60,7 +60,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Link:
+class Symlink:
     """A symbolic link to another entry of the tree."""
 
     path: str
@@ -75,7 +75,7 @@ class Part:
     digest: str
 
 
-Entry = Folder | File | Link
+Entry = Folder | File | Symlink
 
 
 def encode(entries: Iterable[Entry]) -> dict[str, bytes]:
@@ -87,7 +87,7 @@ def encode(entries: Iterable[Entry]) -> dict[str, bytes]:
         folder, _, name = entry.path.rpartition("/")
         if isinstance(entry, File):
             inside[folder].append(("f", name, entry.mode, entry.size_bytes, entry.digest))
-        elif isinstance(entry, Link):
+        elif isinstance(entry, Symlink):
             inside[folder].append(("l", name, entry.target))
         else:
             folders.append(entry)
@@ -168,8 +168,8 @@ def contents(folder: str, data: bytes) -> list[Entry | Part]:
 def connected(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries without links to what is not among them: it went away after it was
     found."""
-    there = {entry.path for entry in entries if not isinstance(entry, Link)} | {""}
-    return [each for each in entries if not isinstance(each, Link) or _resolved(each) in there]
+    there = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
+    return [each for each in entries if not isinstance(each, Symlink) or _resolved(each) in there]
 
 
 def join(lists: dict[str, bytes]) -> bytes:
@@ -244,7 +244,7 @@ def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:
     (target,) = rest
     if type(target) is not str or not target or "\0" in target:
         raise ValueError(f"{path!r} leads to {target!r}")
-    return Link(path, target)
+    return Symlink(path, target)
 
 
 def _mode(mode: object) -> int:
@@ -266,14 +266,14 @@ def _verify(entries: list[Entry]) -> None:
     if len(kinds) != len(entries) + 1:
         raise CorruptRecord("The manifest of the source tree is damaged: it names a path twice.")
     for entry in entries:
-        if isinstance(entry, Link) and kinds.get(_resolved(entry)) not in (Folder, File):
+        if isinstance(entry, Symlink) and kinds.get(_resolved(entry)) not in (Folder, File):
             raise CorruptRecord(
                 f"The manifest of the source tree is damaged: link {entry.path!r} leads to no "
                 "entry of the tree."
             )
 
 
-def _resolved(link: Link) -> str:
+def _resolved(link: Symlink) -> str:
     """Return the path in the tree that the target means, or one that no entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
         return "/"  # Builders write no detours, which could lead out by way of another link.

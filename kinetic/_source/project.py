@@ -70,7 +70,9 @@ def find_project(
     cwd, start = Path(os.path.realpath(cwd)), _folder(entry or cwd)
     shared = {Path(os.path.realpath(each)) for each in (home, Path(home.anchor), *temporary)}
     root, marked = (
-        (_given(package_root, cwd, home, start), True) if package_root else _found(start, shared)
+        (_from_setting(package_root, cwd, home, start), True)
+        if package_root
+        else _search(start, shared)
     )
     places = _search_path(sys_path, cwd, root)
     return Project(
@@ -88,7 +90,7 @@ def _folder(entry: Path) -> Path:
     return entry.parent if entry.is_file() else entry
 
 
-def _given(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
+def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
     text = (
         str(home) + package_root[1:]
         if package_root == "~" or package_root.startswith("~/")
@@ -108,7 +110,7 @@ def _given(package_root: str, cwd: Path, home: Path, start: Path) -> Path:
     return root
 
 
-def _found(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
+def _search(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
     """Return the project's folder, and whether anything marks it: a file of a project's, or else an
     ignore file of ours."""
     outside = start

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from kinetic._core.values import dataclass
-from kinetic._source import bundle, lone, outputs, project
+from kinetic._source import bundle, outputs, project, standalone
 from kinetic._source.bundle import Bundle
 from kinetic._source.gitconfig import NO_FILES, GitFiles
 from kinetic._source.project import MODULES, WORDS, Project
@@ -28,7 +28,7 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceSettings:
     """What is known of the caller's machine.
 
     Attributes:
@@ -48,7 +48,7 @@ class Place:
 
 def of(
     func: Callable[..., Any],
-    place: Place,
+    settings: SourceSettings,
     *,
     data: Sequence[Path] = (),
     output_dir: str | None = None,
@@ -57,7 +57,7 @@ def of(
 
     Args:
         func: the function.
-        place: of the caller's machine.
+        settings: of the caller's machine.
         data: where declared data lies: it travels apart.
         output_dir: where this call leaves files.
 
@@ -70,36 +70,36 @@ def of(
         cwd=cwd,
         home=home,
         sys_path=_own_search_path(),
-        package_root=place.package_root,
+        package_root=settings.package_root,
         temporary=[Path(tempfile.gettempdir()), *map(Path, _TEMPORARY)],
     )
     if found.root is None:
         return found, None
     left = [
-        *outputs.noted(place.cache_dir),
+        *outputs.noted(settings.cache_dir),
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
-    exclude = _inside(found, [place.store, place.cache_dir, *data])
+    exclude = _inside(found, [settings.store, settings.cache_dir, *data])
     if found.marked and not found.shared:
         packed = bundle.build(
             found.root,
             exclude=exclude,
             outputs=_inside(found, left),
-            default_excludes=place.default_excludes,
-            git=place.git,
+            default_excludes=settings.default_excludes,
+            git=settings.git,
             sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
-            cache_dir=place.cache_dir,
+            cache_dir=settings.cache_dir,
         )
     else:
         packed = bundle.build_unmarked(
             found.root,
-            _start(func, found, cwd),
+            _seeds(func, found, cwd),
             whole=not found.shared,
             exclude=exclude,
             outputs=_inside(found, left),
-            default_excludes=place.default_excludes,
-            git=place.git,
-            cache_dir=place.cache_dir,
+            default_excludes=settings.default_excludes,
+            git=settings.git,
+            cache_dir=settings.cache_dir,
         )
     if output_dir is not None and Path(os.path.realpath(output_dir)) in _holding_code(found):
         mixed = (
@@ -120,7 +120,7 @@ def _own_search_path() -> list[str]:
     return [entry for entry in sys.path if not f"{os.path.realpath(entry or '.')}/".startswith(own)]
 
 
-def _start(func: Callable[..., Any], found: Project, cwd: Path) -> lone.Start:
+def _seeds(func: Callable[..., Any], found: Project, cwd: Path) -> standalone.Seeds:
     """Return what belongs to a function that lies in no project: its file, what its program names,
     what is loaded from there."""
     assert found.root is not None
@@ -138,7 +138,7 @@ def _start(func: Callable[..., Any], found: Project, cwd: Path) -> lone.Start:
     folders = dict.fromkeys((found.entry_rel, *found.sys_path_rel))
     own = tuple(each for each in rel if not _is_foreign(each))
     crowded = found.shared and found.root != Path(os.path.realpath(_home()))
-    return lone.Start(own, tuple(getattr(module, MODULES, ())), tuple(folders), crowded)
+    return standalone.Seeds(own, tuple(getattr(module, MODULES, ())), tuple(folders), crowded)
 
 
 def _loaded() -> list[str]:

@@ -65,7 +65,7 @@ class Sent:
 
 
 @dataclasses.dataclass
-class _Basket:
+class _Staged:
     """Files that were read: small ones wait for their pack, large ones are in the store.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Basket:
 
 
 @dataclass(frozen=True)
-class _Packed:
+class _SentPack:
     """A pack in the store, and what this upload wrote of it."""
 
     index: Index
@@ -121,16 +121,16 @@ def upload(
     needed = _small(sources) | {digest: len(data) for digest, data in lists.items()}
     kept = packs.choose(needed, known_packs.known(bundle, store))
     there = {digest for pack in kept for digest in pack.spans}
-    baskets, made = _send_files(bundle, store, sources, there)
-    now = _as_sent(bundle, baskets, on_change)
+    staged, made = _send_files(bundle, store, sources, there)
+    now = _as_sent(bundle, staged, on_change)
     if now is not bundle:
         sources, lists = _sources(now), manifest.split(now.manifests)
     # Among the files are some that were large when they were packed.
-    files = {digest: data for basket in baskets for digest, data in basket.small.items()}
+    files = {digest: data for staged_files in staged for digest, data in staged_files.small.items()}
     made += _send_pack(store, files, {d: data for d, data in lists.items() if d not in there})
     found = [*kept, *(pack.index for pack in made)]
     recorded = _record(now, store, packs.naming({*sources, *lists}, found), found)
-    written = [size for basket in baskets for size in basket.written]
+    written = [size for staged_files in staged for size in staged_files.written]
     return Sent(
         len(written) + sum(pack.sent.files for pack in made),
         sum(written) + sum(pack.sent.size_bytes for pack in made),
@@ -141,23 +141,23 @@ def upload(
 
 def _send_files(
     bundle: Bundle, store: Store, sources: _Sources, there: Collection[str]
-) -> tuple[list[_Basket], list[_Packed]]:
+) -> tuple[list[_Staged], list[_SentPack]]:
     """Send the contents that are not there; those of the last pack are only read, for the lists go
     with them."""
     absent = {digest: same for digest, same in sources.items() if digest not in there}
     small = _small(absent)
     *groups, last = packs.groups(small)
     large = [same for digest, same in absent.items() if digest not in small]
-    baskets = _send_large(bundle, store, large)
-    made: list[_Packed] = []
-    for basket, pack in at_once(
+    staged = _send_large(bundle, store, large)
+    made: list[_SentPack] = []
+    for staged_files, pack in at_once(
         lambda group: _send_group(bundle, store, [absent[digest] for digest in group]),
         groups,
         min(store.calls_at_once, THREADS),
     ):
-        baskets.append(basket)
+        staged.append(staged_files)
         made += pack
-    return [*baskets, _read(bundle, store, [absent[digest] for digest in last])], made
+    return [*staged, _read(bundle, store, [absent[digest] for digest in last])], made
 
 
 def _sources(bundle: Bundle) -> _Sources:
@@ -177,10 +177,10 @@ def _small(sources: _Sources) -> dict[str, int]:
 
 def _send_large(
     bundle: Bundle, store: Store, sources: Sequence[Sequence[manifest.File]]
-) -> list[_Basket]:
+) -> list[_Staged]:
     """Send contents as objects of their own."""
 
-    def send(same: Sequence[manifest.File]) -> _Basket:
+    def send(same: Sequence[manifest.File]) -> _Staged:
         there = store.has(layout.blob(same[0].digest))
         return _read(bundle, store, [] if there else [same])
 
@@ -191,17 +191,17 @@ def _send_large(
 
 def _send_group(
     bundle: Bundle, store: Store, sources: Sequence[Sequence[manifest.File]]
-) -> tuple[_Basket, list[_Packed]]:
+) -> tuple[_Staged, list[_SentPack]]:
     """Send contents as one pack."""
-    basket = _read(bundle, store, sources)
-    packed = _send_pack(store, basket.small, {})
-    basket.small.clear()
-    return basket, packed
+    staged_files = _read(bundle, store, sources)
+    packed = _send_pack(store, staged_files.small, {})
+    staged_files.small.clear()
+    return staged_files, packed
 
 
 def _send_pack(
     store: Store, files: Mapping[str, bytes], lists: Mapping[str, bytes]
-) -> list[_Packed]:
+) -> list[_SentPack]:
     """Put what there is into a pack; its index comes last, for it vouches for the pack."""
     if not files and not lists:
         return []
@@ -211,7 +211,7 @@ def _send_pack(
     store.put(layout.pack_index(index.name), index.data)
     size_bytes = sum(map(len, files.values()))
     rest_bytes = 2 * len(index.data) + sum(map(len, parts)) - size_bytes
-    return [_Packed(index, Sent(len(files), size_bytes, rest_bytes))]
+    return [_SentPack(index, Sent(len(files), size_bytes, rest_bytes))]
 
 
 def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequence[Index]) -> int:
@@ -222,13 +222,13 @@ def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequenc
     return len(data)
 
 
-def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File]]) -> _Basket:
+def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File]]) -> _Staged:
     """Read contents, each from one of the files that had it."""
-    basket = _Basket(store)
+    staged_files = _Staged(store)
     for same in sources:
         for file in same:
             try:
-                now = _read_file(bundle, basket, file)
+                now = _read_file(bundle, staged_files, file)
             except OSError as error:
                 _log.info(
                     "%s could not be read while it was sent, and is left out: %s",
@@ -239,19 +239,19 @@ def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File
             if now == file:
                 # The others of the same content need not be read.
                 break
-            basket.changes[file.path] = now
-    return basket
+            staged_files.changes[file.path] = now
+    return staged_files
 
 
-def _read_file(bundle: Bundle, basket: _Basket, file: manifest.File) -> manifest.File:
+def _read_file(bundle: Bundle, staged_files: _Staged, file: manifest.File) -> manifest.File:
     """Read the content that a file was packed with, or else the one it has; return the file as
     read."""
     with hashing.opened(str(bundle.root / file.path)) as source:
         try:
-            basket.add(file, _verified(source, file))
+            staged_files.add(file, _verified(source, file))
         except _Differs:
             source.seek(0)
-            return _read_changed(bundle, basket, source, file)
+            return _read_changed(bundle, staged_files, source, file)
         return file
 
 
@@ -270,7 +270,7 @@ def _verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
 
 
 def _read_changed(
-    bundle: Bundle, basket: _Basket, source: FileIO, file: manifest.File
+    bundle: Bundle, staged_files: _Staged, source: FileIO, file: manifest.File
 ) -> manifest.File:
     """Read what a changed file holds; a large one is copied aside first, where nothing changes it
     between hashing and sending."""
@@ -282,7 +282,7 @@ def _read_changed(
             copy.write(chunk)
         now = replace(file, digest=digest.hexdigest(), size_bytes=copy.tell())
         copy.seek(0)
-        basket.add(now, iter(lambda: copy.read(_CHUNK_BYTES), b""))
+        staged_files.add(now, iter(lambda: copy.read(_CHUNK_BYTES), b""))
         return now
 
 
@@ -298,10 +298,10 @@ def _aside(bundle: Bundle, *, large: bool) -> IO[bytes]:
 
 
 def _as_sent(
-    bundle: Bundle, baskets: Iterable[_Basket], on_change: Callable[[Changes], None] | None
+    bundle: Bundle, staged: Iterable[_Staged], on_change: Callable[[Changes], None] | None
 ) -> Bundle:
     """Return the tree as it was read."""
-    changes = {path: file for basket in baskets for path, file in basket.changes.items()}
+    changes = {path: file for staged_files in staged for path, file in staged_files.changes.items()}
     if not changes:
         return bundle
     if on_change is not None:

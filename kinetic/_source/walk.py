@@ -105,8 +105,8 @@ class _Visit:
 
     path: str
     rel: str
-    levels: tuple[ignore.Level, ...]
-    way: tuple[tuple[int, int], ...]
+    gitignores: tuple[ignore.Gitignore, ...]
+    ancestors: tuple[tuple[int, int], ...]
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -130,7 +130,7 @@ def stamp_at(path: str) -> Stamp:
 
 
 @dataclass(frozen=True)
-class How:
+class ScanOptions:
     """What is left out of a walk.
 
     Attributes:
@@ -154,14 +154,14 @@ class How:
     git: GitFiles = NO_FILES
 
 
-def scan(root: str, how: How) -> Scan:
+def scan(root: str, options: ScanOptions) -> Scan:
     """Walk the tree below the root, which must be a real path.
 
     Raises:
         UsageError: the tree is too large to be meant.
         TooMuch: the same, where the walk is modest.
     """
-    return _Walk(root, how).run()
+    return _Walk(root, options).run()
 
 
 def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
@@ -175,12 +175,12 @@ def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
 
 
 class _Walk:
-    def __init__(self, root: str, how: How) -> None:
+    def __init__(self, root: str, options: ScanOptions) -> None:
         self._root = root
-        self._how = how
+        self._options = options
         self._inside = root.rstrip("/") + "/"
-        self._everything = how.everything
-        self._default_excludes = how.default_excludes and not how.everything
+        self._everything = options.everything
+        self._default_excludes = options.default_excludes and not options.everything
         self._names = ignore.ALWAYS | ignore.DEFAULTS if self._default_excludes else ignore.ALWAYS
         self._found = Scan()
         self._size_bytes = 0
@@ -192,14 +192,14 @@ class _Walk:
             else 1
         )
         self._own = (
-            ignore.Rules(())
-            if how.everything
+            ignore.IgnoreRules(())
+            if options.everything
             else self._read(self._inside + ".kineticignore", ignore.kinetic_rules)
         )
 
     def run(self) -> Scan:
         self._todo.append(
-            _Visit(self._root, "", () if self._everything else self._levels_above(), ())
+            _Visit(self._root, "", () if self._everything else self._gitignores_above(), ())
         )
         while self._todo or self._links:
             while self._todo:
@@ -232,27 +232,32 @@ class _Walk:
             return
         if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
             entries = [entry for entry in entries if entry.name not in ignore.OF_ENVIRONMENT]
-        levels = visit.levels
+        gitignores = visit.gitignores
         if (
             ".gitignore" in names
             and not self._everything
             and (rules := self._read(f"{visit.path}/.gitignore", ignore.git_rules))
         ):
-            levels = (*levels, ignore.Level(rules, cut=len(visit.rel) + 1 if visit.rel else 0))
-        inside = _Visit(visit.path, visit.rel, levels, (*visit.way, (info.st_dev, info.st_ino)))
+            gitignores = (
+                *gitignores,
+                ignore.Gitignore(rules, cut=len(visit.rel) + 1 if visit.rel else 0),
+            )
+        inside = _Visit(
+            visit.path, visit.rel, gitignores, (*visit.ancestors, (info.st_dev, info.st_ino))
+        )
         for entry in entries:
             self._meet(entry, f"{visit.rel}/{entry.name}" if visit.rel else entry.name, inside)
 
     def _meet(self, entry: os.DirEntry[str], rel: str, visit: _Visit) -> None:
         name = entry.name
-        if entry.path in self._how.exclude or (name in ignore.ALWAYS and not self._everything):
+        if entry.path in self._options.exclude or (name in ignore.ALWAYS and not self._everything):
             return
         is_link = entry.is_symlink()
         try:
             is_folder = entry.is_dir()
         except OSError:
             is_folder = False
-        if self._left_out(entry.path, rel, is_folder, is_link, visit.levels):
+        if self._left_out(entry.path, rel, is_folder, is_link, visit.gitignores):
             return
         if is_link:
             self._meet_link(entry.path, rel, is_folder, visit)
@@ -262,17 +267,24 @@ class _Walk:
             self._take_file(entry.path, rel)
 
     def _left_out(
-        self, path: str, rel: str, is_folder: bool, is_link: bool, levels: tuple[ignore.Level, ...]
+        self,
+        path: str,
+        rel: str,
+        is_folder: bool,
+        is_link: bool,
+        gitignores: tuple[ignore.Gitignore, ...],
     ) -> bool:
         if self._everything:
             return False
         name = rel.rpartition("/")[2]
         verdict = self._own.decide(rel, name, is_folder=is_folder)
         if verdict is None:  # For git, a link to a folder is a file.
-            verdict = ignore.ignored_by_git(levels, rel, name, is_folder=is_folder and not is_link)
+            verdict = ignore.ignored_by_git(
+                gitignores, rel, name, is_folder=is_folder and not is_link
+            )
         if verdict is None:
-            hidden = self._how.sparing and is_folder and name.startswith(".")
-            verdict = hidden or name in self._names or path in self._how.outputs
+            hidden = self._options.sparing and is_folder and name.startswith(".")
+            verdict = hidden or name in self._names or path in self._options.outputs
         return verdict
 
     def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
@@ -282,7 +294,9 @@ class _Walk:
         except OSError:
             self._found.broken.append(rel)
             return
-        if target in self._how.exclude or (target in self._how.outputs and not self._everything):
+        if target in self._options.exclude or (
+            target in self._options.outputs and not self._everything
+        ):
             return
         self._links.append((rel, target, is_folder, visit))
 
@@ -296,7 +310,7 @@ class _Walk:
         )
         if inside == "" or inside in self._found.folders or inside in self._found.files:
             self._found.links[rel] = os.path.relpath(f"/{inside}", f"/{rel.rpartition('/')[0]}")
-        elif self._how.sparing and leads_to_hidden(self._root, target):
+        elif self._options.sparing and leads_to_hidden(self._root, target):
             self._found.kept_back.append(rel)
         elif is_folder:
             self._take_folder(target, rel, visit)
@@ -310,11 +324,11 @@ class _Walk:
             if not isinstance(error, _GONE):
                 self._found.unreadable.append(rel)
             return
-        if (info.st_dev, info.st_ino) in visit.way:
+        if (info.st_dev, info.st_ino) in visit.ancestors:
             self._found.loops.append(rel)
             return
         self._found.folders[rel] = stat.S_IMODE(info.st_mode) & 0o777
-        self._todo.append(_Visit(path, rel, visit.levels, visit.way))
+        self._todo.append(_Visit(path, rel, visit.gitignores, visit.ancestors))
 
     def _take_file(self, path: str, rel: str) -> None:
         try:
@@ -327,7 +341,7 @@ class _Walk:
             self._found.special.append(rel)
             return
         if looks_secret(rel.rpartition("/")[2]):
-            if self._how.sparing:
+            if self._options.sparing:
                 self._found.kept_back.append(rel)
                 return
             self._found.secrets.append(rel)
@@ -341,23 +355,23 @@ class _Walk:
             return
         self._size_bytes += size_bytes
         files = len(self._found.files)
-        if self._how.modest and (files > MODEST_FILES or self._size_bytes > MODEST_BYTES):
+        if self._options.modest and (files > MODEST_FILES or self._size_bytes > MODEST_BYTES):
             raise TooMuch
         check_size(self._root, files, self._size_bytes, self._factor)
 
-    def _read(self, path: str, parse: Callable[[bytes], ignore.Rules]) -> ignore.Rules:
+    def _read(self, path: str, parse: Callable[[bytes], ignore.IgnoreRules]) -> ignore.IgnoreRules:
         """Read an ignore file of the tree; one that is missing, a link, no regular file or
         unreadable has no rules, as in git."""
         self._found.watched[path] = stamp_at(path)
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):
-                return ignore.Rules(())
+                return ignore.IgnoreRules(())
             with open(
                 os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"
             ) as file:
                 return parse(file.read() or b"")
         except OSError:
-            return ignore.Rules(())
+            return ignore.IgnoreRules(())
 
     def _content(self, path: str) -> bytes:
         """Read a file of git's own, which may be a link; one that is missing, no regular file or
@@ -369,7 +383,7 @@ class _Walk:
         except OSError:
             return b""
 
-    def _levels_above(self) -> tuple[ignore.Level, ...]:
+    def _gitignores_above(self) -> tuple[ignore.Gitignore, ...]:
         """Return the rules of the repository that the root lies in: of its user and its own, then
         from its top down to the root's parent."""
         top = self._repository()
@@ -377,7 +391,7 @@ class _Walk:
             return ()
         parts = os.path.relpath(self._root, top).split("/") if top != self._root else []
         own = gitconfig.folder(f"{top.rstrip('/')}/.git", self._content)
-        everywhere = gitconfig.excludes_file(self._how.git, top, f"{own}/config", self._content)
+        everywhere = gitconfig.excludes_file(self._options.git, top, f"{own}/config", self._content)
         files = [
             (0, ignore.git_rules(self._content(path)))
             for path in (everywhere, f"{own}/info/exclude")
@@ -386,13 +400,16 @@ class _Walk:
         for depth, name in enumerate(parts):
             folder = "/".join((top.rstrip("/"), *parts[:depth]))
             files.append((depth, self._read(f"{folder}/.gitignore", ignore.git_rules)))
-            levels = [
-                ignore.Level(rules, prefix=_prefix(parts[start:depth])) for start, rules in files
+            gitignores = [
+                ignore.Gitignore(rules, prefix=_prefix(parts[start:depth]))
+                for start, rules in files
             ]
-            if ignore.ignored_by_git(levels, name, name, is_folder=True):
+            if ignore.ignored_by_git(gitignores, name, name, is_folder=True):
                 # The repository ignores the whole project: its rules were not meant for it.
                 return ()
-        return tuple(ignore.Level(rules, prefix=_prefix(parts[start:])) for start, rules in files)
+        return tuple(
+            ignore.Gitignore(rules, prefix=_prefix(parts[start:])) for start, rules in files
+        )
 
     def _repository(self) -> str | None:
         folder = self._root

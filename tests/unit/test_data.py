@@ -27,7 +27,7 @@ from kinetic._client.remote import RemoteCallable
 from kinetic._config import settings as configuration
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
-from kinetic._datasets import attach
+from kinetic._datasets import call_data
 from kinetic._datasets import data as declared
 from kinetic._datasets.data import Data
 from kinetic._pickling import call
@@ -50,8 +50,8 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def load(*held, cache: Path, volumes=()) -> attach.CallData:
-    return attach.load(held, dict(volumes), cache_dir=cache)
+def load(*held, cache: Path, volumes=()) -> call_data.CallData:
+    return call_data.load(held, dict(volumes), cache_dir=cache)
 
 
 # -- declaring -------------------------------------------------------------------------------------
@@ -367,25 +367,25 @@ def test_wherever_data_is_the_host_finds_its_path(folder, name, series):
     data = Data(folder)
     value = put(data)
     if series:
-        made = call.BatchPickler(len, env_vars={}, apart=Data)
+        made = call.BatchPickler(len, env_vars={}, external=Data)
         packed, function = made.pack((value, data), {}), made.function.data
     else:
-        packed, function = call.pack(len, (value, data), {}, env_vars={}, apart=Data), b""
-    assert packed.apart == (data,)
-    _, args, _ = call.unpack(packed.data, function, apart=("/there",))
+        packed, function = call.pack(len, (value, data), {}, env_vars={}, external=Data), b""
+    assert packed.external == (data,)
+    _, args, _ = call.unpack(packed.data, function, external=("/there",))
     assert (get(args[0]), args[1]) == ("/there", "/there")
     assert call.instances(Data, len, [((value,), {})]) == (data,)
 
 
 def test_data_of_the_function_comes_before_that_of_each_of_its_calls(folder):
     own, one, two = Data(folder), Data(folder), Data(folder)
-    made = call.BatchPickler(closed_over(own), env_vars={}, apart=Data)
-    assert made.function.apart == (own,)
+    made = call.BatchPickler(closed_over(own), env_vars={}, external=Data)
+    assert made.function.external == (own,)
     for mine in (one, two, own):
         packed = made.pack((mine, [mine]), {})
-        assert packed.apart == tuple(dict.fromkeys((own, mine)))
+        assert packed.external == tuple(dict.fromkeys((own, mine)))
         places = ("/own",) if mine is own else ("/own", "/mine")
-        func, args, _ = call.unpack(packed.data, made.function.data, apart=places)
+        func, args, _ = call.unpack(packed.data, made.function.data, external=places)
         assert (func(), args) == ("/own", (places[-1], [places[-1]]))
 
 
@@ -393,11 +393,11 @@ def test_a_call_that_cannot_be_pickled_has_no_data_and_says_why_when_it_is_packe
     lock = threading.Lock()
     assert call.instances(Data, len, [((Data(folder), lock), {})]) == ()
     with pytest.raises(PicklingError, match="lock"):
-        call.pack(len, (Data(folder), lock), {}, env_vars={}, apart=Data)
+        call.pack(len, (Data(folder), lock), {}, env_vars={}, external=Data)
 
 
 def test_data_that_a_host_was_not_given_is_told(folder):
-    packed = call.pack(len, (Data(folder),), {}, env_vars={}, apart=Data)
+    packed = call.pack(len, (Data(folder),), {}, env_vars={}, external=Data)
     with pytest.raises(SetupFailed, match="not on this host"):
         call.unpack(packed.data)
 
@@ -476,7 +476,7 @@ def test_wrong_volumes_are_refused_at_the_decorator(folder, volumes, told):
 
 def test_volumes_with_similar_names_are_fine(folder):
     data = Data(folder)
-    assert list(attach.volumes({"/a/": data, "/ab": data, "//c/./d": data})) == [
+    assert list(call_data.volumes({"/a/": data, "/ab": data, "//c/./d": data})) == [
         "/a",
         "/ab",
         "/c/d",

@@ -24,7 +24,7 @@ from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.spec import JobSpec
-from kinetic._datasets import attach
+from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
 from kinetic._source import bundle, hashing, manifest, packs, upload, walk
 from kinetic._store.local import LocalStore
@@ -333,32 +333,32 @@ def test_data_may_change_until_it_is_sent_and_then_stands_for_what_was_sent(root
     data = Data(root)
 
     def load():
-        return attach.load((data,), {}, cache_dir=root.parent / "cache")
+        return call_data.load((data,), {}, cache_dir=root.parent / "cache")
 
     packed = load()
     (root / "a").write_text("second")
-    _, now = attach.send(packed.bundles, store)
+    _, now = call_data.send(packed.bundles, store)
     assert content(store, now[packed.data[0].tree], root.parent / "dest") == {"a": b"second"}
     (root / "a").write_text("third")
     assert load().data[0].tree == now[packed.data[0].tree]
-    assert attach.send(load().bundles, store) == (0, {})
+    assert call_data.send(load().bundles, store) == (0, {})
     with pytest.raises(SourceChanged, match="make a new Data"):
-        attach.send(load().bundles, LocalStore(root.parent / "another"))
+        call_data.send(load().bundles, LocalStore(root.parent / "another"))
 
 
 def test_data_that_is_gone_is_an_error_and_a_file_gone_from_a_folder_is_none(root, store):
     (root / "a").write_text("first")
     (root / "b").write_text("b")
     folder, file = (
-        attach.load((Data(path),), {}, cache_dir=root.parent / "cache")
+        call_data.load((Data(path),), {}, cache_dir=root.parent / "cache")
         for path in (root, root / "a")
     )
     (root / "a").unlink()
     with pytest.raises(UsageError, match="cannot be read any more: a"):
-        attach.send(file.bundles, store)
-    _, now = attach.send(folder.bundles, store)
+        call_data.send(file.bundles, store)
+    _, now = call_data.send(folder.bundles, store)
     assert content(store, now[folder.data[0].tree], root.parent / "dest") == {"b": b"b"}
-    packed = attach.load((Data(root),), {}, cache_dir=root.parent / "cache")
+    packed = call_data.load((Data(root),), {}, cache_dir=root.parent / "cache")
     piped(root / "b")
     with pytest.raises(UsageError, match="cannot be read any more: b"):
-        attach.send(packed.bundles, LocalStore(root.parent / "another"))
+        call_data.send(packed.bundles, LocalStore(root.parent / "another"))

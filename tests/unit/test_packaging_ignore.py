@@ -114,7 +114,7 @@ def kept_by_git(root) -> set[str]:
 
 
 def kept_here(root) -> set[str]:
-    return set(walk.scan(str(root.resolve()), walk.How(default_excludes=False)).files)
+    return set(walk.scan(str(root.resolve()), walk.ScanOptions(default_excludes=False)).files)
 
 
 @settings(
@@ -213,7 +213,7 @@ def test_what_git_ignores_everywhere_is_ignored_here(tmp_path, where):
         (home / name).write_text(text)
     listed = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
     done = subprocess.run(listed, cwd=top, capture_output=True, check=True, env=env)
-    how = walk.How(default_excludes=False, git=configuration.git_files(env))
+    how = walk.ScanOptions(default_excludes=False, git=configuration.git_files(env))
     found = walk.scan(str(top), how)
     assert set(found.files) == set(filter(None, done.stdout.decode().split("\0")))
     assert {str(home / name) for name in WHERE[where] if name not in ("other", "mine")} - {
@@ -257,7 +257,7 @@ def test_one_more_working_tree_has_the_rules_of_its_repository(tmp_path):
     make(home / "more", "y.log")
     listed = ["git", "ls-files", "-co", "--exclude-standard"]
     done = subprocess.run(listed, cwd=home / "more", capture_output=True, check=True, env=env)
-    found = walk.scan(str(home / "more"), walk.How(default_excludes=False)).files
+    found = walk.scan(str(home / "more"), walk.ScanOptions(default_excludes=False)).files
     assert set(found) - {".git"} == set(done.stdout.decode().split())
 
 
@@ -328,7 +328,7 @@ def test_kineticignore_has_the_last_word(tmp_path):
     make(root, "a.csv", "b.csv", "c.py", ".venv/d.py", "sub/e.csv")
     (root / ".gitignore").write_text("*.csv\n")
     (root / ".kineticignore").write_text("c.py\n!b.csv\n!.venv\n")
-    found = walk.scan(str(root), walk.How()).files
+    found = walk.scan(str(root), walk.ScanOptions()).files
     assert set(found) == {"b.csv", ".venv/d.py", ".gitignore", ".kineticignore"}
 
 
@@ -397,7 +397,7 @@ def test_an_ignore_file_that_is_no_file_has_no_rules(tmp_path):
     make(root, "x.py", "sub/y.py", "deep/.gitignore/z.py")
     os.mkfifo(root / ".gitignore")
     os.mknod(root / "sub/.gitignore", stat.S_IFSOCK)
-    found = walk.scan(str(root), walk.How(default_excludes=False))
+    found = walk.scan(str(root), walk.ScanOptions(default_excludes=False))
     assert set(found.files) == {"x.py", "sub/y.py", "deep/.gitignore/z.py"}
     assert sorted(found.special) == [".gitignore", "sub/.gitignore"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._source import manifest
-from kinetic._source.manifest import File, Folder, Link, Part
+from kinetic._source.manifest import File, Folder, Part, Symlink
 
 DIGESTS = st.integers(0, 40).map(lambda number: f"{number:064x}")
 MODES = st.integers(0, 0o777)
@@ -40,7 +40,7 @@ def trees(draw):
             found[path] = Folder(path, draw(MODES))
             folders.append(path)
         else:
-            found[path] = Link(path, "/".join([".."] * path.count("/")) or ".")
+            found[path] = Symlink(path, "/".join([".."] * path.count("/")) or ".")
     return list(found.values())
 
 

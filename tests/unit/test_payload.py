@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._pickling import call, envelope, results
-from kinetic._pickling.modules import Shipped, look
+from kinetic._pickling.modules import Shipped, classify
 from kinetic.errors import (
     CorruptRecord,
     PicklingError,
@@ -252,7 +252,7 @@ def test_installed_modules_and_kinetic_never_travel_by_value(project, monkeypatc
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "strange", object())
     monkeypatch.setitem(sys.modules, "no_file", types.ModuleType("no_file"))
-    found = {module.__name__ for module in look(Shipped()).by_value}
+    found = {module.__name__ for module in classify(Shipped()).by_value}
     assert found & {*files, "kinetic", "pytest", "proj_mod"} == {"proj_mod", "mine.deep", "beside"}
 
 
@@ -263,7 +263,7 @@ def test_looking_for_modules_loads_no_lazy_module(project, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "lazy_mod", module)
     spec.loader.exec_module(module)
-    look(Shipped())
+    classify(Shipped())
 
 
 # What comes back has the classes of this side
@@ -310,7 +310,7 @@ def test_dynamic_enums_keep_their_identity():
     assert isinstance(space["E"].A, enum.Enum)
 
 
-# Naming the culprit
+# Naming the part that cannot be pickled
 
 
 class Holder:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic._pickling.pickler import CallPickler, Circular
-from kinetic._pickling.script import Script, Source
+from kinetic._pickling.script import Script, ScriptSource
 from kinetic._pickling.unpickler import CallUnpickler
 
 REGISTERED: list[Any] = []
@@ -69,7 +69,7 @@ def sent(text: str, *names: str, library: types.ModuleType | None = None) -> Hos
     """Run a script here, send what these names stand for, and forget what the library has seen."""
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(compile(text, "script.py", "exec", dont_inherit=True), space)
-    script, rebuilt, data = Script(space, [Source("script.py", text)]), frozenset[int](), b""
+    script, rebuilt, data = Script(space, [ScriptSource("script.py", text)]), frozenset[int](), b""
     while not data:
         file = io.BytesIO()
         pickler = CallPickler(file, script, rebuilt)
@@ -198,12 +198,12 @@ def test_a_source_that_has_changed_since_is_not_executed(library: Any) -> None:
     text = f"{IMPORT}@register\nclass A(Base):\n    def f(self): return 1\n"
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(compile(text, "script.py", "exec", dont_inherit=True), space)
-    moved = Script(space, [Source("script.py", f"# another line\n{text}")])
+    moved = Script(space, [ScriptSource("script.py", f"# another line\n{text}")])
     assert moved.definition(space["A"]) is None
-    assert Script(space, [Source("script.py", text)]).definition(space["A"]) is not None
-    assert Script(space, [Source("script.py", "not ( python")]).definition(space["A"]) is None
+    assert Script(space, [ScriptSource("script.py", text)]).definition(space["A"]) is not None
+    assert Script(space, [ScriptSource("script.py", "not ( python")]).definition(space["A"]) is None
     del space["register"]
-    assert Script(space, [Source("script.py", text)]).definition(space["A"]) is None, (
+    assert Script(space, [ScriptSource("script.py", text)]).definition(space["A"]) is None, (
         "a name is gone"
     )
 

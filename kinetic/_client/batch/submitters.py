@@ -66,7 +66,7 @@ class PackagedSubmitter:
         self._backend = backend
         self._store = store
         self._pickler = BatchPickler(
-            func, env_vars=about.captured, shipped=about.shipped, apart=planning.data_class()
+            func, env_vars=about.captured, shipped=about.shipped, external=planning.data_class()
         )
 
     @property

@@ -314,7 +314,7 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
             function,
             main=vars(sys.modules["__main__"]),
             source_map=_source_map(start),
-            apart=start.places,
+            external=start.places,
         )
     except CorruptRecord as error:  # The payload is whole, so it is the function.
         digest = envelope.read_header(data).function_digest

@@ -35,7 +35,7 @@ _LONGEST_NAME = 256
 
 
 @dataclass(frozen=True)
-class Start:
+class Seeds:
     """Where the search for what belongs to a script begins; paths are relative to its folder.
 
     Attributes:
@@ -52,19 +52,19 @@ class Start:
     crowded: bool = False
 
 
-def scan(root: str, start: Start, *, exclude: Collection[str] = ()) -> Scan:
+def scan(root: str, seeds: Seeds, *, exclude: Collection[str] = ()) -> Scan:
     """Return what belongs to the script; the root and `exclude` are real paths.
 
     Raises:
         UsageError: it is too large to be meant.
     """
-    return _Gathering(root, start, frozenset(exclude)).run()
+    return _Gathering(root, seeds, frozenset(exclude)).run()
 
 
 class _Gathering:
-    def __init__(self, root: str, start: Start, exclude: frozenset[str]) -> None:
+    def __init__(self, root: str, seeds: Seeds, exclude: frozenset[str]) -> None:
         self._root = root.rstrip("/")
-        self._start = start
+        self._seeds = seeds
         self._exclude = exclude
         self._found = Scan()
         self._modules: list[str] = []
@@ -74,11 +74,11 @@ class _Gathering:
         self._size_bytes = 0
 
     def run(self) -> Scan:
-        for rel in self._start.files:
+        for rel in self._seeds.files:
             self._take_with_package(rel)
-        self._ask(self._start.modules)
+        self._ask(self._seeds.modules)
         while self._modules:
-            self._find(self._modules.pop(), self._start.folders)
+            self._find(self._modules.pop(), self._seeds.folders)
         self._found.modules = [rel for rel in self._found.files if rel.endswith(".py")]
         self._take_neighbours()
         return self._found
@@ -220,7 +220,7 @@ class _Gathering:
                 if (
                     stamp
                     and stamp[2] <= NEIGHBOUR_BYTES
-                    and (name in self._mentioned or not self._start.crowded)
+                    and (name in self._mentioned or not self._seeds.crowded)
                 ):
                     sizes.append((stamp[2], name))
         total = 0

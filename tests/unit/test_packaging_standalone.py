@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._source import bundle, hashing, lone, manifest, shipment, walk
+from kinetic._source import bundle, hashing, manifest, shipment, standalone, walk
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
 
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         "miniforge/conda-meta/history",
         "miniforge/bin/python",
     )
-    (home / "film.mkv").write_bytes(b"x" * (lone.NEIGHBOUR_BYTES + 1))
+    (home / "film.mkv").write_bytes(b"x" * (standalone.NEIGHBOUR_BYTES + 1))
     (home / "pipe").unlink(missing_ok=True)
     os.mkfifo(home / "pipe")
     monkeypatch.setenv("HOME", str(home))
@@ -66,7 +66,9 @@ def sent(script: Path, monkeypatch, **given) -> bundle.Bundle:
     exec("def train(): pass", vars(module))
     monkeypatch.setitem(sys.modules, "lonely", module)
     cache = script.parent / ".cache"
-    _, made = shipment.of(module.train, shipment.Place(script.parent / ".store", cache, **given))
+    _, made = shipment.of(
+        module.train, shipment.SourceSettings(script.parent / ".store", cache, **given)
+    )
     assert made is not None
     return made
 
@@ -91,7 +93,7 @@ def test_a_script_in_home_is_sent_with_what_it_imports_and_small_files_beside_it
     )
     write(folder, "deep/inside.py", text="from . import beside")
     write(folder, "deep/beside.py", "unused_package/__init__.py")
-    (folder / "pack/weights").write_bytes(b"x" * (lone.NEIGHBOUR_BYTES + 1))
+    (folder / "pack/weights").write_bytes(b"x" * (standalone.NEIGHBOUR_BYTES + 1))
     made = sent(folder / "t.py", monkeypatch)
     assert listed(made) == [
         "deep/beside.py", "deep/inside.py", "helper.py", "late.py", "notes.txt", "pack/__init__.py",
@@ -179,8 +181,8 @@ def test_a_local_module_named_like_one_of_the_library_is_sent(folder, monkeypatc
 
 def test_neighbours_are_bounded_and_one_s_own(folder, monkeypatch):
     write(folder, "t.py", *(f"n{i:03}" for i in range(150)), text="x")
-    assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + lone.MOST_NEIGHBOURS
-    monkeypatch.setattr(lone, "MOST_NEIGHBOUR_BYTES", 10)
+    assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + standalone.MOST_NEIGHBOURS
+    monkeypatch.setattr(standalone, "MOST_NEIGHBOUR_BYTES", 10)
     assert len(listed(sent(folder / "t.py", monkeypatch))) == 1 + 1 + 10, "notes.txt is empty"
     real = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: real + 1)
@@ -191,13 +193,17 @@ def test_neighbours_are_bounded_and_one_s_own(folder, monkeypatch):
 def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
     write(folder, "t.py", text="def (:\n'\\d'\n")
     assert "t.py" in listed(sent(folder / "t.py", monkeypatch))
-    assert lone.read(str(folder / "film.mkv")) == lone.read("/nowhere") == lone.Text()
+    assert (
+        standalone.read(str(folder / "film.mkv"))
+        == standalone.read("/nowhere")
+        == standalone.Text()
+    )
 
 
 def program_of(kind: Kind, *words: str) -> list[str]:
     func = program.function(Program(kind, words[0], words[1:]), Path.cwd())
     home = Path.home()
-    _, made = shipment.of(func, shipment.Place(home / ".store", home / ".cache"))
+    _, made = shipment.of(func, shipment.SourceSettings(home / ".store", home / ".cache"))
     del sys.modules[func.__module__]
     return listed(made)
 
@@ -271,7 +277,7 @@ def test_a_link_brings_no_key_along(folder, whole):
     }.items():
         (root / name).symlink_to(folder / target)
     made = bundle.build_unmarked(
-        root, lone.Start(("t.py", "a")), whole=whole, cache_dir=folder / ".cache"
+        root, standalone.Seeds(("t.py", "a")), whole=whole, cache_dir=folder / ".cache"
     )
     assert [path for path in listed(made) if path != "notes.txt"] == ["e", "fine.csv", "t.py"]
     assert "a, b" in made.warnings[-1]
@@ -294,7 +300,7 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
 
     def build():
         given = {"cache_dir": folder / ".cache", "clock_ns": lambda: time.time_ns() + 10**10}
-        return bundle.build_unmarked(folder, lone.Start(("t.py",)), whole=False, **given)
+        return bundle.build_unmarked(folder, standalone.Seeds(("t.py",)), whole=False, **given)
 
     first, count = build(), len(reads)
     assert build() == first
@@ -305,7 +311,7 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
     assert (
         build().digests()
         == bundle.build_unmarked(
-            folder, lone.Start(("t.py",)), whole=False, cache_dir=folder / ".other"
+            folder, standalone.Seeds(("t.py",)), whole=False, cache_dir=folder / ".other"
         ).digests()
     )
     assert "new.py" in build().digests()
