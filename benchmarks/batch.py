@@ -4,7 +4,7 @@ of worker processes.
 In: how many inputs (1,000 by default). Out: rows of text. Called by hand and by run.py.
 
 joblib runs all inputs in two processes, one after the other. A job here has processes of its own,
-its own log, records that outlive the caller, and a death that harms nobody else; submitit's jobs
+its own log, records that outlive the caller, and a death that affects no other job; submitit's jobs
 have that as well, so that is the comparison that counts.
 """
 
@@ -22,7 +22,7 @@ import kinetic
 
 AT_A_TIME = 16
 FEW = 60
-"""submitit starts an interpreter for each job: so many tell how long one takes."""
+"""submitit starts an interpreter for each job: this many are enough to time one."""
 
 
 def nothing(x):

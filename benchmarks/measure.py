@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 _QUIET = {"KINETIC_BACKEND": "local"}
-"""Named, so that no line says that this machine stands in for a cluster."""
+"""Set explicitly, which silences the notice that this machine stands in for a cluster."""
 
 
 def environment(home: str) -> dict[str, str]:

@@ -1,21 +1,21 @@
 """Project files with the name of a library's module (`secrets.py`, `types.py`, `click.py`): each
 side imports its own.
 
-In: folders of the user's that come first on the import path. Out: an `__import__` that tells the
-sides apart.
+In: the user's folders that come first on the import path. Out: an `__import__` that decides by who
+imports.
 
-Python gives a name to whoever comes first: with a `secrets.py` beside the script, the standard
-library's `secrets` cannot be had. A script that needs neither survives that, and it must also
-survive kinetic, which imports more than the script does. The rules:
+Python takes the first module of a name on its path: with a `secrets.py` beside the script, the
+standard library's `secrets` cannot be imported. A script that needs neither is not affected, and
+must not be affected by kinetic either, which imports more than the script does. The rules:
 
-1. Where no such file lies in the folders nothing is changed, and nothing is slower.
+1. If the folders hold no such file, nothing is changed and nothing is slower.
 2. An import statement of the standard library, of an installed package or of kinetic gets the
    library's module.
 3. An import statement anywhere else gets what plain Python gives it: the user's file.
-4. A module that was already imported when kinetic came stays what it is, as in plain Python.
-5. Who looks a module up by its name (`importlib.import_module`, modules in C, pickle) gets the
-   user's once the user's code has imported it, and the library's before; but unpickling on hosts
-   gets the user's: what the caller pickled by name was that.
+4. A module that was imported before kinetic stays what it is, as in plain Python.
+5. A lookup by name (`importlib.import_module`, modules in C, pickle) gives the user's module once
+   the user's code has imported it, and the library's before; but unpickling on hosts always gives
+   the user's, because that is what the caller pickled by name.
 
 This module is imported before any other, so it may itself need only what is built in or frozen.
 """
@@ -52,7 +52,7 @@ INDISPENSABLE = {
     *("cloudpickle", "collections", "copyreg", "dataclasses", "datetime", "enum", "functools"),
     *("importlib", "linecache", "threading", "traceback", "typing", "warnings", "weakref"),
 }
-"""Names of which pickles hold library classes all the time."""
+"""Names whose library classes are in most pickles."""
 _PICKLING = ("cloudpickle", "copyreg", "kinetic._pickling.", "pickle")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -60,12 +60,11 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def guard(entries: "Sequence[str] | None" = None) -> None:
-    """Tell the sides apart for the names in these folders; by default in those that come before the
-    standard library.
+    """Resolve the names in these folders by who imports them; by default those in folders that come
+    before the standard library.
 
     Args:
-        entries: folders of the user's. The caller's come with what has been imported already, which
-            stays (rule 4).
+        entries: the user's folders. By default modules that are imported already stay (rule 4).
     """
     folders = _before_the_library() if entries is None else list(entries)
     names = {name for folder in folders for name in _names_in(folder)} & sys.stdlib_module_names
@@ -128,8 +127,8 @@ def _is_library(file: str) -> bool:
 
 
 def _library_asks() -> bool:
-    """Whether the innermost code that is not the machinery of imports is a library's, and does not
-    unpickle."""
+    """Whether the innermost frame outside the import machinery is a library's, and not one that
+    unpickles."""
     frame: Any = sys._getframe(2)
     while frame is not None and (
         "importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__
@@ -140,7 +139,8 @@ def _library_asks() -> bool:
 
 
 class _Shadows:
-    """The names that both sides have; stands on `sys.meta_path`, and behind `__import__`."""
+    """The names that a library and the user both have: a finder on `sys.meta_path`, and the
+    function behind `__import__`."""
 
     current: "_Shadows | None" = None
 
@@ -157,8 +157,7 @@ class _Shadows:
     def install(
         cls, names: "Iterable[str]", folders: "Iterable[str]", *, unpickled: "Iterable[str]"
     ) -> None:
-        """Begin to tell these names apart as well; those that are `unpickled` here mean the user's
-        (rule 5)."""
+        """Add these names; those in `unpickled` mean the user's module when unpickling (rule 5)."""
         if cls.current is None:
             cls.current = shadows = cls()
             sys.meta_path.insert(0, shadows)
@@ -178,8 +177,8 @@ class _Shadows:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: object = None
     ) -> "ModuleSpec | None":
-        """Find the library's module while a library asks for it, also one in C, which no import
-        statement tells of."""
+        """Find the library's module when a library imports it, also from C, where no import
+        statement is run."""
         if (
             path is not None
             or fullname not in self._names
@@ -202,7 +201,7 @@ class _Shadows:
         fromlist: "Sequence[str] | None" = (),
         level: int = 0,
     ) -> "ModuleType":
-        """What stands behind an import statement."""
+        """Take the place of `builtins.__import__`."""
         top = (name if not level else str((globals or {}).get("__package__") or "")).partition(".")[
             0
         ]
@@ -225,7 +224,7 @@ class _Shadows:
     def _look_up(
         self, top: str, name: str, globals: "Mapping[str, Any]", *how: "Any"
     ) -> "ModuleType":
-        """By name, as pickle and modules in C do: afterwards they look among the loaded modules."""
+        """Import by name, as pickle and modules in C do, which then read `sys.modules`."""
         if top in self._unpickled and str(globals.get("__name__")).startswith(_PICKLING):
             return self._import_theirs(top, name, globals, *how)
         if top not in sys.modules and _is_library(_file(globals)):

@@ -3,18 +3,17 @@ the machine.
 
 In: a store, the data's tree. Out: a folder, or its absence.
 
-    data/lock                   one byte of it is locked for each digest that somebody works on,
-                                the first for mount points
-    data/mountpoints.json       what was made for mounts to hang on, see `mountpoints`
+    data/lock                   one byte of it is locked for each digest being built or
+                                removed, the first one for mount points
+    data/mountpoints.json       empty folders made to mount data on, see `mountpoints`
     data/<digest>/files/        the content, without write permission
     data/<digest>/seal          a digest of names, sizes and times:
-                                tells whether somebody has changed the content since
-    data/<digest>.new/          being built; left by who was killed, removed by the next
+                                shows whether the content was changed since
+    data/<digest>.new/          being built; what a killed builder left, the next one removes
 
 Building is done by one process while the others wait; the kernel frees the lock of one that dies. A
 copy appears in one step. Large files are hard links to the store's own contents where the file
-system has them, so that they take their space once; small ones lie in packs there, and are
-copied.
+system has them, so they take space only once; small ones lie in packs there, and are copied.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -69,7 +68,7 @@ def provide(store: Store, tree: Tree, root: Path) -> Path:
 
     Raises:
         CorruptRecord: the stored content is not what was sent.
-        StoreError: the host's disk does not take it; StoreFull when it is full.
+        StoreError: it cannot be written to the host's disk; StoreFull when that is full.
     """
     place = root / tree.manifest.digest
     try:
@@ -133,7 +132,8 @@ def size_bytes(found: CachedCopy) -> int:
 
 
 def _build(store: Store, tree: Tree, place: Path) -> None:
-    """Build aside, then rename: nobody sees a part. The caller holds the lock."""
+    """Build aside, then rename, so that an unfinished copy is never visible. The caller holds the
+    lock."""
     new = Path(f"{place}{_BUILDING}")
     _discard(new)
     if os.path.lexists(place):
@@ -208,7 +208,8 @@ def _is_intact(place: Path) -> bool:
 
 
 def _seal(files: str) -> str:
-    """A digest of what any change by accident changes as well; contents are not read."""
+    """A digest of names, sizes, inodes and times, which every accidental change alters; contents
+    are not read."""
     digest = hashlib.sha256()
     for rel, info in sorted(_walk(files)):
         fields = (
@@ -238,7 +239,7 @@ def _walk(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _retire(place: Path) -> None:
-    """Take the copy away in one step, then remove it."""
+    """Rename the copy away in one step, then remove it."""
     old = Path(f"{place}{_GOING}")
     _discard(old)
     with suppress(FileNotFoundError):
@@ -247,7 +248,7 @@ def _retire(place: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a folder whose parts nobody may write to."""
+    """Remove a read-only folder."""
     if not os.path.lexists(folder):
         return
     for rel, info in [("", os.lstat(folder)), *_folders(str(folder))]:
@@ -262,7 +263,8 @@ def _folders(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 @contextmanager
 def locked(root: Path, digest: str = "") -> Iterator[None]:
-    """Hold the lock of one digest, or the one that belongs to none; waits for who has it."""
+    """Hold the lock of one digest, or the one for mount points; waits while another process has
+    it."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

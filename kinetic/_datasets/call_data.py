@@ -137,7 +137,7 @@ def here(value: Any) -> Any:
     """Return a value for a call in this process: with the local path in place of each `Data` in
     lists, tuples, dicts and sets. Elsewhere a `Data` stays one, which can be opened as a path.
 
-    What holds no `Data` stays the very object.
+    A value without `Data` is returned as is.
     """
     return _here(value, set())
 
@@ -160,7 +160,7 @@ def _here(value: Any, above: set[int]) -> Any:
 
 
 def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dict[Tree, Tree]]:
-    """Bring the data into the store; what is there is not sent again.
+    """Upload the data; content that the store has is not sent again.
 
     Returns:
         How many bytes that took, and the trees that are not as they were packed: what was sent
@@ -170,7 +170,7 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
         SourceChanged: it has changed since it was first sent, and this store does not have what it
             was.
         UsageError: a part of it cannot be read any more.
-        StoreError: the store does not take it.
+        StoreError: the store cannot be written to.
     """
     size_bytes = 0
     changed: dict[Tree, Bundle] = {}
@@ -185,8 +185,8 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
 
 
 def _check_changes(data: Data, changes: Changes) -> None:
-    """Data may change until it is sent for the first time; then it stands for what was sent. All
-    that is there arrives."""
+    """Data may change until it is first sent; from then on it stands for what was sent. A part that
+    exists must be readable."""
     if data.was_sent:
         raise SourceChanged(
             f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "

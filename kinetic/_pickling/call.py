@@ -38,7 +38,7 @@ class Packed:
         size_bytes: length of `data`.
         versions: of what made it.
         warnings: what the caller should know of it, one sentence each.
-        parts: tells how large the parts of the call are, largest first; it pickles them again.
+        parts: returns the sizes of the call's parts, largest first, by pickling them again.
         external: objects that are not in `data`, which holds their positions here.
     """
 
@@ -95,24 +95,24 @@ def instances(
     process = _Process(func, None, kind)
     found: dict[int, object] = {}
     with process.by_value(), suppress(Exception):
-        function = process.dump(_Nowhere(), func, registrations=False)
+        function = process.dump(_NullFile(), func, registrations=False)
         found |= {id(each): each for each in function.external}
         for args, kwargs in calls:
             with suppress(Exception):
-                pickler = function.dump_more((tuple(args), dict(kwargs)), _Nowhere())
+                pickler = function.dump_more((tuple(args), dict(kwargs)), _NullFile())
                 found |= {id(each): each for each in pickler.external}
     return tuple(found.values())
 
 
-class _Nowhere(io.BytesIO):
-    """A file that forgets what is written."""
+class _NullFile(io.BytesIO):
+    """A file that discards what is written."""
 
     def write(self, data: Any) -> int:
         return len(data)
 
 
 class _Process:
-    """What this process has loaded, and how a host comes to it.
+    """What this process has loaded, and how a host gets it.
 
     Attributes:
         script: the definitions of `__main__`.
@@ -132,7 +132,7 @@ class _Process:
         if spawned is not None and spawned.__name__ == "__mp_main__":
             self._modules += (spawned,)
         self._edited = found.edited
-        # A test runner has loaded many modules of a project; a script, those that it means.
+        # A test runner has loaded many modules of a project; a script, only those that it uses.
         self._registering = found.registering if self.script.uses(found.imported) else ()
 
     def packed(
@@ -189,7 +189,7 @@ class _Process:
         )
 
     def by_value(self) -> AbstractContextManager[None]:
-        """Have the modules pickled by value meanwhile."""
+        """Pickle the modules by value within the context."""
         import cloudpickle
 
         from kinetic._pickling import modules
@@ -242,7 +242,7 @@ class _Process:
 
 
 def _users(traceback: TracebackType | None) -> TracebackType | None:
-    """Take off the frames that lead to the code of the object that would not be pickled, if it has
+    """Drop the leading frames, down to the code of the object that could not be pickled, if it has
     any."""
     import cloudpickle
 
@@ -306,7 +306,7 @@ class BatchPickler:
             with self._process.by_value():
                 dump = functools.partial(self._pickler.dump_more, arguments)
                 return _packed("call", dump, self._env_vars, function=self.function.digest)
-        except Exception:  # noqa: BLE001 - pickling runs the objects' own code; the other way finds out why
+        except Exception:  # noqa: BLE001 - pickling runs the objects' own code; `pack` finds out which part fails
             return pack(
                 self._func,
                 args,
@@ -333,7 +333,7 @@ def unpack(
 
     Args:
         data: the record of the call.
-        function: the record of the function, for a call of a series.
+        function: the record of the function, for a call of a batch.
         main: globals of `__main__`, for functions that come from a script; None for a namespace of
             their own.
         source_map: (folder there, folder here): code from a file below the first names the one

@@ -29,8 +29,8 @@ _MOST_BYTES = 1 << 20
 def referenced(
     pickles: Sequence[bytes], titles: Callable[[str], str], cache: Mapping[str, Any] | None = None
 ) -> tuple[Cell, ...]:
-    """Return the cells whose code is in one of the pickles; `titles` says what people call a cell,
-    or ""."""
+    """Return the cells whose code is in one of the pickles; `titles` gives the name that a notebook
+    shows for a cell, or ""."""
     known = _without_file(linecache.cache if cache is None else cache)
     if not known:
         return ()
@@ -52,7 +52,7 @@ def referenced(
 
 
 def definitions(source: str) -> str:
-    """Return the source with every line blank that belongs to no definition; "" when it is no
+    """Return the source with every line blank that belongs to no definition; "" when it is not
     Python."""
     import ast
 
@@ -83,7 +83,7 @@ def _lines(source: str) -> list[str]:
 
 
 def titled(text: str, cells: Sequence[Mapping[str, str]]) -> str:
-    """Return a traceback that names cells as people call them."""
+    """Return a traceback that names cells as the notebook does."""
     for cell in cells:
         text = text.replace(f'File "{cell["file"]}", line', f"{cell['title']}, line")
     return text
@@ -98,7 +98,7 @@ def _without_file(cache: Mapping[str, Any]) -> dict[bytes, str]:
 
 
 def _lines_of(node: ast.stmt) -> Iterator[int]:
-    """The lines of a statement, if code that runs later is made in it."""
+    """The lines of a statement, if it defines code that runs later."""
     import ast
 
     defines = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)

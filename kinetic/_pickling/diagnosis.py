@@ -47,7 +47,7 @@ class Diagnosis:
     returned: bool = False
 
     def as_error(self, cause: Exception) -> PicklingError:
-        """Make the exception for people."""
+        """Make the exception that the user sees."""
         where = f"{self.component} cannot be pickled"
         if self.path:
             where += f": its part {self.path} is {with_article(self.type_name)}"

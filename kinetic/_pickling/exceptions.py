@@ -1,13 +1,13 @@
-"""Exceptions taken apart for the journey, and put together again.
+"""Exceptions as plain dicts, and back.
 
-In: an exception, or the nodes it was taken apart into. Out: the other.
+In: an exception, or its nodes. Out: the other.
 
 Plain pickling loses causes, contexts and frames, fails for classes whose constructor wants more
 than `args`, and changes those whose constructor edits its message. So each exception of the tree
-becomes a node of its own, and a node that does not survive a trial journey is carried as class,
+becomes a node of its own, and a node that does not survive a trial round trip travels as class,
 arguments and attributes instead. A node is a plain dict:
 
-    type, text          what people would read
+    type, text          what a traceback shows
     body                pickle of the exception itself, or of its parts;
                         None when the class cannot travel
     whole               whether `body` is the exception itself
@@ -38,7 +38,7 @@ _FIRST_FRAMES, _LAST_FRAMES = 50, 150
 def describe(
     error: BaseException, *, dumps: Dumps, loads: Loads, source_map: tuple[str, str] | None
 ) -> list[Node]:
-    """Take the exception and all that hangs on it apart; the root is the first node.
+    """Describe the exception and all that is linked to it; the root is the first node.
 
     Raises:
         PicklingError: the class of the root cannot be pickled.
@@ -56,7 +56,7 @@ def describe(
 
 
 def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
-    """Put the exception together again.
+    """Rebuild the exception.
 
     Raises:
         UserCodeFailed: the class of the root cannot be rebuilt here.
@@ -177,8 +177,8 @@ def _from_parts(
     *,
     members: list[BaseException] | None,
 ) -> BaseException:
-    """Make the exception without calling the constructor of its class, whose arguments nobody
-    kept."""
+    """Make the exception without calling the constructor of its class, whose arguments are
+    unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     init_args = (*args, members) if members is not None else args
     error: BaseException = builtin.__new__(cls, *init_args)

@@ -62,11 +62,11 @@ def _raised_in(frame: Frame) -> TracebackType | None:
 
 
 class _Marker(Exception):
-    """What the made frames raise; nobody sees it."""
+    """Raised in the made frames, and caught here."""
 
 
 def _table(code: CodeType, delta: int, positions: Sequence[int | None], line: int) -> bytes:
-    """Say that all instructions of the code come from one place."""
+    """Map all instructions of the code to one position."""
     left, table = len(code.co_code) // 2, bytearray()
     while left > 0:
         units = min(left, _UNITS_PER_ENTRY)

@@ -1,8 +1,8 @@
 """Which loaded modules a host cannot import: only these are pickled by value, all others by
 reference.
 
-In: the loaded modules, and what is shipped. Out: the modules to pickle by value, and a span of time
-in which they are.
+In: the loaded modules, and what is shipped. Out: the modules to pickle by value, and a context in
+which they are.
 
 A module that is pickled by value although the host can import it exists there twice: its classes do
 not match in `isinstance` and `except`, and what registered them (JAX, Keras, an ABC) knows only one
@@ -76,7 +76,7 @@ class _Imported:
 
 @dataclass(frozen=True)
 class LoadedModules:
-    """What was found out about the loaded modules.
+    """The loaded modules, by how a host gets them.
 
     Attributes:
         by_value: the modules that the host cannot import as they are here.
@@ -92,7 +92,7 @@ class LoadedModules:
 
 
 def classify(shipped: Shipped) -> LoadedModules:
-    """Find the loaded modules that a host cannot import."""
+    """Sort the loaded modules by whether a host can import them."""
     mine = list(_uninstalled())
     places = _places(shipped, mine)
     there = manifest.files_among(shipped.manifests, places.values()) if places else set()
@@ -117,7 +117,7 @@ def classify(shipped: Shipped) -> LoadedModules:
 
 @contextmanager
 def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
-    """Have these modules pickled by value meanwhile. `registry` is the cloudpickle module."""
+    """Pickle these modules by value within the context. `registry` is the cloudpickle module."""
     ours: list[ModuleType] = []
     try:
         with _LOCK:
@@ -135,7 +135,7 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
 
 
 def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
-    """Yield the loaded modules that come from a file that nobody installed, with the file; never
+    """Yield the loaded modules that come from a file that is not installed, with the file; never
     kinetic itself."""
     installed = _installed()
     for name, module in list(sys.modules.items()):
@@ -151,8 +151,8 @@ def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
 
 
 def _made_here() -> list[ModuleType]:
-    """Return the modules that the program has made and not imported; one in a package, its package
-    makes."""
+    """Return the modules that the program made without importing them; a package makes those in
+    it."""
     return [
         module
         for name, module in list(sys.modules.items())
@@ -250,7 +250,7 @@ def _pth_entries() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _registers(file: str, stamp: Stamp) -> bool:
-    """Whether the source speaks of registering. `stamp` is that of the file as it is read."""
+    """Whether the source mentions registering. `stamp` is that of the file as it is read."""
     return b"regist" in _read(file).lower()
 
 

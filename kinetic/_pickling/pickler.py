@@ -1,12 +1,12 @@
 """How a call is pickled: cloudpickle, except that what the host can import stays one thing there,
 and classes of a script are defined there again by their own source.
 
-In: live objects, and the script they come from. Out: a pickle, for an unpickler of `payload`.
+In: live objects, and the script they come from. Out: a pickle, for `CallUnpickler`.
 
 cloudpickle pickles by reference only what it finds under its own name. Here also:
 
 - the function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a cache):
-  by the way to it;
+  by its path;
 - a function made by a function of a module (a closure): it gets the globals of that module, not a
   copy of some of them;
 - functions of `__main__` share one namespace on the host: its `__main__`;
@@ -198,7 +198,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 class ExternalObjectPickler(CallPickler):
     """Leaves the objects of one class out, wherever it meets them: they travel beside the pickle,
-    which holds their numbers. A class of its own, because Python code runs for every object.
+    which holds their numbers. A separate class, because `persistent_id` runs for every object.
 
     Args:
         file, script, rebuilt: as of `CallPickler`.

@@ -1,13 +1,13 @@
 """Unpickling what comes back from a host, so that classes keep their identity.
 
-In: bytes of a pickle, and the inside of cloudpickle. Out: the value.
+In: bytes of a pickle, and the internals of cloudpickle. Out: the value.
 
 A class that was sent by value comes back by value. cloudpickle finds the one that left this
 process, but then overwrites its methods with those that travelled, bound to globals of their own;
 and in another process (`attach`) it makes a new class that no `except` clause names. Here a class
 that is known is left alone, and one that its module already defines is that one.
 
-Code of another version of Python is refused: to run it would end the process without a word.
+Code of another version of Python is refused: running it would crash the process.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class ResultUnpickler(pickle.Unpickler):
 
     Args:
         data: the pickle.
-        inside: the module cloudpickle.cloudpickle.
+        internals: the module cloudpickle.cloudpickle.
         python: the version that made the pickle, when it is not the one that reads it.
     """
 
-    def __init__(self, data: bytes | memoryview, inside: Any, python: str = "") -> None:
+    def __init__(self, data: bytes | memoryview, internals: Any, python: str = "") -> None:
         super().__init__(io.BytesIO(data))
-        self._inside = inside
+        self._internals = internals
         self._python = python
-        self._known = set(inside._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        self._known = set(internals._DYNAMIC_CLASS_TRACKER_BY_CLASS)
         self._own = {
             "_make_skeleton_class": self._skeleton_class,
             "_make_skeleton_enum": self._skeleton_enum,
@@ -43,24 +43,24 @@ class ResultUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global of the pickle."""
-        if module == self._inside.__name__ and name in self._own:
+        if module == self._internals.__name__ and name in self._own:
             return self._own[name]
         return super().find_class(module, name)
 
-    def _skeleton_class(self, *given: Any) -> Any:
-        _, name, _, fields, tracker, _ = given
+    def _skeleton_class(self, *args: Any) -> Any:
+        _, name, _, fields, tracker, _ = args
         return self._defined_here(
             fields.get("__module__"), name, tracker
-        ) or self._inside._make_skeleton_class(*given)
+        ) or self._internals._make_skeleton_class(*args)
 
-    def _skeleton_enum(self, *given: Any) -> Any:
-        _, _, qualname, _, module, tracker, _ = given
-        return self._defined_here(module, qualname, tracker) or self._inside._make_skeleton_enum(
-            *given
+    def _skeleton_enum(self, *args: Any) -> Any:
+        _, _, qualname, _, module, tracker, _ = args
+        return self._defined_here(module, qualname, tracker) or self._internals._make_skeleton_enum(
+            *args
         )
 
     def _defined_here(self, module: str | None, name: str, tracker: str | None) -> type | None:
-        if tracker in self._inside._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
+        if tracker in self._internals._DYNAMIC_CLASS_TRACKER_BY_ID or module not in sys.modules:
             return None
         names = origin.MAIN if module in origin.MAIN else (module,)
         for space in (
@@ -74,11 +74,11 @@ class ResultUnpickler(pickle.Unpickler):
         return None
 
     def _set_state(self, cls: Any, state: Any) -> Any:
-        return cls if cls in self._known else self._inside._class_setstate(cls, state)
+        return cls if cls in self._known else self._internals._class_setstate(cls, state)
 
     def _builtin_type(self, name: str) -> Any:
         if self._python and name == "CodeType":
             raise pickle.UnpicklingError(
                 f"it holds code of Python {self._python} (a function, or a class of a script)"
             )
-        return self._inside._builtin_type(name)
+        return self._internals._builtin_type(name)

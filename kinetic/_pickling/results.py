@@ -102,9 +102,9 @@ def _attempt(value: object) -> Exception | None:
 
 def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
     """Unpickle what comes back from a host, without touching the classes that are known here."""
-    from cloudpickle import cloudpickle as inside
+    from cloudpickle import cloudpickle as internals
 
     from kinetic._pickling.result_unpickler import ResultUnpickler
 
     python = "" if made is None or made.python == envelope.versions_here().python else made.python
-    return ResultUnpickler(data, inside, python).load()
+    return ResultUnpickler(data, internals, python).load()

@@ -1,5 +1,5 @@
-"""Unpickling a call on a host: the script's functions get the `__main__` of the host, and code says
-that it comes from its tree.
+"""Unpickling a call on a host: the script's functions get the `__main__` of the host, and code
+names the files of the host's tree.
 
 In: bytes of a pickle that `pickler` made. Out: the value.
 
@@ -128,13 +128,13 @@ def module_namespace(name: str) -> dict[str, Any]:
 def imported(name: str) -> ModuleType:
     """Import as pickle does: a file of the project comes before a module of the standard library
     with its name."""
-    __import__(name, globals())  # `shadows` looks there who asks.
+    __import__(name, globals())  # `_shadows` looks there for who imports.
     return sys.modules[name]
 
 
 def import_if_possible(modules: Sequence[str]) -> None:
-    """Import modules that the function may not need: one that cannot be imported here, it will miss
-    by itself."""
+    """Import modules that the function may not need; those that cannot be imported here are
+    skipped."""
     for name in modules:
         with contextlib.suppress(Exception):
             imported(name)
@@ -160,7 +160,7 @@ def bare(kind: type) -> Any:
 
 
 def unwrapped(module: str, qualname: str, depth: int) -> Any:
-    """Return a function of a module from under so many decorators."""
+    """Return a function of a module from under `depth` decorators."""
     found: Any = imported(module)
     for name in qualname.split("."):
         found = getattr(found, name)

@@ -27,7 +27,7 @@ from kinetic.errors import UsageError
 _LARGEST = 5
 _NAMED = 10
 _WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
-"""What people should know of a walk."""
+"""The warnings about what a walk has found."""
 
 __all__ = ["Bundle", "Sent", "build", "build_data", "build_unmarked", "unpack", "upload"]
 
@@ -41,7 +41,7 @@ class Bundle:
             names the tree.
         tree: digest and size.
         root: the folder it was packed from.
-        warnings: what people should know of it, one sentence each.
+        warnings: for the caller, one sentence each.
         largest: the largest files, (path, bytes), largest first.
         note: the file in the user's cache that says what the tree held; None for no cache.
     """
@@ -96,7 +96,7 @@ def build(
         clock_ns: nanoseconds since the epoch.
 
     Raises:
-        UsageError: the tree is too large to be meant.
+        UsageError: the tree is implausibly large.
     """
     options = _options(
         root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=sparing
@@ -127,7 +127,7 @@ def build_unmarked(
             always left out.
 
     Raises:
-        UsageError: what belongs to the script is too large to be meant.
+        UsageError: what belongs to the script is implausibly large.
     """
     options = _options(
         root, exclude, outputs, cache_dir, default_excludes=default_excludes, sparing=True
@@ -259,7 +259,7 @@ def _pack(
     for path, found in scan.files.items():
         content = contents.get(found.path)
         if content is None:
-            # Else it went away since the walk, as if there had never been one.
+            # Otherwise it was removed since the walk, and counts as never there.
             if os.path.lexists(found.path):
                 scan.unreadable.append(path)
             continue

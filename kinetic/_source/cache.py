@@ -5,7 +5,7 @@ In: the user's cache folder. Out: `Snapshot`, or None.
 A snapshot names everything that its result rests on (folders, files, ignore files, also those that
 were absent) with the stamp that it had. When every stamp is as it was, so is the tree. A stamp from
 less than two seconds before the walk is not trusted: a later change could carry the same times.
-Garbage in the cache is the same as no cache.
+A damaged cache counts as none.
 """
 
 # ruff: noqa: PTH105, PTH108
@@ -47,7 +47,7 @@ class Snapshot:
     Attributes:
         manifests: the lists of its folders, one a line, the root's last.
         tree: its digest and size.
-        warnings: what people should know of it.
+        warnings: for the caller.
         largest: the largest files.
         followed: path that was read, for files that lie behind a followed link.
         watched: stamps by absolute path.
@@ -94,8 +94,8 @@ def unchanged(snapshot: Snapshot) -> bool:
 
 
 def save(path: Path, snapshot: Snapshot, *, began_ns: int) -> None:
-    """Keep a snapshot; one that cannot be kept is none. `began_ns` is when the walk began, since
-    the epoch."""
+    """Save a snapshot; failure to do so is ignored. `began_ns` is when the walk began, since the
+    epoch."""
     try:
         write(path, _encode(snapshot, began_ns))
     except (OSError, OverflowError) as error:
@@ -103,8 +103,7 @@ def save(path: Path, snapshot: Snapshot, *, began_ns: int) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file of the cache in one step, with a checksum; remove those that were written
-    longest ago."""
+    """Write a file of the cache in one step, with a checksum; remove the oldest ones."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -131,8 +130,8 @@ def read(path: Path) -> bytes:
 
 
 def trusted(stamp: Stamp, began_ns: int) -> bool:
-    """Return whether a later change must have another stamp: both times are older than any clock is
-    coarse."""
+    """Return whether any later change must alter the stamp: both times are older than the coarsest
+    clock tick."""
     return not stamp or (abs(began_ns - stamp[0]) > _RACY_NS and stamp[1] < began_ns - _RACY_NS)
 
 
@@ -171,7 +170,7 @@ def _decode(content: bytes) -> Snapshot:
 
 
 def _sweep(folder: Path) -> None:
-    """Forget the trees that were packed longest ago, and what killed writers left."""
+    """Remove the oldest files, and what killed writers left."""
     with os.scandir(folder) as listing:
         entries = list(listing)
     if len(entries) <= _MOST_SNAPSHOTS:

@@ -44,7 +44,7 @@ class _Pack:
     file: FileIO
 
     def read(self, digest: str) -> bytes:
-        """Return a content, not verified."""
+        """Return a content without verifying it."""
         offset, stored_bytes, deflated = self.index.spans[digest]
         data = os.pread(self.file.fileno(), stored_bytes, offset)
         return packs.inflated(data) if deflated else data
@@ -93,7 +93,7 @@ class StoredTree:
 
 
 def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
-    """Write the tree into `dest`, an empty folder or none, and return what it holds.
+    """Write the tree into `dest`, which is empty or does not exist, and return what it holds.
 
     Permission bits are restored; folders stay usable by their owner.
 
@@ -118,11 +118,11 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
 
 @contextmanager
 def opened(store: Store, tree: Tree) -> Iterator[StoredTree]:
-    """Bring the packs of a tree to this machine, where they are not there, and read its lists.
+    """Fetch the packs of a tree unless they are on this machine, and read its lists.
 
     Raises:
         CorruptRecord: a list is missing, or not the one that the plan or the list above names.
-        StoreError: this machine's disk does not take the packs.
+        StoreError: the packs cannot be written to this machine's disk.
     """
     contents = _contents(store, tree)
     with ExitStack() as stack:
@@ -262,7 +262,7 @@ def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iter
 
 
 def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) -> None:
-    """Bring a content that is an object of its own from a store that is elsewhere."""
+    """Fetch a content that is an object of its own from a remote store."""
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
@@ -274,7 +274,7 @@ def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) 
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
     """Remove the record of a tree, and the object with this name with all records that vouch for
-    it. A host that may only read has done its part by saying what is wrong."""
+    it. A host that may only read the store only reports what is wrong."""
     with suppress(StoreError):
         store.delete(layout.tree(tree.manifest.digest))
     if not name:

@@ -24,8 +24,8 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file held; the stamp is that of the very moment, or empty when it changed
-    meanwhile."""
+    """What a file held; the stamp is from the same moment, or empty when the file changed while it
+    was read."""
 
     digest: str
     size_bytes: int
@@ -33,7 +33,7 @@ class FileDigest:
 
 
 def known(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
-    """Return the contents that a snapshot tells, by the path that was read."""
+    """Return what a snapshot knows of contents, by the path that was read."""
     if old is None:
         return {}
     found: dict[str, FileDigest] = {}
@@ -76,7 +76,7 @@ def read(path: str) -> FileDigest:
     does not count.
 
     One that is written to is read again a few times, so that half a change is seldom taken for the
-    content; then it is what was read. Its stamp is empty: nobody knows what it holds now.
+    content; then what was read counts. Its stamp is empty, because what it holds now is unknown.
     """
     for _ in range(_TRIES):
         with opened(path) as file:
@@ -109,8 +109,7 @@ def opened(path: str) -> FileIO:
 
 
 def chunks(file: FileIO, size_bytes: int, most_bytes: int) -> Iterator[bytes]:
-    """Yield the next bytes of a file, in parts: so many as are asked for, fewer where it ends
-    before."""
+    """Yield the next `size_bytes` of a file in chunks; fewer where it ends first."""
     while size_bytes > 0 and (chunk := file.read(min(size_bytes, most_bytes))):
         size_bytes -= len(chunk)
         yield chunk

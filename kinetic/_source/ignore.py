@@ -83,7 +83,8 @@ class IgnoreRules:
     """The rules of one ignore file."""
 
     def __init__(self, rules: Iterable[Rule], *, of_bytes: bool = False) -> None:
-        """Keep the rules; with `of_bytes` a letter of theirs stands for a byte of a path."""
+        """Compile the rules; with `of_bytes` each of their characters stands for one byte of a
+        path."""
         self._of_bytes = of_bytes
         self._rules = [
             (r, re.compile(rf"(?:{r.regex})\Z", re.DOTALL)) for r in reversed(list(rules))
@@ -103,7 +104,7 @@ class IgnoreRules:
         matches decides."""
         if self._of_bytes and not path.isascii():
             path, name = _as_bytes(path), _as_bytes(name)
-        # Most files match nothing: two tries with all rules at once tell.
+        # Most files match nothing, which two expressions with all rules find out.
         if not (
             (self._names and self._names.match(name)) or (self._paths and self._paths.match(path))
         ):
@@ -134,7 +135,7 @@ class Gitignore:
 def ignored_by_git(
     gitignores: Sequence[Gitignore], path: str, name: str, *, is_folder: bool
 ) -> bool | None:
-    """Ask the gitignores, the nearest (last) first."""
+    """Return the verdict of the nearest `.gitignore` (the last) that has one."""
     for gitignore in reversed(gitignores):
         verdict = gitignore.rules.decide(
             gitignore.prefix + path[gitignore.cut :], name, is_folder=is_folder
@@ -144,11 +145,11 @@ def ignored_by_git(
     return None
 
 
-def is_no_source(names: Set[str], *, default_excludes: bool) -> bool:
-    """Whether a folder that holds these names is something else: a store of kinetic's, an
-    environment, or a cache.
+def is_not_source(names: Set[str], *, default_excludes: bool) -> bool:
+    """Whether a folder that holds these names is something else: a kinetic store, an environment,
+    or a cache.
 
-    Environments are told by what venv and conda put there, caches by the tag of
+    Environments are recognised by what venv and conda put there, caches by the tag of
     https://bford.info/cachedir/.
     """
     if names >= _STORE:
@@ -249,8 +250,7 @@ def _stars(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
 
 
 def _bracket(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
-    """Translate a set of characters, from behind its "["; a set that does not end matches
-    nothing."""
+    """Translate a set of characters, from behind its "["; an unterminated set matches nothing."""
     negated = pattern[at : at + 1] in ("!", "^")
     at += negated
     members, before, first = "", "", True

@@ -5,7 +5,7 @@ In: a bundle, a store. Out: indexes of packs, which may be fewer than the store 
 What a tree was sent as is noted in the user's cache. The next submission of the tree looks whether
 the store still has the record of the last one, which vouches for its packs. Without that (another
 machine, a cache that was removed, a record that a host found broken) it lists the indexes in the
-store and reads some of them. Garbage in the cache is the same as no cache.
+store and reads some of them. A damaged cache counts as none.
 """
 
 from __future__ import annotations

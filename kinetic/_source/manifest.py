@@ -126,7 +126,7 @@ def decode(root: str, read: Callable[[Sequence[tuple[str, str]]], Iterable[bytes
             each level of the tree.
 
     Raises:
-        CorruptRecord: a list is none, or one that no builder wrote.
+        CorruptRecord: a list is malformed.
     """
     entries: list[Entry] = []
     level, seen = [("", root)], 0
@@ -151,7 +151,7 @@ def contents(folder: str, data: bytes) -> list[Entry | Part]:
     """Read the list of one folder.
 
     Raises:
-        CorruptRecord: it is no list, or one that no builder wrote.
+        CorruptRecord: it is malformed.
     """
     try:
         document = json.loads(data)
@@ -166,7 +166,7 @@ def contents(folder: str, data: bytes) -> list[Entry | Part]:
 
 
 def connected(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries without links to what is not among them: it went away after it was
+    """Return the entries without links to missing ones, which were removed after they were
     found."""
     there = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
     return [each for each in entries if not isinstance(each, Symlink) or _resolved(each) in there]
@@ -178,7 +178,7 @@ def join(lists: dict[str, bytes]) -> bytes:
 
 
 def split(text: bytes) -> dict[str, bytes]:
-    """Return the lists of such a text by digest."""
+    """Return the lists of a joined text by digest."""
     return {hashlib.sha256(line).hexdigest(): line for line in text.split(b"\n")}
 
 
@@ -229,7 +229,7 @@ def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:
         return Part(folder, _digest(digest))
     name, *rest = row
     if name in _NO_NAMES or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is no name inside a folder")
+        raise ValueError(f"{name!r} is not a name inside a folder")
     path = inside + name
     if kind == "f":
         mode, size_bytes, digest = rest
@@ -240,7 +240,7 @@ def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:
         mode, digest = rest
         return Folder(path, _mode(mode), _digest(digest))
     if kind != "l":
-        raise ValueError(f"{path!r} is no file, no folder and no link, but {kind!r}")
+        raise ValueError(f"{path!r} is neither a file, a folder nor a link, but {kind!r}")
     (target,) = rest
     if type(target) is not str or not target or "\0" in target:
         raise ValueError(f"{path!r} leads to {target!r}")
@@ -249,18 +249,18 @@ def _entry(folder: str, inside: str, kind: str, *row: Any) -> Entry | Part:
 
 def _mode(mode: object) -> int:
     if type(mode) is not int or not 0 <= mode <= _MODES:
-        raise ValueError(f"{mode!r} is no mode")
+        raise ValueError(f"{mode!r} is not a mode")
     return mode
 
 
 def _digest(text: str) -> str:
     if not _DIGEST.match(text):
-        raise ValueError(f"{text!r} is no digest")
+        raise ValueError(f"{text!r} is not a digest")
     return text
 
 
 def _verify(entries: list[Entry]) -> None:
-    """Verify what one list alone cannot tell. That a parent is a real folder, never a link, follows
+    """Verify what a single list cannot show. That a parent is a real folder, never a link, follows
     from how lists are nested."""
     kinds: dict[str, type] = {"": Folder} | {entry.path: type(entry) for entry in entries}
     if len(kinds) != len(entries) + 1:
@@ -276,6 +276,6 @@ def _verify(entries: list[Entry]) -> None:
 def _resolved(link: Symlink) -> str:
     """Return the path in the tree that the target means, or one that no entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
-        return "/"  # Builders write no detours, which could lead out by way of another link.
+        return "/"  # Builders write normal paths; a detour could lead out through another link.
     path = posixpath.normpath(posixpath.join(link.path.rpartition("/")[0], link.target))
     return "" if path == "." else path

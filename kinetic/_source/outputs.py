@@ -21,8 +21,7 @@ _MOST = 2000
 
 
 def note(cache_dir: Path, output_dir: str | None) -> None:
-    """Remember a job's output folder; one that cannot be remembered is forgotten. None and URIs
-    need not be remembered."""
+    """Remember a job's output folder; failure to do so is ignored, and so are None and URIs."""
     if output_dir is None or "://" in output_dir:
         return
     known = noted(cache_dir)

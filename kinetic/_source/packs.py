@@ -9,8 +9,8 @@ SHA-256, and each content is verified by its own digest, so all of a pack is.
     index       magic, number of members, then for each member
                 its SHA-256, its length in the pack, and whether it is deflated
 
-Lists of folders are deflated, for they are read by machines only and half of a list is digests in
-hexadecimal. Files are stored as they are.
+Lists of folders are deflated, because half of a list is digests in hexadecimal. Files are stored as
+they are.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Contents:
         """Read the record of a tree.
 
         Raises:
-            CorruptRecord: it is damaged, or of another kinetic.
+            CorruptRecord: it is damaged, or written by another version.
         """
         try:
             document = json.loads(data)
@@ -115,7 +115,7 @@ def index_bytes(head: bytes) -> int:
     """Return how long the index is that begins with these `HEAD_BYTES` bytes.
 
     Raises:
-        CorruptRecord: no index begins so.
+        CorruptRecord: they do not begin an index.
     """
     try:
         magic, count = _HEAD.unpack(head)
@@ -165,9 +165,9 @@ def inflated(data: bytes) -> bytes:
 def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:
     """Return the packs from which a tree takes contents that need not be sent again.
 
-    A host fetches every pack of a tree in one call, whole. So a tree takes few packs, and none of
-    which more than half is of no use to it: what is left out goes into the pack that is sent. Thus
-    packs of single changes are put together by and by.
+    A host fetches every pack of a tree in one call, whole. So a tree uses few packs, and none that
+    is less than half useful to it; the rest goes into the pack that is sent. Over time this merges
+    the packs of single changes.
 
     Args:
         needed: sizes of what the tree needs, by digest.
@@ -187,8 +187,8 @@ def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:
 
 
 def _weight(pack: Index, wanted: Collection[str]) -> int:
-    """What it costs to send those members of a pack that are wanted; also an empty one costs
-    something."""
+    """The cost of sending the wanted members of a pack; an empty one counts its row in the
+    index."""
     return sum(
         _ROW.size + span.stored_bytes for digest, span in pack.spans.items() if digest in wanted
     )

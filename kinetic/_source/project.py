@@ -15,8 +15,8 @@ from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
 WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
-"""What `kinetic run` tells of a program, in its stand-in: the words of its command line, and the
-module that it runs."""
+"""Set by `kinetic run` in the module that stands in for a program: the words of its command line,
+and the module that it runs."""
 OWN_MARKER = ".kineticignore"
 _INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
@@ -32,7 +32,7 @@ class Project:
         sys_path_rel: entries of the caller's sys.path inside the root, relative to it, in order; ""
             is the root.
         marked: whether something says that the folder is a project. Else it may hold anything.
-        shared: whether the folder is home, `/` or one for temporary files, which is nobody's
+        shared: whether the folder is home, `/` or one for temporary files, which is never a
             project.
     """
 
@@ -62,7 +62,7 @@ def find_project(
         home: the user's home; never a project, unless the search starts there.
         sys_path: the interpreter's search path.
         package_root: the folder to ship, in place of the one that would be found.
-        temporary: folders for everybody's temporary files; like home, never a project.
+        temporary: shared folders for temporary files; like home, never a project.
 
     Raises:
         UsageError: `package_root` does not exist or does not contain the entry.
@@ -111,8 +111,8 @@ def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path
 
 
 def _search(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
-    """Return the project's folder, and whether anything marks it: a file of a project's, or else an
-    ignore file of ours."""
+    """Return the project's folder, and whether anything marks it: one of `MARKERS`, or else a
+    `.kineticignore`."""
     outside = start
     while (
         (outside / "__init__.py").is_file()

@@ -58,7 +58,7 @@ def of(
     Args:
         func: the function.
         settings: of the caller's machine.
-        data: where declared data lies: it travels apart.
+        data: where declared data lies, which is sent separately.
         output_dir: where this call leaves files.
 
     Raises:
@@ -111,8 +111,8 @@ def of(
 
 
 def _own_search_path() -> list[str]:
-    """Return sys.path without the interpreter's own folders: where it lies below a home, they would
-    pass for the user's."""
+    """Return sys.path without the interpreter's own folders, which look like the user's where
+    Python is installed below home."""
     own = tuple(
         f"{os.path.realpath(prefix)}/lib/"
         for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}
@@ -149,7 +149,7 @@ def _loaded() -> list[str]:
     )
     found: list[str] = []
     for name, module in list(sys.modules.items()):
-        # Asking a lazy one would load it.
+        # Asking a lazy module would load it.
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if (
             isinstance(file, str)
@@ -168,7 +168,7 @@ def _is_foreign(rel: str) -> bool:
 def _inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
     """Return those of the places that lie in the project and hold no code of it."""
     assert found.root is not None
-    # A loop of links is the store's to tell.
+    # A loop of links is reported by the store.
     real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
     code = _holding_code(found)
     return [each for each in real if each.is_relative_to(found.root) and each not in code]

@@ -1,12 +1,12 @@
-"""A script that lies in no project: itself, the modules that it imports from around it, and small
-files beside it.
+"""A script outside any project: itself, the modules that it imports from around it, and small files
+beside it.
 
 In: the folder of the script, where to begin. Out: a `Scan` of what belongs to it.
 
-Home, `/tmp` and `/` hold everything else as well, and nothing marks what is the script's. So
-nothing is taken for being there but small files in the very folder: never folders, never dot-files,
-never what looks like keys. In a folder that all programs use, like `/tmp`, these are only files
-whose names the script has in its text.
+Home, `/tmp` and `/` hold everything else as well, and nothing marks what is the script's. So the
+only files taken just for being there are small ones in the same folder: never folders, never
+dot-files, never what looks like keys. In a folder that all programs use, like `/tmp`, these are
+only files whose names the script has in its text.
 """
 
 # ruff: noqa: PTH116
@@ -27,7 +27,7 @@ from kinetic._source import ignore, walk
 from kinetic._source.walk import FoundFile, Scan, leads_to_hidden, looks_secret, stamp_at, stamp_of
 
 NEIGHBOUR_BYTES = 1_000_000
-"""The size of the largest file that is taken only for being there."""
+"""The largest file that is taken just for being there."""
 MOST_NEIGHBOURS = 100
 MOST_NEIGHBOUR_BYTES = 10_000_000
 _MOST_PARSED_BYTES = 2_000_000
@@ -56,7 +56,7 @@ def scan(root: str, seeds: Seeds, *, exclude: Collection[str] = ()) -> Scan:
     """Return what belongs to the script; the root and `exclude` are real paths.
 
     Raises:
-        UsageError: it is too large to be meant.
+        UsageError: it is implausibly large.
     """
     return _Gathering(root, seeds, frozenset(exclude)).run()
 
@@ -149,7 +149,7 @@ class _Gathering:
 
     def _listed(self, rel: str) -> Iterator[tuple[str, bool]]:
         """Yield the names in a folder and whether each is a folder, without links to folders and
-        what is no source."""
+        what is not source."""
         path = f"{self._root}/{rel}" if rel else self._root or "/"
         self._found.watched[path] = stamp_at(path)
         try:
@@ -157,7 +157,7 @@ class _Gathering:
                 entries = sorted(listing, key=lambda entry: entry.name)
         except OSError:
             return
-        if rel and ignore.is_no_source({entry.name for entry in entries}, default_excludes=True):
+        if rel and ignore.is_not_source({entry.name for entry in entries}, default_excludes=True):
             return
         for entry in entries:
             if (
@@ -237,14 +237,14 @@ class _Gathering:
 
 @dataclass(frozen=True)
 class Text:
-    """What a Python file says: modules that it imports, wherever in it, and its short strings."""
+    """What a Python file mentions: modules that it imports, at any depth, and its short strings."""
 
     modules: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()
 
 
 def read(path: str) -> Text:
-    """Read a Python file; one that is none says nothing."""
+    """Parse a Python file; empty for anything else."""
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of its syntax: Python shows them when it runs.

@@ -1,6 +1,6 @@
-"""The same act on many files at once: hashing and file systems let go of the interpreter.
+"""One operation on many files in threads: hashing and file access release the GIL.
 
-In: a function and its arguments. Out: the answers, in order.
+In: a function and its arguments. Out: the results, in order.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def worth_it(count: int, size_bytes: int) -> bool:
 
 
 def in_threads(act: Callable[[T], R], items: Sequence[T], *, worth: bool) -> list[R]:
-    """Return `act` of each item; the first exception ends it, after the acts that have begun."""
+    """Return `act` of each item; the first exception is raised once the running ones have ended."""
     return at_once(act, items, THREADS if worth else 1)

@@ -104,16 +104,16 @@ class _Differs(Exception):
 def upload(
     bundle: Bundle, store: Store, *, on_change: Callable[[Changes], None] | None = None
 ) -> Sent:
-    """Bring the tree's content into the store; a tree whose record is there sends nothing.
+    """Upload the tree; nothing is sent when the store has its record.
 
     Args:
         bundle: the tree.
         store: where it goes.
-        on_change: is told which files have changed since they were packed, before a list names
-            them; may raise.
+        on_change: called with the files that have changed since they were packed, before a list
+            names them; may raise.
 
     Raises:
-        StoreError: the store does not take it.
+        StoreError: the store cannot be written to.
     """
     if store.has(layout.tree(bundle.tree.manifest.digest)):
         return Sent(0, 0)
@@ -142,8 +142,8 @@ def upload(
 def _send_files(
     bundle: Bundle, store: Store, sources: _Sources, there: Collection[str]
 ) -> tuple[list[_Staged], list[_SentPack]]:
-    """Send the contents that are not there; those of the last pack are only read, for the lists go
-    with them."""
+    """Send the contents that are not there; those of the last pack are only read, because the lists
+    go with them."""
     absent = {digest: same for digest, same in sources.items() if digest not in there}
     small = _small(absent)
     *groups, last = packs.groups(small)
@@ -202,7 +202,8 @@ def _send_group(
 def _send_pack(
     store: Store, files: Mapping[str, bytes], lists: Mapping[str, bytes]
 ) -> list[_SentPack]:
-    """Put what there is into a pack; its index comes last, for it vouches for the pack."""
+    """Write a pack, unless it would be empty; its index comes last, because it vouches for the
+    pack."""
     if not files and not lists:
         return []
     index, parts = packs.build(files, lists)

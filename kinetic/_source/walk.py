@@ -32,13 +32,13 @@ Stamp = tuple[int, ...]
 Empty: there was nothing."""
 
 _GONE = (FileNotFoundError, NotADirectoryError)
-"""It went away since its folder was listed: as if there had never been one."""
+"""Removed since its folder was listed: counts as never there."""
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems number inodes beyond what fits a signed word.
 
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
 MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
-"""How much of a folder that nothing marks as a project may be taken for one."""
+"""The largest folder that is shipped whole although nothing marks it as a project."""
 _SECRETS = (
     ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
     "credentials*.json", "service-account*.json", "service_account*.json",
@@ -75,7 +75,7 @@ class Scan:
         files: each regular file.
         links: target of each link that stays one, relative to the link's folder.
         watched: stamp of everything that the result rests on, by absolute path.
-        broken, unreadable, loops, special, secrets, kept_back: paths that people should know of.
+        broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
         modules, neighbours: of a script that lies in no project, what was taken because it is
             imported, and for being there.
     """
@@ -95,7 +95,7 @@ class Scan:
 
 
 class TooMuch(Exception):
-    """More than a folder may hold that nothing marks as a project."""
+    """A folder that nothing marks as a project holds too much to be taken whole."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class ScanOptions:
         outputs: real paths, unless an ignore file keeps them ("!results/").
         default_excludes: environments, caches and the like.
         sparing: folders that begin with a dot, and what looks like keys.
-        modest: everything, where the folder is larger than one that nothing marks as a project may
-            be.
-        everything: on the contrary, no ignore file, no default and no limit leaves anything out, as
+        modest: everything, by raising `TooMuch`, where the folder is larger than `MODEST_FILES` or
+            `MODEST_BYTES`.
+        everything: nothing is left out but `exclude`: no ignore file, default or limit counts, as
             for declared data.
         git: where git finds what it ignores in every repository.
     """
@@ -158,14 +158,14 @@ def scan(root: str, options: ScanOptions) -> Scan:
     """Walk the tree below the root, which must be a real path.
 
     Raises:
-        UsageError: the tree is too large to be meant.
+        UsageError: the tree is implausibly large.
         TooMuch: the same, where the walk is modest.
     """
     return _Walk(root, options).run()
 
 
 def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
-    """Refuse a tree that is too large to be meant."""
+    """Refuse an implausibly large tree."""
     if files > MOST_FILES * factor or size_bytes > MOST_BYTES * factor:
         raise UsageError(
             f"The source tree {root} is too large to be sent: more than {MOST_FILES * factor:,} "
@@ -226,7 +226,7 @@ class _Walk:
         if (
             visit.rel
             and not self._everything
-            and ignore.is_no_source(names, default_excludes=self._default_excludes)
+            and ignore.is_not_source(names, default_excludes=self._default_excludes)
         ):
             del self._found.folders[visit.rel]
             return
@@ -333,7 +333,7 @@ class _Walk:
     def _take_file(self, path: str, rel: str) -> None:
         try:
             info = os.stat(path)
-        except OSError:  # It went away since the folder was listed, whose stamp will tell.
+        except OSError:  # Removed since the folder was listed, whose stamp will show it.
             return
         stamp = stamp_of(info)
         self._found.watched[path] = stamp
