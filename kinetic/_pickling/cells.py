@@ -31,11 +31,11 @@ def referenced(
 ) -> tuple[Cell, ...]:
     """Return the cells whose code is in one of the pickles; `titles` gives the name that a notebook
     shows for a cell, or ""."""
-    known = _without_file(linecache.cache if cache is None else cache)
-    if not known:
+    sources = _without_file(linecache.cache if cache is None else cache)
+    if not sources:
         return ()
     pattern = re.compile(
-        b"|".join(re.escape(name) for name in sorted(known, key=len, reverse=True))
+        b"|".join(re.escape(name) for name in sorted(sources, key=len, reverse=True))
     )
     found = {
         match.group()
@@ -44,7 +44,7 @@ def referenced(
     }
     cells, left = [], _MOST_BYTES
     for name in sorted(found):
-        file, source = name.decode(), definitions(known[name])
+        file, source = name.decode(), definitions(sources[name])
         left -= len(source)
         if source and left >= 0:
             cells.append(Cell(file, titles(file) or file, source))

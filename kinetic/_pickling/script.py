@@ -217,8 +217,8 @@ class Script:
         call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
         if not isinstance(call, ast.Call) or not self._is_register(call.func):
             return False
-        given = (*call.args, *(each.value for each in call.keywords))
-        return any(isinstance(each, ast.Name) and self._is_class(each.id) for each in given)
+        arguments = (*call.args, *(each.value for each in call.keywords))
+        return any(isinstance(each, ast.Name) and self._is_class(each.id) for each in arguments)
 
     def _is_class(self, name: str) -> bool:
         return name in self._statements and isinstance(self.namespace.get(name), type)
@@ -257,13 +257,15 @@ class Script:
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
             return None  # The script has deleted a name since.
-        known = {
+        existing = {
             name
             for name in (*needed, *used)
             if name in self.namespace and not name.startswith("__")
         }
         return dataclasses.replace(
-            found, needed=tuple(sorted(needed & known)), used=tuple(sorted(used & known - needed))
+            found,
+            needed=tuple(sorted(needed & existing)),
+            used=tuple(sorted(used & existing - needed)),
         )
 
 

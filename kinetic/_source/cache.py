@@ -76,8 +76,8 @@ def note_of_sent(note: Path, store_uri: str) -> Path:
 
 def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool) -> Path:
     """Return the file for the tree, packed in this way."""
-    how = json.dumps([SCHEMA, root, sorted(exclude), default_excludes])
-    return cache_dir / _PACKED / hashlib.sha256(how.encode()).hexdigest()[:32]
+    key = json.dumps([SCHEMA, root, sorted(exclude), default_excludes])
+    return cache_dir / _PACKED / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def load(path: Path) -> Snapshot | None:

@@ -75,7 +75,7 @@ def of(
     )
     if found.root is None:
         return found, None
-    left = [
+    output_dirs = [
         *outputs.noted(settings.cache_dir),
         *([] if output_dir is None or "://" in output_dir else [output_dir]),
     ]
@@ -84,7 +84,7 @@ def of(
         packed = bundle.build(
             found.root,
             exclude=exclude,
-            outputs=_inside(found, left),
+            outputs=_inside(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
             sparing=Path(os.path.realpath(home)).is_relative_to(found.root),
@@ -96,7 +96,7 @@ def of(
             _seeds(func, found, cwd),
             whole=not found.shared,
             exclude=exclude,
-            outputs=_inside(found, left),
+            outputs=_inside(found, output_dirs),
             default_excludes=settings.default_excludes,
             git=settings.git,
             cache_dir=settings.cache_dir,

@@ -119,8 +119,8 @@ def upload(
         return Sent(0, 0)
     sources, lists = _sources(bundle), manifest.split(bundle.manifests)
     needed = _small(sources) | {digest: len(data) for digest, data in lists.items()}
-    kept = packs.choose(needed, known_packs.known(bundle, store))
-    there = {digest for pack in kept for digest in pack.spans}
+    chosen = packs.choose(needed, known_packs.known(bundle, store))
+    there = {digest for pack in chosen for digest in pack.spans}
     staged, made = _send_files(bundle, store, sources, there)
     now = _as_sent(bundle, staged, on_change)
     if now is not bundle:
@@ -128,7 +128,7 @@ def upload(
     # Among the files are some that were large when they were packed.
     files = {digest: data for staged_files in staged for digest, data in staged_files.small.items()}
     made += _send_pack(store, files, {d: data for d, data in lists.items() if d not in there})
-    found = [*kept, *(pack.index for pack in made)]
+    found = [*chosen, *(pack.index for pack in made)]
     recorded = _record(now, store, packs.naming({*sources, *lists}, found), found)
     written = [size for staged_files in staged for size in staged_files.written]
     return Sent(

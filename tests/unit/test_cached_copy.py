@@ -103,7 +103,7 @@ def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
-def test_a_replica_that_somebody_changed_is_made_again(store, tree, how):
+def test_a_changed_copy_is_made_again(store, tree, how):
     files = cached_copy.provide(store, tree, cached_copy.root_of(store))
     os.chmod(files, 0o755)
     target = files / "sub" / "b.sh"
@@ -228,7 +228,7 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
 # -- removing --------------------------------------------------------------------------------------
 
 
-def test_a_removed_replica_is_gone_and_can_be_made_again(store, tree):
+def test_a_removed_copy_is_gone_and_can_be_made_again(store, tree):
     cached_copy.provide(store, tree, cached_copy.root_of(store))
     (found,) = cached_copy.copies(cached_copy.root_of(store))
     assert found.digest == tree.manifest.digest

@@ -361,12 +361,12 @@ PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-@pytest.mark.parametrize("series", [False, True])
-def test_wherever_data_is_the_host_finds_its_path(folder, name, series):
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_wherever_data_is_the_host_finds_its_path(folder, name, in_batch):
     put, get = PLACES[name]
     data = Data(folder)
     value = put(data)
-    if series:
+    if in_batch:
         made = call.BatchPickler(len, env_vars={}, external=Data)
         packed, function = made.pack((value, data), {}), made.function.data
     else:

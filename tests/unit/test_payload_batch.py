@@ -21,12 +21,12 @@ class Kind:
     pass
 
 
-def series(func, env_vars=None):
+def batch_pickler(func, env_vars=None):
     return payload.BatchPickler(func, env_vars=env_vars or {})
 
 
 def call(func, *args, **kwargs):
-    made = series(func)
+    made = batch_pickler(func)
     return payload.unpack(made.pack(args, kwargs).data, made.function.data)
 
 
@@ -35,7 +35,7 @@ def test_the_function_is_in_one_record_and_the_arguments_in_another():
         return len(BIG) + extra
 
     total.__module__ = "__main__"  # travels by value, with the list
-    made = series(total, {"A": "1"})
+    made = batch_pickler(total, {"A": "1"})
     records = [made.pack((n,), {}) for n in range(3)]
     assert made.function.size_bytes > 50_000
     assert all(r.size_bytes < 1_000 for r in records)
@@ -57,7 +57,7 @@ def test_function_and_arguments_share_what_they_share_in_one_pickle():
 
 
 def test_calls_do_not_see_each_others_arguments():
-    made = series(print)
+    made = batch_pickler(print)
     first, second = [1], [2]
     made.pack((first, second), {})
     _, args, _ = payload.unpack(made.pack((second, second), {}).data, made.function.data)
@@ -75,7 +75,7 @@ def test_calls_do_not_see_each_others_arguments():
 )
 @settings(max_examples=50, deadline=None)
 def test_a_call_that_cannot_be_pickled_does_not_spoil_the_next(values):
-    made = series(print)
+    made = batch_pickler(print)
     for value in values:
         with pytest.raises(PicklingError, match="rgument 1"):
             made.pack((threading.Lock(), value), {})
@@ -94,18 +94,18 @@ def test_what_a_function_uses_is_named_when_it_cannot_travel():
 
     held.__module__ = "__main__"
     with pytest.raises(PicklingError, match="lock"):
-        series(held)
+        batch_pickler(held)
 
 
 @pytest.mark.parametrize("other", [b"", b"x", b"{}\n"])
 def test_the_wrong_function_is_refused(other):
-    made = series(print)
+    made = batch_pickler(print)
     with pytest.raises(CorruptRecord, match="function is damaged"):
         payload.unpack(made.pack((), {}).data, other)
 
 
 def test_a_damaged_call_is_refused():
-    made = series(print)
+    made = batch_pickler(print)
     data = bytearray(made.pack((1,), {}).data)
     data[-3] ^= 1
     with pytest.raises(CorruptRecord):
