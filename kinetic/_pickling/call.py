@@ -248,7 +248,8 @@ def _users(traceback: TracebackType | None) -> TracebackType | None:
 
     from kinetic._pickling import pickler
 
-    leading = (__file__, pickler.__file__, *(f"{folder}/" for folder in cloudpickle.__path__))
+    own = (__file__, envelope.__file__, pickler.__file__)
+    leading = (*own, *(f"{folder}/" for folder in cloudpickle.__path__))
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(leading):
         traceback = traceback.tb_next
     return traceback
