@@ -1,6 +1,6 @@
 """What a worker is told when the whole gang is ready: a frozen noun.
 
-In: the fields that `briefing` writes. Out: `Start`.
+In: the fields that `agent.start_message` writes. Out: `Start`.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ class Start:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Start:
-        """Rebuild from what `briefing` writes."""
+        """Rebuild from what `agent.start_message` writes."""
         return cls(**data | {"world": World(**data["world"])})

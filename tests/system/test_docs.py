@@ -260,7 +260,7 @@ def test_every_setting_has_its_row() -> None:
     set_for_functions = set(
         re.findall(
             r'"((?:KINETIC_|JAX_|KERAS_)\w+)":',
-            _source("_host/agent/loop.py", "_host/worker/jaxworld.py"),
+            _source("_host/agent/start_message.py", "_host/worker/jaxworld.py"),
         )
     )
     assert variables, "settings must be read from somewhere"

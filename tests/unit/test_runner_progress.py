@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic._host.agent.stall import Sample, Stillness
+from kinetic._host.agent.stall import Sample, StallDetector
 
 
 def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0):
@@ -12,8 +12,8 @@ def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0):
 
 
 def looks(*samples):
-    watch = Stillness(samples[0])
-    return [watch.lasts(sample) for sample in samples[1:]]
+    watch = StallDetector(samples[0])
+    return [watch.stalled_s(sample) for sample in samples[1:]]
 
 
 def test_a_worker_that_sleeps_stands_still_for_longer_and_longer():

@@ -51,14 +51,14 @@ def moved(since: Sample, now: Sample) -> bool:
     return now.main_ns - since.main_ns > _MAIN_FLOOR_NS + MAIN_SHARE * elapsed * 1e9
 
 
-class Stillness:
+class StallDetector:
     """For how long a worker has stood still, from one look to the next. Time in which nobody looked
     does not count."""
 
     def __init__(self, now: Sample) -> None:
         self._since = self._last = now
 
-    def lasts(self, now: Sample) -> float:
+    def stalled_s(self, now: Sample) -> float:
         """Take a new sample; return the seconds since the worker last moved."""
         missed = now.time_s - self._last.time_s > MISSED_S
         self._last = now

@@ -34,7 +34,7 @@ _OWN_FRAME = re.compile(
 )
 
 
-class Child:
+class WorkerProcess:
     """One worker process, from its fork to the moment it is reaped.
 
     Attributes:

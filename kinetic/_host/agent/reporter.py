@@ -1,0 +1,178 @@
+"""What a host leaves behind: its report, its value or exception in the store, and what its log says
+about its end.
+
+In: the report that `exit_report` decided, the worker's last message. Out: the report completed with
+the keys of what was stored; lines in the host's log.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.log_format import FAILURE, STDERR
+from kinetic._core.outcome import HostReport
+from kinetic._core.plan import Plan
+from kinetic._host.agent import workspace
+from kinetic._host.agent.exit_report import last_words
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.log_writer import HostLog, Tee
+from kinetic._host.agent.workspace import Workspace
+from kinetic._host.channel import Message
+from kinetic._store.base import Store
+from kinetic._system import processes
+from kinetic.errors import KineticError, StoreFull
+
+LEFTOVER_GRACE_S = 0.2
+"""How long processes that the function left behind may take to end by themselves, once the worker
+is gone."""
+LEFTOVERS_NAMED = 5
+
+
+class Reporter:
+    """Writes one host's end to the store and to its log.
+
+    `reserve` is a file that holds space on the disk; it is given up when the store is full.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        plan: Plan,
+        store: Store,
+        *,
+        log: HostLog,
+        tees: Sequence[Tee],
+        reserve: Path,
+    ) -> None:
+        self._where = identity.job_id, identity.attempt, identity.host
+        self._attempt = identity.attempt
+        self._failed_before = identity.failed_before
+        self._plan = plan
+        self._store = store
+        self._log = log
+        self._tees = tees
+        self._reserve = reserve
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def announce_attempt(self) -> None:
+        """Log where another attempt begins, and why."""
+        number, attempts = self._attempt, self._plan.options.retries + 1
+        if number > 1:
+            why = f": {lines[0]}" if (lines := self._failed_before.splitlines()) else "."
+            self._log.say(
+                f"kinetic: attempt {number - 1} of {attempts} failed{why}\n"
+                f"kinetic: attempt {number} of {attempts} begins."
+            )
+
+    def notice(self, text: str) -> None:
+        """Log the coordinator's notice of a stall; only the leader does, for all hosts."""
+        job_id, _, host = self._where
+        if host != 0:
+            return
+        advice = (
+            ""
+            if self._plan.limits.hang_timeout_s is not None
+            else "; hang_timeout= ends a job that stands still"
+        )
+        self._log.say(
+            f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where they stand{advice}."
+        )
+
+    def name_leftovers(self) -> None:
+        """Log which processes the function left behind, without those that end in time."""
+        pids = processes.await_leaving(LEFTOVER_GRACE_S)
+        left = [
+            f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
+            for pid in pids
+        ]
+        if left:
+            shown = ", ".join(left[:LEFTOVERS_NAMED]) + (
+                " and others" if len(left) > LEFTOVERS_NAMED else ""
+            )
+            self._say_after_output(
+                f"kinetic: still running after the function ended, and killed: processes {shown}"
+            )
+
+    def name_files(self, space: Workspace) -> None:
+        """Log which files the function wrote where they will not be kept."""
+        if words := workspace.left_behind(space):
+            self._log.say(f"kinetic: {words}")
+
+    def log_failure(self, report: HostReport) -> None:
+        """End the host's log the way the log of any failing program ends."""
+        # The client does not raise the failure of an attempt that is repeated: every host logs it
+        # to stderr, and the next attempt says why it begins.
+        is_last = self._attempt > self._plan.options.retries or not report.exit.kind.retryable
+        words = last_words(report)
+        if not words or (report.exit is Exit.STOPPED and not is_last):
+            return
+        self._say_after_output(words, FAILURE if is_last else STDERR)
+
+    def _say_after_output(self, text: str, stream: int = STDERR) -> None:
+        for tee in self._tees:
+            tee.drain()
+        self._log.say(text, stream)
+
+    # -- the store ---------------------------------------------------------------------------------
+
+    def store_pickles(self, report: HostReport, end: Message) -> HostReport:
+        """Store the pickled value or exception of the worker's last message; return the report
+        completed with it."""
+        try:
+            if report.ok:
+                self._put_pickle(layout.result(*self._where), end, "result")
+            elif report.error is not None:
+                key = layout.error(*self._where)
+                if self._put_pickle(key, end["error"], "error"):
+                    return replace(report, error=replace(report.error, key=key))
+        except (KineticError, OSError) as error:
+            if report.ok:
+                return replace(
+                    report,
+                    exit=Exit.RESULT_UNPICKLABLE,
+                    result_digest="",
+                    detail=f"The value could not be stored: {error}",
+                )
+        return report
+
+    def store_report(self, report: HostReport) -> bool:
+        """Store the report; return whether that worked. The coordinator gets it too, and either one
+        is enough."""
+        with contextlib.suppress(KineticError):
+            self._put(layout.report(*self._where), json.dumps(report.to_json()).encode())
+            return True
+        return False
+
+    def remove_damaged(self, end: Message) -> None:
+        """Remove a blob that the worker found damaged, so that the next submission uploads it."""
+        if damaged := end.get("damaged"):
+            with contextlib.suppress(KineticError):
+                self._store.delete(layout.blob(damaged))
+
+    def _put_pickle(self, key: str, message: Message, name: str) -> bool:
+        """Store the pickle that a message holds, or names a file of; return whether there is
+        one."""
+        if f"{name}_data" in message:
+            data: bytes | Path = base64.b64decode(message[f"{name}_data"])
+        elif f"{name}_file" in message:
+            data = Path(message[f"{name}_file"])
+        else:
+            return False
+        self._put(key, data)
+        return True
+
+    def _put(self, key: str, data: bytes | Path) -> None:
+        """Store; on a full disk, into the space that was reserved."""
+        try:
+            self._store.put(key, data)
+        except StoreFull:
+            self._reserve.unlink(missing_ok=True)
+            self._store.put(key, data)
