@@ -51,6 +51,13 @@ def test_a_script_runs_as_if_it_ran_here(project: Path) -> None:
     assert "train.py exited with code 7" in done.stderr
 
 
+def test_a_script_that_leaves_with_a_truth_value_leaves_with_a_number(project: Path) -> None:
+    (project / "check.py").write_text("import sys\n\nsys.exit(not False)  # as unittest does\n")
+    done = kn(project, "run", "-a", "cpu", "check.py")
+    assert done.returncode == 1
+    assert "check.py exited with code 1 " in done.stderr
+
+
 def test_a_script_may_be_named_from_anywhere(project: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     done = kn(tmp_path / "elsewhere", "run", "-a", "cpu", str(project / "sub/train.py"), "x", "0")

@@ -113,7 +113,7 @@ def raised(error: BaseException, start: Start) -> Message:
 def _exited(error: SystemExit, start: Start) -> Message:
     if error.code in (None, 0):
         return returned(None, start)
-    code = error.code if isinstance(error.code, int) else 1
+    code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
         streams.say(text(error.code))  # as the interpreter does
     detail = f"The function called sys.exit({_short_repr(error.code)})."
