@@ -120,6 +120,17 @@ def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
+    ("words", "explained"),
+    [("venv/bin/python", True), ("./tool", True), ("/no/such/tool", False), ("no-such", False)],
+)
+def test_a_command_that_was_left_out_of_the_source_tree(
+    words: str, explained: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command.call([words]) == 127
+    assert ("virtual environments are not sent" in capfd.readouterr().err) == explained
+
+
+@pytest.mark.parametrize(
     ("command_name", "args", "filled"),
     [
         ("", ["--out=$KINETIC_OUTPUT_DIR/x", "${KINETIC_OUTPUT_DIR}y"], ["--out=/out/x", "/outy"]),

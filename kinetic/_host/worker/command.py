@@ -119,13 +119,24 @@ def call(argv: Sequence[str]) -> int:
             process = forwarding.to(subprocess.Popen(list(argv)))
             code = process.wait()
     except FileNotFoundError:
-        return _tell(f"{argv[0]}: no such command on this host", _NOT_FOUND)
+        return _tell(_missing(argv[0]), _NOT_FOUND)
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
     if code == 0 and signal.SIGTERM in forwarding.came:
         # it tidied up because it was told to end: that is not its success
         return 128 + signal.SIGTERM
     return code if code >= 0 else 128 - code
+
+
+def _missing(command: str) -> str:
+    missing = f"{command}: no such command on this host"
+    if "/" not in command or command.startswith("/"):
+        return missing
+    return (
+        f"{missing}. It was looked for in the source tree, but ignored files and virtual "
+        "environments are not sent: `kinetic run --dry-run` lists what is. Give the absolute path "
+        "of a command that is installed on the host."
+    )
 
 
 class _Forwarding:
