@@ -32,6 +32,8 @@ In: ids and indices. Out: keys with "/" between parts.
     outputs/<job_id>/                     default KINETIC_OUTPUT_DIR
     data/<digest>/                        declared data, unpacked once for all jobs of this machine
                                           (see _datasets.cached_copy)
+    data/mountpoints.json                 empty folders made to mount data on; the last job removes
+                                          them (see _host.agent.mountpoints)
     footprints/<digest>.json              how much memory a function's hosts took last
                                           (see _store.footprints)
 """

@@ -2,8 +2,8 @@
 
 In: where git's settings lie, a way to read them. Out: a path.
 
-git itself is not started: that takes longer than the walk of an unchanged tree, and it need not be
-installed. Settings under a condition (`includeIf`) are not read.
+git itself is not started, and need not be installed. Settings under a condition (`includeIf`) are
+not read.
 """
 
 # Paths are compared and joined as git does it: as text.
