@@ -6,7 +6,7 @@ In: facts about its hosts, their stacks. Out: a `Stop`. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang import blame
@@ -14,6 +14,7 @@ from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import GangSpec
 from kinetic._core.gang.rendezvous import Delay
 from kinetic._core.outcome import name_of
+from kinetic._core.values import dataclass
 
 
 @dataclass(frozen=True)
