@@ -188,6 +188,8 @@ def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> 
         ) from error
     try:
         size = packs.index_bytes(file.read(packs.HEAD_BYTES))
+        if size > os.fstat(file.fileno()).st_size:
+            raise CorruptRecord("The index of a pack is damaged: it is cut off.")
         index = packs.parse(os.pread(file.fileno(), size, 0))
         if index.name != name:
             raise CorruptRecord("The index of a pack is damaged.")

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from kinetic import errors
+from kinetic._core import record
 from kinetic._core.values import dataclass
 from kinetic._store import files
 from kinetic._store.base import Store, check_key
 from kinetic._store.memory import whole
-from kinetic.errors import KineticError, StoreError
+from kinetic.errors import CorruptRecord, KineticError, StoreError
 
 _ERRORS = ("NotFound", "UsageError", "StoreFull", "CorruptRecord", "StoreError")
+_VALUES = {"get": type(None), "put": bool, "has": bool, "list": list, "delete": int}
+"""What a call is answered with."""
 _AT_ONCE = 32
 
 
@@ -96,13 +101,16 @@ class ServedStore:
             with self._line() as line:
                 _send(line.stream, {"call": name, "key": key, **more}, body)
                 answer, data = _receive(line.stream)
+                if "error" not in answer and not isinstance(answer.get("value"), _VALUES[name]):
+                    raise ValueError("the answer is not one of a store")
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"Could not {name} {key!r} in the store at {self._path}: {error}. Is the process "
                 "that serves it still there?"
             ) from error
         if "error" in answer:
-            raise getattr(errors, answer["error"])(answer["message"])
+            kind = answer["error"] if answer["error"] in _ERRORS else "StoreError"
+            raise getattr(errors, kind)(str(answer.get("message", "")))
         return answer["value"], data
 
     @contextmanager
@@ -110,8 +118,10 @@ class ServedStore:
         """A connection for one call; reused if the call succeeds."""
         with self._lock:
             # A forked process must not use its parent's connections.
-            self._idle = [line for line in self._idle if line.pid == os.getpid()]
-            line = self._idle.pop() if self._idle else None
+            self._idle = [each for each in self._idle if each.pid == os.getpid()]
+            line = None
+            while self._idle and line is None:
+                line = each if (each := self._idle.pop()).is_idle() else None
         line = line or _connected(self._path)
         try:
             yield line
@@ -127,13 +137,21 @@ class _Line:
     """A connection, and the process that opened it."""
 
     pid: int
+    fd: int
     stream: BufferedIOBase
+
+    def is_idle(self) -> bool:
+        """Whether nothing is to be read: else the other side has closed it, as a server does that
+        is started again."""
+        look = select.poll()
+        look.register(self.fd, select.POLLIN)
+        return not look.poll(0)
 
 
 def _connected(path: Path) -> _Line:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
-        return _Line(os.getpid(), connection.makefile("rwb"))
+        return _Line(os.getpid(), connection.fileno(), connection.makefile("rwb"))
 
 
 @contextmanager
@@ -194,8 +212,14 @@ def _receive(stream: BufferedIOBase) -> tuple[dict[str, Any], bytes]:
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise ConnectionResetError("the connection was closed")
-    head = json.loads(line)
-    body = stream.read(head["size_bytes"])
-    if len(body) < head["size_bytes"]:
+    try:
+        head = record.parse(line)
+    except CorruptRecord as error:
+        raise ValueError(f"what came is not a message: {error}") from error
+    size_bytes = head.get("size_bytes")
+    if not isinstance(size_bytes, int) or not 0 <= size_bytes <= sys.maxsize:
+        raise ValueError("what came is not a message: it has no size")
+    body = stream.read(size_bytes)
+    if len(body) < size_bytes:
         raise ConnectionResetError("the connection was closed")
     return head, body

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -506,6 +510,71 @@ def test_a_served_store_that_is_gone_says_so(tmp_path):
     store = ServedStore(tmp_path / "nobody")
     with pytest.raises(StoreError, match="nobody"):
         store.get("a")
+
+
+def test_a_served_store_may_be_started_again():
+    """What was connected before is not used any more."""
+    with tempfile.TemporaryDirectory() as short:
+        path = Path(short) / "s"
+        with _server(path) as first:
+            store = ServedStore(path)
+            assert not store.has("a")
+            first.kill()
+            first.wait()
+        path.unlink()
+        with _server(path):
+            assert store.put("a", b"1", if_absent=True)
+            assert store.get("a") == b"1"
+
+
+@contextmanager
+def _server(path):
+    code = (
+        "import sys; from pathlib import Path; from kinetic._store.memory import MemoryStore; "
+        "from kinetic._store.served import serving\n"
+        "with serving(MemoryStore(), Path(sys.argv[1])): print('up', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"[]\n",
+        b"{}\n",
+        b"\xff\n",
+        b"[" * 100_000 + b"\n",
+        b'{"size_bytes": "x"}\n',
+        b'{"size_bytes": -1}\n',
+        b'{"size_bytes": 99999999999999999999}\n',
+        b'{"size_bytes": 9, "value": null}\nabc',
+        b'{"size_bytes": 0}\n',
+        b'{"size_bytes": 0, "error": "os"}\n',
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_an_error_of_the_store(answer):
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{short}/s")
+        server.listen()
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            with pytest.raises(StoreError) as caught:
+                ServedStore(Path(short) / "s").list("a")
+            served.result()
+    assert type(caught.value) is StoreError
 
 
 def test_a_served_store_is_its_owners_alone():

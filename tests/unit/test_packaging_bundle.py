@@ -743,6 +743,15 @@ def test_what_is_missing_is_noticed_and_mended(root, place, small, monkeypatch):
         assert shape(place / f"again{number}") == shape(root)
 
 
+def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
+    write(root, {"a": "1"})
+    made, store = sent(root, place)
+    for key in keys_of(store, made.tree.manifest.digest):
+        store.put(key, store.get(key)[:8] + b"\xff" * 4)
+    with pytest.raises(CorruptRecord, match="cut off"):
+        bundle.unpack(store, made.tree, place / "dest")
+
+
 @pytest.mark.parametrize("path", ["deep/er", "wide/7", "", "deep/er/a", "large"])
 def test_what_is_wrong_below_is_told_by_its_place_and_mended(root, place, path, monkeypatch):
     """Also for another tree that shares what is damaged."""
