@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from backend_cases import programs, read, submitted, wait_for_ever
 
-from kinetic._backends.base import Phase, phase_of
+from kinetic._backends.base import phase_of
 from kinetic._config import settings
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 
 pytest.importorskip("cryptography")
@@ -36,7 +37,7 @@ def test_a_job_that_is_being_submitted_has_not_failed(store, files):
     folder.mkdir(parents=True)
     for name in files:
         (folder / name).touch()
-    assert phase_of(programs(store), ref) is Phase.NOT_FOUND
+    assert phase_of(programs(store), ref) is JobStatus.NOT_FOUND
 
 
 def _submit_and_die(store_path):
@@ -57,7 +58,7 @@ def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store
     (name,) = (settings.load().cache_dir / "programs").iterdir()
     ref = JobRef(name.name, Place("programs", "gke"), "cpu", "f", "f", 0.0, store.uri)
     backend = programs(store)
-    assert phase_of(backend, ref) is Phase.RUNNING
+    assert phase_of(backend, ref) is JobStatus.RUNNING
     backend.cancel(ref)
     read(backend, ref)
-    assert phase_of(backend, ref) is Phase.CANCELLED
+    assert phase_of(backend, ref) is JobStatus.CANCELLED

@@ -47,7 +47,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
 
     def start(self) -> None:
-        """Connect and listen; nothing is promised to the gang yet. Twice is as good as once."""
+        """Connect and listen; nothing is promised to the gang yet. Idempotent."""
         if self._thread.ident is None:
             self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
             self._thread.start()
