@@ -1,6 +1,6 @@
-"""What commands know of jobs: the configured store, and the backend of each job.
+"""The context of commands: the configured store, and the backend of each job.
 
-In: settings, ids as people write them. Out: references, states, handles.
+In: settings, ids as users write them. Out: references, states, handles.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Ending(NamedTuple):
     """How a job ended.
 
     Attributes:
-        state: what the job is.
-        at: when, in seconds since the epoch.
+        state: the final state.
+        at: when it ended, in seconds since the epoch.
         started_at: when its function started; None when it never did.
     """
 
@@ -59,9 +59,9 @@ class Standing(NamedTuple):
     """Where a job stands.
 
     Attributes:
-        state: what the job is, a `JobStatus`; UNKNOWN when nobody here can tell.
-        reason: what the backend says why it is so, or "".
-        ending: how it ended, where the store says so.
+        state: a `JobStatus`; UNKNOWN when its backend cannot be asked.
+        reason: the backend's reason for the state, or "".
+        ending: how it ended, if the store has the verdict.
     """
 
     state: str
@@ -78,11 +78,11 @@ class AppContext:
     """What every command needs: the store of jobs, and the way to what runs them.
 
     Attributes:
-        store: where references and records are.
+        store: holds references and records.
         backend_of: the backend that took a job.
-        handle_of: the view of a job that Python code has too.
+        handle_of: the `JobHandle` of a job, the same that Python code uses.
         submit: takes a function and arguments of `kinetic.run`, and starts the job.
-        plan: takes the same, and says what would be submitted.
+        plan: takes the same and returns what would be submitted.
         now: seconds since the epoch.
     """
 
@@ -105,12 +105,12 @@ class AppContext:
         return stored.ids(self.store)
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only one whose id begins so; "-" is the newest
-        job."""
+        """Return the job with this id, or the only one whose id starts with it; "-" is
+        the newest job."""
         return self.newest() if text == NEWEST else stored.find(self.store, text)
 
     def newest(self) -> JobRef:
-        """Return the job that was submitted last.
+        """Return the most recently submitted job.
 
         Raises:
             NotFound: there are no jobs.
@@ -124,33 +124,32 @@ class AppContext:
         """Whether there is a batch with this id; it may have no job yet."""
         try:
             return self.store.has(layout.batch(group_id))
-        except KineticError:  # it cannot be the name of anything in a store
+        except KineticError:  # not a valid key in any store
             return False
 
     def batch_name(self, group_id: str) -> str:
-        """Return the name that its caller gave a batch, and its id; only the id where the record
-        cannot be read."""
+        """Return a batch's name and id; only the id if the name is missing or unreadable."""
         with contextlib.suppress(KineticError):
             name = record.parse(self.store.get(layout.batch(group_id))).get("name")
             return f"{name} ({group_id})" if isinstance(name, str) and name else group_id
         return group_id
 
     def find_to_end(self, text: str) -> JobRef:
-        """Return the job with this id, also when its reference is damaged: enough to stop it and to
-        remove it."""
+        """Like `find`, but also return a job whose reference is damaged: enough to stop and remove
+        it."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
     def handle(self, text: str) -> JobHandle[Any]:
-        """Return the handle of the job with this id, or the only one whose id begins so."""
+        """Return the handle of the job with this id, or of the only one whose id starts with it."""
         return self.handle_of(self.find(text))
 
     def output_of(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Yield output: what is there, or with `follow` until the job has ended; None while there
-        is nothing new."""
+        """Yield the output so far, or with `follow` until the job has ended; None when there is
+        nothing new."""
         return self.handle_of(ref).chunks(request)
 
     def ending(self, ref: JobRef) -> Ending | None:
-        """Return how the job ended as the store says, or None while it does not say."""
+        """Return how the job ended, or None while the store has no verdict."""
         if ref.job_id in self._endings:
             return _ending_of(self._endings[ref.job_id], ref)
         with contextlib.suppress(NotFound):
@@ -158,59 +157,56 @@ class AppContext:
         return None
 
     def started_at(self, ref: JobRef) -> float | None:
-        """Return when the function of a job that runs started, in its current attempt; None when it
-        has not."""
+        """Return when the function of a running job started in this attempt, or None."""
         return self.gang(ref).current.ready_at
 
     def gang(self, ref: JobRef, outcome: Outcome | None = None) -> GangPicture:
         """Return the picture of the job's gang: all its attempts and their hosts."""
-        # a list of jobs that have ended does without
+        # imported late: a list of ended jobs does not need it
         from kinetic._core import events
         from kinetic._core.gang.picture import picture_of
 
-        told = list[events.GangEvent]()
+        history = list[events.GangEvent]()
         with contextlib.suppress(KineticError):
-            told = events.parse(self.store.get(layout.events(ref.job_id)))
-        return picture_of(told, ref.hosts, outcome)
+            history = events.parse(self.store.get(layout.events(ref.job_id)))
+        return picture_of(history, ref.hosts, outcome)
 
     def standing(self, ref: JobRef) -> Standing:
         """Return where the job stands."""
         return self.standings([ref])[ref.job_id]
 
     def standings(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
-        """Return where the jobs stand, by id. The store and each backend are asked once for all of
-        them."""
+        """Return where the jobs stand, by id. The store and each backend are asked only once."""
         found: dict[str, Standing] = {}
         for ref in refs:
-            told = self._endings.get(ref.job_id, {})
-            if (known := _ending_of(told, ref)) is not None:
-                found[ref.job_id] = Standing(known.state, ending=known)
+            listed = self._endings.get(ref.job_id, {})
+            if (ended := _ending_of(listed, ref)) is not None:
+                found[ref.job_id] = Standing(ended.state, ending=ended)
         keys = {layout.outcome(ref.job_id): ref for ref in refs if ref.job_id not in found}
         for key, data in get_many(self.store, keys).items():
             ending = _ending(data, keys[key])
             if ending is not None:
                 found[keys[key].job_id] = Standing(ending.state, ending=ending)
-        alike: dict[tuple[Place, str], list[JobRef]] = {}
+        by_backend: dict[tuple[Place, str], list[JobRef]] = {}
         for ref in refs:
             if ref.job_id not in found:
-                alike.setdefault((ref.place, ref.store_uri), []).append(ref)
-        for several in alike.values():
-            found |= self._as_backend_says(several)
+                by_backend.setdefault((ref.place, ref.store_uri), []).append(ref)
+        for group in by_backend.values():
+            found |= self._ask_backend(group)
         return found
 
-    def _as_backend_says(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
+    def _ask_backend(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
         try:
-            known = self.backend_of(refs[0]).status(refs)
+            statuses = self.backend_of(refs[0]).status(refs)
         except KineticError:
-            # of a backend that this version or this machine cannot ask: the other jobs are shown
-            # all the same
+            # A backend that this version or machine cannot ask must not hide the other jobs.
             return {ref.job_id: Standing(UNKNOWN) for ref in refs}
-        return {ref.job_id: self._judged(ref, known[ref.job_id]) for ref in refs}
+        return {ref.job_id: self._standing_from(ref, statuses[ref.job_id]) for ref in refs}
 
-    def _judged(self, ref: JobRef, status: Status) -> Standing:
+    def _standing_from(self, ref: JobRef, status: Status) -> Standing:
         if not status.phase.ended:
             return Standing(status.phase, status.reason)
-        from kinetic._client import following  # a list of running jobs does without
+        from kinetic._client import following  # imported late: a list of running jobs needs none
 
         try:
             state, _ = following.standing(self.store, ref, status.phase, self.now())
@@ -220,20 +216,19 @@ class AppContext:
 
 
 def _ending(data: bytes, ref: JobRef) -> Ending | None:
-    """How the job ended, as its stored verdict says; None for a damaged one: the backend knows
-    whether it ended."""
+    """How the job ended by its stored verdict; None for a damaged one, and the backend is asked."""
     try:
         return _ending_of(record.parse(data), ref)
     except CorruptRecord:
         return None
 
 
-def _ending_of(told: Mapping[str, Any], ref: JobRef) -> Ending | None:
+def _ending_of(verdict: Mapping[str, Any], ref: JobRef) -> Ending | None:
     try:
-        started = [float(report.get("started_at") or 0.0) for report in told.get("reports", ())]
+        started = [float(report.get("started_at") or 0.0) for report in verdict.get("reports", ())]
         return Ending(
-            status_of_verdict(told["verdict"]),
-            float(told.get("ended_at") or ref.created_at),
+            status_of_verdict(verdict["verdict"]),
+            float(verdict.get("ended_at") or ref.created_at),
             min(filter(None, started), default=None),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -247,17 +242,14 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
     @functools.wraps(command)
     def opened(*args: P.args, **kwargs: P.kwargs) -> R:
         place = {name: cast("str | None", kwargs.pop(name, None)) for name in _PLACES}
-        return command(_open(click.get_current_context().obj, place), *args, **kwargs)
+        app: AppContext | None = click.get_current_context().obj
+        return command(configured(place) if app is None else app, *args, **kwargs)
 
     for name in reversed(_PLACES):
         opened = click.option(
             f"--{name}", metavar="NAME", help=f"Use this {name} instead of the configured one."
         )(opened)
     return opened
-
-
-def _open(given: AppContext | None, flags: Mapping[str, str | None]) -> AppContext:
-    return configured(flags) if given is None else given
 
 
 def configured(flags: Mapping[str, str | None]) -> AppContext:
@@ -268,15 +260,15 @@ def configured(flags: Mapping[str, str | None]) -> AppContext:
     settings = configuration.load(flags=flags)
     store = open_store(settings.store)
 
-    made: dict[tuple[Place, str], Backend] = {}
+    backends: dict[tuple[Place, str], Backend] = {}
 
     def backend_of(ref: JobRef) -> Backend:
         from kinetic._backends import registry
 
         key = (ref.place, ref.store_uri)
-        if key not in made:
-            made[key] = registry.backend_of(ref)
-        return made[key]
+        if key not in backends:
+            backends[key] = registry.backend_of(ref)
+        return backends[key]
 
     def handle_of(ref: JobRef) -> JobHandle[Any]:
         from kinetic._client.handle import JobHandle

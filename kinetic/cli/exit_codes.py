@@ -1,4 +1,4 @@
-"""What the command line answers to the shell.
+"""The exit codes of the command line.
 
 In: an exception, or how a job ended. Out: an exit code.
 """
@@ -43,8 +43,7 @@ TABLE: tuple[tuple[int, str], ...] = (
     (INTERRUPTED, "Interrupted by Ctrl-C; a running job keeps running."),
 )
 
-# JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, and they are failures of
-# the job.
+# JobFailed comes first: GangTimeout and JobTimeout are TimeoutErrors too, but failures of the job.
 _BY_TYPE: tuple[tuple[type[BaseException], int], ...] = (
     (JobFailed, FAILED),
     (WaitTimeout, TIMED_OUT),
@@ -69,8 +68,8 @@ def of_outcome(outcome: Outcome) -> int:
 
 
 def of_program(outcome: Outcome) -> int:
-    """Return the exit code of the program that `kinetic run` ran: its own on the host that failed
-    first, where it has one."""
+    """Return the exit code for `kinetic run`: the program's own, if any, on the host that failed
+    first."""
     first = outcome.first
     return FAILED if first is None else _own_code(first)
 

@@ -1,7 +1,6 @@
-"""Groups of commands whose modules are imported only when the command is used, and what a shell
-offers only when it asks.
+"""Command groups that import a command when it is used, and completions when a shell asks.
 
-In: names of commands with the place of their code and one line of help. Out: click groups.
+In: names of commands with their import path and one line of help. Out: click groups.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Lazy(NamedTuple):
-    """Where a command is, and what the group's help says about it.
+    """A command that is not imported yet.
 
     Attributes:
-        place: "module:attribute".
+        import_path: "module:attribute".
         help: one line; kept here so that `--help` of the group imports nothing.
     """
 
-    place: str
+    import_path: str
     help: str
 
 
@@ -36,7 +35,7 @@ class LazyGroup(click.Group):
     Args:
         lazy: the commands.
         aliases: other names of commands, by name.
-        elsewhere: names that people may try here, with the command that they mean.
+        elsewhere: names that users may try here, with the full command that they mean.
         absent: names of commands that do not exist, and why.
 
     Raises:
@@ -59,7 +58,7 @@ class LazyGroup(click.Group):
         self.absent = absent or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which they were given."""
+        """Return the names in the order of definition."""
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -67,7 +66,7 @@ class LazyGroup(click.Group):
         entry = self.lazy.get(self.aliases.get(cmd_name, cmd_name))
         if entry is None:
             return None
-        module, _, attribute = entry.place.partition(":")
+        module, _, attribute = entry.import_path.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
@@ -75,12 +74,12 @@ class LazyGroup(click.Group):
         """Offer the commands without importing them."""
         from click.shell_completion import CompletionItem
 
-        begun = [
+        commands = [
             CompletionItem(name, help=entry.help)
             for name, entry in self.lazy.items()
             if name.startswith(incomplete)
         ]
-        return begun + click.Command.shell_complete(self, ctx, incomplete)
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -90,7 +89,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name the nearest one."""
+        """Find the command, or suggest the nearest one."""
         name = args[0] if args else "-"
         if (
             self.get_command(ctx, name) is None
@@ -108,8 +107,7 @@ class LazyGroup(click.Group):
 
 
 def suggested(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Return what an option or an argument offers to a shell: a function of `suggestions`, imported
-    when the shell asks."""
+    """Complete a parameter with a function of `suggestions`, imported when a shell asks."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from kinetic.cli import suggestions

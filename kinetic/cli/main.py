@@ -1,9 +1,9 @@
-"""The entry of the command line.
+"""The entry point of the command line.
 
 In: the words after `kinetic`. Out: an exit code (see `exit_codes`).
 
-Whatever goes wrong in a command ends here: as `error: …` on stderr and a code. Only click and light
-modules of ours are loaded before the command is known.
+Every failure of a command ends here: as `error: …` on stderr and an exit code. Only click and light
+modules of kinetic are imported before the command is known.
 """
 
 from __future__ import annotations
@@ -157,30 +157,30 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
         with root.make_context("kinetic", list(argv), obj=app) as ctx:
             code = root.invoke(ctx)
         sys.stdout.flush()
-    except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException) as ending:
-        return _ended(ending)
+    except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException) as problem:
+        return _click_failed(problem)
     except BrokenPipeError:
-        # The reader has seen enough (`| head`): that is its business, and no error.
+        # The reader has seen enough (`| head`): not an error.
         output.silence_stdout()
         return exit_codes.OK
-    except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - the last place that can tell it to people
+    except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nothing above reports it
         return _failed(problem)
     return code if isinstance(code, int) else exit_codes.OK
 
 
-def _ended(ending: BaseException) -> int:
-    if isinstance(ending, click.exceptions.Exit):
-        return ending.exit_code
-    if isinstance(ending, click.exceptions.Abort):
+def _click_failed(problem: BaseException) -> int:
+    if isinstance(problem, click.exceptions.Exit):
+        return problem.exit_code
+    if isinstance(problem, click.exceptions.Abort):
         output.notice("Nothing was done.")
         return exit_codes.INTERRUPTED
-    return _misused(ending)
+    return _misused(problem)
 
 
-def _misused(ending: BaseException) -> int:
-    words = ending.format_message() if isinstance(ending, click.ClickException) else str(ending)
-    ctx = getattr(ending, "ctx", None)
-    if isinstance(ending, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+def _misused(problem: BaseException) -> int:
+    words = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+    ctx = getattr(problem, "ctx", None)
+    if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         output.notice(words)
     else:
         output.error(
@@ -191,17 +191,17 @@ def _misused(ending: BaseException) -> int:
 
 def _failed(problem: BaseException) -> int:
     if isinstance(problem, KeyboardInterrupt):
-        pass  # whoever was interrupted has said what goes on
+        pass  # the interrupted command has reported what keeps running
     elif _debugging():
         output.traceback_of(problem)
     else:
-        output.error(*_told(problem))
+        output.error(*_message_and_hint(problem))
     return exit_codes.of_error(problem)
 
 
-def _told(problem: BaseException) -> tuple[str, str]:
-    """What to print: our own errors say what to do; any other one is a fault of ours and says how
-    to see it."""
+def _message_and_hint(problem: BaseException) -> tuple[str, str]:
+    """The message and a hint: our errors say what to do; any other is a bug, with the way to its
+    traceback."""
     from kinetic.errors import KineticError
 
     suggestions = getattr(problem, "suggestions", ())
@@ -224,5 +224,5 @@ def _debugging() -> bool:
 
     try:
         return (settings.load(profile={}).log_level or "").upper() == "DEBUG"
-    except UsageError:  # a malformed setting may be the very problem that is being told
+    except UsageError:  # a malformed setting may be the very problem being reported
         return False

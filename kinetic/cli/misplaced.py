@@ -1,7 +1,6 @@
-"""Options of `kinetic run` that stand behind the program, where they belong to the program. Pure.
+"""Hints for options of `kinetic run` that were written after the program. Pure.
 
-In: the words before the program, the program, the options that there are. Out: what to tell the
-user.
+In: the words before the program, the program, the names of options. Out: messages to the user.
 
 Nothing is moved silently: a program may have an `-a` of its own. Only when ours is missing is the
 corrected line suggested.
@@ -21,16 +20,16 @@ _BEFORE = {Kind.SCRIPT: (), Kind.MODULE: ("-m",), Kind.COMMAND: ("--",)}
 _EXAMPLE = Program(Kind.SCRIPT, "train.py")
 
 
-class Known(NamedTuple):
+class OptionNames(NamedTuple):
     """The names of the options of `kinetic run`: those that take a value, and those that do not."""
 
     values: Collection[str]
     flags: Collection[str]
 
 
-def ours(args: Sequence[str], known: Known) -> tuple[list[str], list[str]]:
-    """Split the arguments of a program: words that read like options of `kinetic run`, with their
-    values, and the rest."""
+def split_args(args: Sequence[str], known: OptionNames) -> tuple[list[str], list[str]]:
+    """Split the arguments of a program into those that look like options of `kinetic run`, with
+    their values, and the rest."""
     moved: list[str] = []
     rest: list[str] = []
     at = 0
@@ -47,10 +46,9 @@ def ours(args: Sequence[str], known: Known) -> tuple[list[str], list[str]]:
     return moved, rest
 
 
-def missing_accelerator(words: Sequence[str], program: Program | None, known: Known) -> str:
-    """Say that -a is missing, with the line to write: the user's own, corrected where the option
-    stands behind the program."""
-    moved, rest = ours(program.args, known) if program else ([], [])
+def missing_accelerator(words: Sequence[str], program: Program | None, known: OptionNames) -> str:
+    """Say that -a is missing, with a line that works: the user's own if -a came too late."""
+    moved, rest = split_args(program.args, known) if program else ([], [])
     if program is not None and _names_a_slice(moved):
         line = _line([*words, *moved], program, rest)
         return (
@@ -65,10 +63,10 @@ def missing_accelerator(words: Sequence[str], program: Program | None, known: Kn
     )
 
 
-def went_to_the_program(program: Program, known: Known) -> str:
-    """Return a hint for a program that refused its arguments; "" where none of them reads like an
-    option of ours."""
-    moved, _ = ours(program.args, known)
+def went_to_the_program(program: Program, known: OptionNames) -> str:
+    """Return a hint for a program that refused its arguments; "" if none looks like an option of
+    `kinetic run`."""
+    moved, _ = split_args(program.args, known)
     if not moved:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Values that options take, and options that several commands share.
+"""Parameter types, and options that several commands share.
 
 In: words of the command line. Out: numbers with units, names with values.
 """
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(_FloatType):
-    """A length of time with its unit, as seconds."""
+    """A duration with its unit, in seconds."""
 
     name = "DURATION"
 
@@ -71,14 +71,14 @@ ASSIGNMENT = Assignment()
 
 
 NEWEST = "-"
-"""Stands for the newest job where an id is asked for."""
+"""Means the newest job wherever an id is expected."""
 _LAST = "kinetic.last"
 
 
 def job_argument(offer: str) -> Callable[[F], F]:
-    """Take one ID, "-" or --last; a shell offers the `offer` of `suggestions`."""
+    """Take one ID, "-" or --last; completed by the function `offer` of `suggestions`."""
     return _with_last(
-        "job_id", "ID", offer, lambda given, last: given or (NEWEST if last else None)
+        "job_id", "ID", offer, lambda job_id, last: job_id or (NEWEST if last else None)
     )
 
 
@@ -89,7 +89,7 @@ def jobs_argument(offer: str, *, required: bool) -> Callable[[F], F]:
         "job_ids",
         metavar,
         offer,
-        lambda given, last: (*given, *([NEWEST] if last else [])) or None,
+        lambda job_ids, last: (*job_ids, *([NEWEST] if last else [])) or None,
         many=True,
         required=required,
     )
@@ -145,8 +145,7 @@ def json_option(command: F) -> F:
 
 
 def accepted(*names: str, is_flag: bool = False) -> Callable[[F], F]:
-    """Take an option of keras-kinetic that has nothing to change here, so that commands written for
-    it go on working."""
+    """Accept and ignore an option of keras-kinetic, so that its command lines keep working."""
     return click.option(*names, hidden=True, expose_value=False, is_flag=is_flag)
 
 

@@ -1,9 +1,9 @@
-"""The only place that prints: text for people, one JSON document for programs, bytes of logs.
+"""The only module that prints: text, one JSON document, or bytes of logs.
 
 In: values, chunks, errors. Out: stdout and stderr.
 
-rich is loaded only to lay out a table on a terminal; a pipe gets plain aligned text, whole and
-without colour.
+rich is imported only for a table on a terminal; a pipe gets plain aligned text, uncut and without
+colour.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _STATE_STYLES: dict[str, str] = {
     "starting": "yellow",
     "joining": "yellow",
     "silent": "red",
-    # findings of `doctor`
+    # Level of a finding of `doctor`
     "ok": "green",
     "warn": "yellow",
     "problem": "red",
 }
 
 
-_UNBROKEN = "\N{NO-BREAK SPACE}"
+_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def line(words: str = "") -> None:
@@ -59,19 +59,18 @@ def line(words: str = "") -> None:
 
 
 def notice(words: str) -> None:
-    """Tell something beside the answer, on stderr."""
+    """Print a message on stderr, apart from the result."""
     sys.stdout.flush()
     print(words, file=sys.stderr, flush=True)
 
 
 def error(words: str, hint: str = "") -> None:
-    """Tell what went wrong and, where it is known, what to do next."""
-    notice(_fitted(f"error: {words}" + (f"\n{hint}" if hint else "")))
+    """Print an error and, if there is one, a hint what to do next."""
+    notice(_wrapped(f"error: {words}" + (f"\n{hint}" if hint else "")))
 
 
-def _fitted(words: str) -> str:
-    """On a terminal, break lines between words, not within `commands`; lines that begin with a
-    blank (traces) stay whole."""
+def _wrapped(words: str) -> str:
+    """On a terminal, wrap lines, but not within `commands`; indented lines (traces) stay whole."""
     if not sys.stderr.isatty():
         return words
     import re
@@ -79,16 +78,16 @@ def _fitted(words: str) -> str:
     from textwrap import fill
 
     columns = shutil.get_terminal_size().columns
-    lines = re.sub(r"`[^`\n]+`", lambda command: command[0].replace(" ", _UNBROKEN), words).split(
-        "\n"
-    )
-    fitted = "\n".join(
+    lines = re.sub(
+        r"`[^`\n]+`", lambda command: command[0].replace(" ", _NO_BREAK_SPACE), words
+    ).split("\n")
+    wrapped = "\n".join(
         line
         if line[:1].isspace()
         else fill(line, columns, break_long_words=False, break_on_hyphens=False)
         for line in lines
     )
-    return fitted.replace(_UNBROKEN, " ")
+    return wrapped.replace(_NO_BREAK_SPACE, " ")
 
 
 def traceback_of(problem: BaseException) -> None:
@@ -117,20 +116,19 @@ def table(
     cut: str = "",
     wrap: str = "",
 ) -> None:
-    """Print rows below a head line: laid out to the width of a terminal, or plain and whole in a
-    pipe.
+    """Print rows below a header: fitted to the width of a terminal, or plain and uncut in a pipe.
 
-    On a narrow terminal only the column `cut` is cut short, and only the column `wrap` takes
-    several lines: what people copy and compare stays whole.
+    On a narrow terminal only the column `cut` is truncated and only the column `wrap` is wrapped:
+    what users copy and compare stays whole.
     """
-    kept = [tuple(map(text.printable, row)) for row in rows]
+    clean = [tuple(map(text.printable, row)) for row in rows]
     if not sys.stdout.isatty():
-        print(text.aligned(columns, kept))
+        print(text.aligned(columns, clean))
         return
     from rich.console import Console
 
     Console(highlight=False, markup=False, emoji=False).print(
-        _grid(columns, kept, right, {cut, wrap}, wrap)
+        _grid(columns, clean, right, {cut, wrap}, wrap)
     )
 
 
@@ -142,7 +140,7 @@ def width() -> int | None:
 
 
 class Screen:
-    """A table that is drawn over and over on a terminal of its own, until somebody presses q."""
+    """A full-screen table that is redrawn until the user presses q."""
 
     def __enter__(self) -> Screen:
         from rich.console import Console
@@ -178,46 +176,46 @@ class Screen:
         from rich.console import Group
         from rich.text import Text
 
-        kept = [tuple(map(text.printable, row)) for row in rows]
+        clean = [tuple(map(text.printable, row)) for row in rows]
         above = Text(f"{head}\n", no_wrap=True, overflow="ellipsis")
         self._live.update(
-            Group(above, _grid(columns, kept, right, {cut}, ""), Text(foot, style="dim")),
+            Group(above, _grid(columns, clean, right, {cut}, ""), Text(foot, style="dim")),
             refresh=True,
         )
 
     def wait(self, seconds: float) -> bool:
-        """Wait; return whether somebody pressed q meanwhile."""
+        """Wait; return whether the user pressed q."""
         return self._keys.quits_within(seconds)
 
 
 class _Keys:
-    """Keys of the terminal, one by one and unseen; nothing where there is no keyboard."""
+    """Reads single keys of the terminal without echo; does nothing where stdin is no terminal."""
 
     def open(self) -> None:
-        """Take each key as it is pressed."""
-        self._before: list[Any] | None = None
+        """Switch the terminal to single keys."""
+        self._saved: list[Any] | None = None
         if sys.stdin.isatty():
             import termios
             import tty
 
-            self._before = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)  # Ctrl-C goes on interrupting
+            self._saved = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)  # Ctrl-C still interrupts
 
     def close(self) -> None:
-        """Give the keyboard back as it was."""
-        if self._before is not None:
+        """Restore the terminal."""
+        if self._saved is not None:
             import termios
 
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
 
     def quits_within(self, seconds: float) -> bool:
-        """Wait so long; return at once, and True, when q is pressed or the keyboard is gone."""
+        """Wait; return True at once when q is pressed or stdin ends."""
         import os
         import select
         import time
 
         until = time.monotonic() + seconds
-        watched = [sys.stdin] if self._before is not None else []
+        watched = [sys.stdin] if self._saved is not None else []
         while select.select(watched, [], [], max(0.0, until - time.monotonic()))[0]:
             key = os.read(sys.stdin.fileno(), 1)
             if key in (b"q", b"Q", b"\x04", b""):
@@ -270,8 +268,8 @@ def _style(words: str) -> str:
 
 
 def failure(problem: BaseException) -> None:
-    """Print what a job raised: as Python would, with the frames of the host, or as ours where it is
-    ours."""
+    """Print what a job raised: as Python would, with the frames of the host, or only the message
+    for errors of kinetic."""
     import traceback
 
     if isinstance(problem, KineticError):
@@ -280,10 +278,9 @@ def failure(problem: BaseException) -> None:
 
 
 def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> bool:
-    """Copy a log to stdout, byte for byte but for the marks of the prefixer; return whether there
-    was anything.
+    """Copy a log to stdout, byte for byte except for prefixes; return whether there was any output.
 
-    With `flush`, each chunk is seen at once.
+    With `flush`, each chunk is flushed.
     """
     streams, anything = Streams(), False
     for chunk in prefixer.joined(chunks):
@@ -299,8 +296,8 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
-    """Copy the output of a program as it comes, each of its streams to ours, so that it can be
-    piped as if it ran here."""
+    """Copy the output of a program as it comes, stdout and stderr apart, so that it can be piped as
+    if it ran here."""
     from kinetic._core.log_format import STDERR
 
     streams = Streams()
@@ -318,8 +315,8 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
 
 
 class Streams:
-    """Where bytes of logs go: unmodified to the binary side of stdout and stderr, or as text where
-    there is none."""
+    """Writes bytes of logs unmodified to the buffers of stdout and stderr, or as text without
+    them."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -342,20 +339,19 @@ class Streams:
         sys.stderr.flush()
 
     def flush(self) -> None:
-        """Let the reader see all that was written."""
+        """Flush stdout; stderr is never buffered."""
         sys.stdout.flush()
 
 
 def replace_closed_streams() -> None:
-    """Put /dev/null where this process was started without a standard stream, which Python calls
-    None."""
+    """Open /dev/null in place of standard streams that were closed at start (None in Python)."""
     import os
 
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
         except OSError:
-            # The lowest that is free: this one. Programs that are started inherit it.
+            # open() takes the lowest free descriptor: this one. Child processes inherit it.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
@@ -363,15 +359,14 @@ def replace_closed_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """Send what is still to be written nowhere: the reader of the pipe has gone."""
+    """Discard further output: the reader of the pipe has gone."""
     import os
 
-    # Closing stdout at exit flushes it; without this the interpreter would complain about the pipe
-    # once more.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    # The interpreter flushes stdout at exit and would report the broken pipe once more.
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(devnull, sys.stdout.fileno())
     except (OSError, ValueError):  # stdout was replaced by something without a descriptor
         pass
     finally:
-        os.close(nowhere)
+        os.close(devnull)

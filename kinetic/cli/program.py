@@ -1,5 +1,5 @@
-"""The program that `kinetic run` runs: read from the command line, checked, and made into a
-function that hosts can run.
+"""The program of `kinetic run`: parsed from the command line, checked, and wrapped in a function
+for the hosts.
 
 In: the words after `kinetic run`. Out: the words that are options, and a `Program`.
 """
@@ -42,7 +42,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """What people see in the list of jobs."""
+        """The name shown in the list of jobs."""
         return Path(self.target).name or self.target
 
 
@@ -50,9 +50,9 @@ def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[st
     """Split `kinetic run` OPTIONS from the program: at the first word that is not an option, after
     `-m NAME`, or at `--`.
 
-    Everything after it is the program's, even what looks like one of our options. `value_options`
-    are the names of the options that take a value ("-a", "--accelerator"): the word behind one is
-    not the program.
+    Everything after it belongs to the program, even what looks like an option of kinetic.
+    `value_options` names the options that take a value ("-a", "--accelerator"): the word after one
+    is not the program.
     """
     at = 0
     while at < len(words):
@@ -111,14 +111,14 @@ def _check_script(target: str) -> None:
 
 
 def script_path(program: Program, cwd: Path) -> Path | None:
-    """Return the real path of the script; its folder is where the search for the source tree
-    begins. None for other programs."""
+    """Return the real path of the script, where the search for the source tree starts; None for
+    other programs."""
     return (cwd / program.target).resolve() if program.kind is Kind.SCRIPT else None
 
 
 def function(program: Program, cwd: Path) -> Callable[[], None]:
-    """Return what hosts call. It holds text only and finds its code there by name, so that it needs
-    nothing of this process."""
+    """Return the function that hosts call. It closes over text only and imports its code by name,
+    so nothing else of this process is pickled."""
     script = script_path(program, cwd)
     kind, args = str(program.kind), program.args
     target = program.target if script is None else os.path.relpath(script, cwd.resolve())
@@ -128,19 +128,18 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
 
         import_module("kinetic._host.worker.command").run(kind, target, args)
 
-    # left out of tracebacks
+    # frames of this file name are left out of tracebacks
     run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")
-    run_program.__module__ = _stand_in(program, script)
+    run_program.__module__ = _module_for(program, script)
     run_program.__name__ = run_program.__qualname__ = program.name
     return run_program
 
 
-def _stand_in(program: Program, script: Path | None) -> str:
-    """Make a module for the function: the source tree is looked for around its file, or in the
-    caller's folder where it has none.
+def _module_for(program: Program, script: Path | None) -> str:
+    """Make a module for the function: the source tree is searched from its file, or from the
+    working directory if it has none.
 
-    It must not be `__main__`: that is the console script, which lies in the `bin` of some
-    environment.
+    It must not be `__main__`: that is the console script in the `bin` of some environment.
     """
     name = f"kinetic {program.kind} {script or program.target}"
     module = ModuleType(name)

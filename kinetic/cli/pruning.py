@@ -1,10 +1,10 @@
-"""Which records and which content nobody needs any more, and their removal.
+"""Finds and removes the records of old jobs, and content that no job uses any more.
 
 In: the context, a store, times. Out: what was (or would be) removed.
 
 Content is in use while any plan in the store names it, directly or through the record of its tree.
-The search for names is generous on purpose: whatever looks like a digest in a plan or a record
-keeps the content of that name, so that a damaged plan, or one of a newer version, loses nothing.
+The search is conservative: anything that looks like a digest in a plan or a record keeps the
+content of that name, so that a damaged plan, or one of a newer version, loses nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
-class Content:
-    """Stored content: its key, its digest, its size, and when it was written (seconds since the
-    epoch)."""
+class StoredContent:
+    """One object of content; `written_at` is in seconds since the epoch."""
 
     key: str
     digest: str
@@ -46,10 +45,10 @@ class Content:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found: unused content, jobs that were never finished being submitted, unpacked
-    data, batches without jobs."""
+    """What a sweep finds: unused content, unfinished submissions, unpacked data, batches without
+    jobs."""
 
-    contents: tuple[Content, ...] = ()
+    contents: tuple[StoredContent, ...] = ()
     orphans: tuple[str, ...] = ()
     data: tuple[CachedCopy, ...] = ()
     size_bytes: int = field(default=0)
@@ -64,31 +63,30 @@ def ended_before(app: AppContext, moment: float) -> list[JobRef]:
 
 
 def _ended_at(ref: JobRef, found: Standing) -> float:
-    """When the job ended; the end of time for one that has not, or of which nobody here can
-    tell."""
+    """When the job ended; infinity if it has not, or if its backend cannot be asked."""
     if found.ending is not None:
         return found.ending.at
     return ref.created_at if found.state in _ENDED else float("inf")
 
 
 def remove(app: AppContext, ref: JobRef) -> None:
-    """Remove what the backend holds, the records and the logs of a job that has ended; its output
-    folder stays."""
+    """Remove what the backend holds, the records and the logs of an ended job; its output folder
+    stays."""
     app.backend_of(ref).cleanup(ref)
     app.store.delete(layout.job(ref.job_id))
-    # last: an interrupted removal can be found and done again
+    # last, so that an interrupted removal can be found and repeated
     stored.remove(app.store, ref.job_id)
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return what a sweep would remove, taking the jobs `without` as gone. Of a store that is no
-    folder, nothing (see gc_lock)."""
+    """Return what a sweep would remove if the jobs in `without` were gone; nothing for a store
+    that is not a folder (see gc_lock)."""
     if (folder := store.as_folder()) is None:
         return Swept()
     orphans = tuple(_orphans(store, folder, older_than))
     used = _named_by_plans(store, folder, {*without, *orphans})
     trees = [*_contents(folder, layout.TREES)]
-    # A submission that finds the record of a tree sends nothing: what it names stays as long.
+    # A submission that finds the record of a tree sends nothing: keep what the record names.
     kept = [tree for tree in trees if tree.digest in used or tree.written_at >= older_than]
     used |= {tree.digest for tree in kept}
     for tree in kept:
@@ -96,7 +94,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     written_at = {pack.digest: pack.written_at for pack in _contents(folder, layout.PACK_INDEXES)}
     contents = tuple(
         content
-        # Should we be killed on the way: each comes before what it vouches for.
+        # In case we are killed midway: each comes before what it vouches for.
         for content in (
             *trees,
             *_contents(folder, layout.PACK_INDEXES),
@@ -117,8 +115,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
-    """Remove unused content that was written before `older_than` (seconds since the epoch), while
-    no job is being submitted."""
+    """Remove unused content written before `older_than` (seconds since the epoch), while no job is
+    being submitted."""
     with sweeping(store):
         swept = find_unused(store, older_than=older_than)
         for job_id in swept.orphans:
@@ -133,7 +131,7 @@ def sweep(store: Store, *, older_than: float) -> Swept:
 
 
 def _orphans(store: Store, folder: Path, older_than: float) -> Iterator[str]:
-    """Jobs without a reference: submission was killed before it was written."""
+    """Jobs without a reference: their submission was killed before it wrote one."""
     for entry in _entries(folder / layout.JOBS):
         if not store.has(layout.ref(entry.name)) and _is_older(entry, older_than):
             yield entry.name
@@ -142,7 +140,7 @@ def _orphans(store: Store, folder: Path, older_than: float) -> Iterator[str]:
 def _empty_batches(
     store: Store, folder: Path, older_than: float, without: Collection[str]
 ) -> Iterator[str]:
-    """Batches that have no job any more."""
+    """Batches that have no jobs any more."""
     groups = _entries(folder / layout.GROUPS)
     used = (
         {ref.group_id for ref in stored.refs(store) if ref.job_id not in without}
@@ -155,7 +153,7 @@ def _empty_batches(
 
 
 def _named_by_plans(store: Store, folder: Path, without: Collection[str]) -> set[str]:
-    """The digests that plans name, in any place."""
+    """The digests that appear anywhere in plans."""
     used: set[str] = set()
     for entry in _entries(folder / layout.JOBS):
         if entry.name not in without:
@@ -171,27 +169,27 @@ def _content(store: Store, key: str) -> bytes:
 
 
 def _digests(data: bytes) -> set[str]:
-    return {found.decode() for found in _DIGEST.findall(data)}
+    return {match.decode() for match in _DIGEST.findall(data)}
 
 
-def _contents(root: Path, prefix: str) -> Iterator[Content]:
+def _contents(root: Path, prefix: str) -> Iterator[StoredContent]:
     """All content below a prefix."""
     for entry in _entries(root / prefix):
         if entry.is_dir(follow_symlinks=False):
             yield from _contents(root, f"{prefix}/{entry.name}")
-        elif (facts := _facts(entry)) is not None:
+        elif (stat := _stat(entry)) is not None:
             key = f"{prefix}/{entry.name}"
             digest = "".join(key.split("/")[-2:])[-_DIGEST_DIGITS:]
-            yield Content(key, digest, facts.st_size, facts.st_mtime)
+            yield StoredContent(key, digest, stat.st_size, stat.st_mtime)
 
 
 def _is_older(entry: os.DirEntry[str], moment: float) -> bool:
-    facts = _facts(entry)
-    return facts is not None and facts.st_mtime < moment
+    stat = _stat(entry)
+    return stat is not None and stat.st_mtime < moment
 
 
-def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Size and times; None when it was removed since it was listed."""
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Size and times; None if it was removed since it was listed."""
     try:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""How shells ask what could be written next, and how they are answered.
+"""Shell completion: a script for each shell, and the answers to its questions.
 
 In: the name of a shell; a command line up to the cursor. Out: the script that a shell loads; lines
-that this script understands, "kind, word, meaning" with tabs between.
+that the script reads: kind, word and meaning, separated by tabs.
 
-click finds what could be written. Only the scripts are our own, and how they are answered: with
-click's, bash completes nothing behind a colon or an equals sign (3 of the 13 lines that
-tests/system/test_completion.py types), zsh replaces the whole of `--state=fa`, and fish cuts what
-words mean at the first comma and forgets their order.
+click computes the completions. Only the scripts and the format of the answers are our own: with
+click's scripts bash completes nothing after a colon or an equals sign (3 of the 13 lines that
+tests/system/test_completion.py types), zsh replaces the whole of `--state=fa`, and fish cuts
+meanings at the first comma and loses the order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _ASSIGNMENT = re.compile(r"\w+=")
 
 _BASH = r"""_kinetic() {
     local line=${COMP_LINE:0:COMP_POINT} before kind word
-    # bash takes what stands before : or = in a word for a word of its own, and replaces only the
-    # rest.
+    # bash splits words at : and =, and replaces only the last part
     before=${line##*[[:space:]]}
     before=${before%"$2"}
     COMPREPLY=()
@@ -86,15 +85,14 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def answers(root: click.Command, line: str) -> Iterator[str]:
-    """Return what could be written at the end of the line; nothing where the line is wrong
-    already."""
+    """Yield completions for the end of the line; nothing if the line is already wrong."""
     from click.exceptions import ClickException
     from click.shell_completion import ShellComplete
 
-    args, begun = _split(line)
-    option = f"{begun.partition('=')[0]}=" if begun.startswith("-") and "=" in begun else ""
+    args, prefix = _split(line)
+    option = f"{prefix.partition('=')[0]}=" if prefix.startswith("-") and "=" in prefix else ""
     try:
-        items = ShellComplete(root, {}, "kinetic", "").get_completions(args, begun)
+        items = ShellComplete(root, {}, "kinetic", "").get_completions(args, prefix)
     except ClickException:
         return
     for item in items:
@@ -107,12 +105,11 @@ def answers(root: click.Command, line: str) -> Iterator[str]:
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """Split the line into the words behind the command's name, and the last one: the one that is
-    being written."""
+    """Split the line into the complete words after the command's name, and the one being typed."""
     from click.shell_completion import split_arg_string
 
     words = split_arg_string(line)
-    begun = words.pop() if words and not line[-1:].isspace() else ""
+    prefix = words.pop() if words and not line[-1:].isspace() else ""
     while words and _ASSIGNMENT.match(words[0]):  # NAME=value kinetic …
         del words[0]
-    return words[1:], begun
+    return words[1:], prefix

@@ -1,7 +1,7 @@
-"""What a shell offers when a word is completed: ids of jobs, names of accelerators and of profiles.
+"""Values for shell completion: ids of jobs, names of accelerators, backends and profiles.
 
-In: the beginning of a word. Out: words, with what they mean where the shell shows it. Whatever goes
-wrong here offers nothing: our errors must not be printed into the line that is being written.
+In: the beginning of a word. Out: words with their meaning. Every failure here means no suggestions:
+an error must not be printed into the line that the user is typing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from click.shell_completion import CompletionItem
 from kinetic._core.state import JobStatus
 
 Words = list[Any]
-_MOST = 50
-_STILL_GOING = (JobStatus.PENDING, JobStatus.RUNNING)
+_MAX_IDS = 50
+_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 def _quiet(
@@ -35,45 +35,45 @@ def _quiet(
 
 @_quiet
 def jobs(incomplete: str) -> Iterable[CompletionItem]:
-    """Ids of jobs, newest first; without "job-" where the word begins without it."""
+    """Ids of jobs, newest first; without "job-" if the word starts without it."""
     return _ids(incomplete, lambda state: True)
 
 
 @_quiet
 def running_jobs(incomplete: str) -> Iterable[CompletionItem]:
     """Ids of jobs that have not ended."""
-    return _ids(incomplete, _STILL_GOING.__contains__)
+    return _ids(incomplete, _ACTIVE.__contains__)
 
 
 def _ids(incomplete: str, wanted: Callable[[str], bool]) -> Iterable[CompletionItem]:
     from kinetic._client.board import text
     from kinetic.cli.context import configured
 
-    app, begun = configured({}), incomplete.lower()
+    app, prefix = configured({}), incomplete.lower()
     shown = 0
     for ref in app.refs():
         bare = ref.job_id.removeprefix("job-")
-        word = ref.job_id if ref.job_id.startswith(begun) else bare
-        if word.startswith(begun) and wanted(state := app.standing(ref).state):
+        word = ref.job_id if ref.job_id.startswith(prefix) else bare
+        if word.startswith(prefix) and wanted(state := app.standing(ref).state):
             age = text.age(app.now() - ref.created_at)
             yield CompletionItem(
                 word, help=f"{state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
             )
             shown += 1
-        if shown == _MOST:
+        if shown == _MAX_IDS:
             return
 
 
 def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Words:
-    """Numbers of the attempts of the job that is named already, newest first."""
-    from kinetic._store import attempts as kept
+    """Attempt numbers of the job named on the line, newest first."""
+    from kinetic._store import attempts as stored
     from kinetic.cli.context import configured
 
     try:
         app = configured({})
-        # click leaves words where they are when the last option still lacks its value
+        # click does not parse arguments while the last option lacks its value
         named = ctx.params.get("job_id") or ctx.args[0]
-        newest = kept.newest(app.store, app.find(named).job_id)
+        newest = stored.newest(app.store, app.find(named).job_id)
     except Exception:  # noqa: BLE001 - see the module's docstring
         return []
     numbers = map(str, range(newest, 0, -1))
@@ -82,20 +82,20 @@ def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Wo
 
 @_quiet
 def accelerators(incomplete: str) -> Iterable[CompletionItem]:
-    """Names of accelerators; with what may follow a colon once there is one."""
+    """Names of accelerators; once there is a colon, with what may follow it."""
     from kinetic._core.accelerators.catalog import catalog_rows
 
-    begun = incomplete.lower()
-    more = ":spot" if ":" in begun else ""
+    prefix = incomplete.lower()
+    suffix = ":spot" if ":" in prefix else ""
     named = [
-        (f"{row.name}{more}", row)
+        (f"{row.name}{suffix}", row)
         for row in catalog_rows()
-        if not (more and row.name.startswith("cpu"))
+        if not (suffix and row.name.startswith("cpu"))
     ]
     return [
         CompletionItem(name, help=_size(row.hosts, row.chips))
         for name, row in named
-        if name.startswith(begun)
+        if name.startswith(prefix)
     ]
 
 
@@ -116,10 +116,10 @@ def _size(hosts: int, chips: int) -> str:
 @_quiet
 def profiles(incomplete: str) -> Iterable[CompletionItem]:
     """Names of profiles."""
-    from kinetic._config import profiles as kept
+    from kinetic._config import profiles as stored
     from kinetic._config import settings
 
-    by_name = kept.read(settings.profiles_file()).by_name
+    by_name = stored.read(settings.profiles_file()).by_name
     named = sorted(
         (name, values) for name, values in by_name.items() if name.startswith(incomplete)
     )
@@ -128,5 +128,5 @@ def profiles(incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def folders(incomplete: str) -> Iterable[CompletionItem]:
-    """Folders: the shell knows them."""
+    """Folders: the shell lists them itself."""
     return [CompletionItem(incomplete, type="dir")]

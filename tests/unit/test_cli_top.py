@@ -229,16 +229,16 @@ def test_nothing_runs(world: AppContext, capsys: Capture, tmp_path: Path) -> Non
 
 def test_what_has_ended_is_not_looked_at_twice(world: AppContext) -> None:
     backend: Any = world.backend_of(ref())
-    with top.Watch(world, set()) as watch:
-        assert len(watch.look()) == 3
+    with top.ActivityWatch(world, set()) as watch:
+        assert len(watch.poll()) == 3
         backend.asked.clear()
         backend.phases["job-00000001"] = JobStatus.FAILED
-        assert [line.ref.job_id for line in watch.look()] == ["job-00000002"]
-        watch.look()
+        assert [line.ref.job_id for line in watch.poll()] == ["job-00000002"]
+        watch.poll()
         assert backend.asked.count("job-00000000") == 0
         assert backend.asked.count("job-00000001") == 1
         world.store.delete(layout.ref("job-00000002"))
-        assert watch.look() == []
+        assert watch.poll() == []
 
 
 def test_status_of_a_running_job_shows_what_its_hosts_are_doing(

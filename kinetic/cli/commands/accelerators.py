@@ -1,6 +1,6 @@
-"""`kinetic accelerators`: what can be asked for.
+"""`kinetic accelerators`: the catalog.
 
-In: a part of a name. Out: a table or JSON.
+In: part of a name. Out: a table or JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _matching(words: str | None) -> tuple[Topology, ...]:
 
 
 def _resolved(words: str) -> Topology:
-    """An alias or another spelling; an unknown name raises with the nearest ones."""
+    """Resolve an alias or another spelling; an unknown name raises with the nearest ones."""
     from kinetic._core.accelerators.resolve import resolve
 
     return resolve(words)

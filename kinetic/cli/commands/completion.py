@@ -1,6 +1,6 @@
-"""`kinetic completion`: what makes a shell complete `kinetic` commands.
+"""`kinetic completion`: shell completion.
 
-In: the name of a shell. Out: a script for that shell; what the script asks for.
+In: the name of a shell. Out: a script for that shell, or the completions that the script asks for.
 """
 
 from __future__ import annotations

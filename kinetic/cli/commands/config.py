@@ -45,8 +45,8 @@ def _place_options(command: Any) -> Any:
 @click.argument("what", metavar="[show]", type=click.Choice(["show"]), required=False)
 def config(what: str | None, as_json: bool, **flags: str | None) -> None:
     """Print all settings."""
-    known = configuration.load(flags=flags)
-    found = {name: known.setting(name) for name in configuration.names()}
+    loaded = configuration.load(flags=flags)
+    found = {name: loaded.setting(name) for name in configuration.names()}
     if as_json:
         return output.json_document(
             {name: {"value": _plain(s.value), "source": str(s.source)} for name, s in found.items()}

@@ -46,7 +46,7 @@ def debug(app: AppContext, /, *, job_id: str, port: int, working_dir: str | None
     try:
         forward = handle.debug_attach(port, working_dir)
         forward.wait()
-    except KeyboardInterrupt:  # Also while it still waits for the debugger.
+    except KeyboardInterrupt:  # also while still waiting for the debugger
         if forward is not None:
             forward.terminate()
         output.notice(

@@ -1,6 +1,6 @@
 """`kinetic doctor`: whether this machine can run jobs, and what they left behind.
 
-In: whether to tidy up. Out: findings as a table or JSON; exit code 1 when something will go wrong.
+In: whether to tidy up. Out: findings as a table or JSON; exit code 1 if one is a problem.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def doctor(fix: bool, as_json: bool) -> int:
     if as_json:
         output.json_document(report.to_json())
     else:
-        for done in report.done:
-            output.line(text.printable(done))
+        for action in report.done:
+            output.line(text.printable(action))
         rows = [
             (str(f.level), f.check, f.detail + (f" To do: {f.remedy}" if f.remedy else ""))
             for f in report.findings

@@ -1,4 +1,4 @@
-"""`kinetic jobs`: the group, and its two commands that look at jobs from outside: list and status.
+"""`kinetic jobs`: the group, and its commands `list` and `status`.
 
 In: ids, filters. Out: tables or JSON.
 """
@@ -31,7 +31,7 @@ _RUNNING_COLUMNS = ("HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE
 _HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
-_PORTION = 100
+_PAGE_SIZE = 100
 _ATTEMPTS_SHOWN = 10
 
 _HERE = "kinetic.cli.commands"
@@ -140,7 +140,7 @@ def list_jobs(
     as_json: bool,
 ) -> None:
     """Print one line for each job."""
-    refs = app.refs() if group is None else _of_batch(app, group)
+    refs = app.refs() if group is None else _refs_of_batch(app, group)
     shown, more = _select(app, refs, None if show_all else limit, {s.upper() for s in states})
     if as_json:
         return output.json_document(
@@ -157,7 +157,7 @@ def list_jobs(
         )
     if group is not None:
         output.notice(f"Batch {app.batch_name(shown[0][0].group_id or group)}:")
-    # Of most jobs there is no reason to give: the column is there where one has any.
+    # Most jobs have no reason: the column appears only if one has.
     columns = (*_COLUMNS, "REASON") if any(found.reason for _, found in shown) else _COLUMNS
     rows = [_cells(app, ref, found)[: len(columns)] for ref, found in shown]
     output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", wrap="REASON")
@@ -166,17 +166,17 @@ def list_jobs(
     return None
 
 
-def _of_batch(app: AppContext, text: str) -> list[JobRef]:
-    """The jobs of the batch with this id, or the only one whose id begins so.
+def _refs_of_batch(app: AppContext, text: str) -> list[JobRef]:
+    """The jobs of the batch with this id, or of the only one whose id starts with it.
 
     Raises:
         NotFound: there is no such batch.
-        UsageError: several ids begin so.
+        UsageError: several ids start with it.
     """
     refs = app.refs()
-    known = sorted({ref.group_id for ref in refs if ref.group_id})
-    found = [i for i in known if i == text] or [
-        i for i in known if text and i.startswith((text, f"grp-{text}"))
+    group_ids = sorted({ref.group_id for ref in refs if ref.group_id})
+    found = [i for i in group_ids if i == text] or [
+        i for i in group_ids if text and i.startswith((text, f"grp-{text}"))
     ]
     if len(found) > 1:
         raise UsageError(
@@ -195,12 +195,12 @@ def _select(
     app: AppContext, refs: list[JobRef], limit: int | None, states: set[str]
 ) -> tuple[list[tuple[JobRef, Standing]], bool]:
     """The first `limit` jobs in one of the states, and whether there may be more. States are read
-    in portions, only as far as needed."""
-    portion = len(refs) or 1 if limit is None else max(limit, _PORTION) if states else limit
+    page by page, only as far as needed."""
+    page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
     shown: list[tuple[JobRef, Standing]] = []
-    for begin in range(0, len(refs), portion):
-        standings = app.standings(refs[begin : begin + portion])
-        for index, ref in enumerate(refs[begin : begin + portion], begin):
+    for begin in range(0, len(refs), page):
+        standings = app.standings(refs[begin : begin + page])
+        for index, ref in enumerate(refs[begin : begin + page], begin):
             found = standings[ref.job_id]
             if not states or found.state in states:
                 shown.append((ref, found))
@@ -227,7 +227,7 @@ def _cells(app: AppContext, ref: JobRef, found: Standing) -> tuple[str, ...]:
 
 
 def _times(app: AppContext, ref: JobRef, ending: Ending | None) -> dict[str, float | None]:
-    """When the function started and the job ended, as far as it is known."""
+    """When the function started and the job ended, as far as known."""
     if ending is None:
         return {"started_at": app.started_at(ref), "ended_at": None}
     return {"started_at": ending.started_at, "ended_at": ending.at}
@@ -246,7 +246,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     members = _members(app, ref) if outcome is None else []
     attempts = app.gang(ref, outcome).attempts
     if as_json:
-        known = {
+        current = {
             "state": found.state,
             "reason": found.reason,
             **times,
@@ -254,7 +254,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
             "attempts": [attempt.to_json() for attempt in attempts],
         }
         return output.json_document(
-            ref.attributes() | known | {"outcome": outcome.to_json() if outcome else None}
+            ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
         )
     output.line(text.pairs(_facts(app, ref, found, outcome, times["started_at"])))
     if len(attempts) > 1:
@@ -267,11 +267,11 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
 
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
-    """What the hosts of a job that runs are doing; [] when nothing is known of them."""
-    from kinetic.cli.commands.top import Watch
+    """What the hosts of a running job are doing; [] if unknown."""
+    from kinetic.cli.commands.top import ActivityWatch
 
-    with Watch(app, {ref.job_id}) as watch:
-        return [line for line in watch.look() if line.host is not None]
+    with ActivityWatch(app, {ref.job_id}) as watch:
+        return [line for line in watch.poll() if line.host is not None]
 
 
 def _facts(
@@ -291,25 +291,25 @@ def _facts(
             else []
         ),
         ("Output", ref.output_dir),
-        ("Created", f"{_moment(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
+        ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Started", _started(started_at, None if outcome is None else outcome.ended_at, now)),
     ]
     facts = [(name, value) for name, value in facts if value]
-    return facts if outcome is None else facts + _ending(ref, outcome)
+    return facts if outcome is None else facts + _ending_facts(ref, outcome)
 
 
 def _started(started_at: float | None, ended_at: float | None, now: float) -> str:
     if started_at is None:
         return ""
     ran = text.duration((ended_at or now) - started_at)
-    return f"{_moment(started_at)} ({f'ran for {ran}' if ended_at else f'running for {ran}'})"
+    return f"{_timestamp(started_at)} ({f'ran for {ran}' if ended_at else f'running for {ran}'})"
 
 
-def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
-    known: list[tuple[str, Any]] = [
+def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
+    facts: list[tuple[str, Any]] = [
         (
             "Ended",
-            f"{_moment(outcome.ended_at)} ({text.duration(outcome.ended_at - ref.created_at)} "
+            f"{_timestamp(outcome.ended_at)} ({text.duration(outcome.ended_at - ref.created_at)} "
             "after submission)",
         ),
         ("Reason", outcome.reason),
@@ -322,11 +322,11 @@ def _ending(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
-    return [(name, value) for name, value in known if value]
+    return [(name, value) for name, value in facts if value]
 
 
 def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
-    """When each attempt started, how it ended and why; of many, the last ones."""
+    """When each attempt started, how it ended and why; only the last ones if there are many."""
     shown = attempts[-_ATTEMPTS_SHOWN:]
     output.line()
     output.table(
@@ -341,7 +341,7 @@ def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
     started, ended = attempt.ready_at, attempt.ended_at
     return (
         str(attempt.number),
-        "-" if started is None else _moment(started),
+        "-" if started is None else _timestamp(started),
         "-" if started is None or ended is None else text.duration(ended - started),
         str(attempt.verdict or "-"),
         attempt.reason,
@@ -349,8 +349,8 @@ def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
 
 
 def _print_running(members: list[HostLine]) -> None:
-    """What the hosts are doing: of a large gang, those that stand still longest come first and the
-    rest is counted."""
+    """What the hosts are doing; of a large gang, those that have been still longest, and a count of
+    the rest."""
     from kinetic._client.board import activity
 
     shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
@@ -368,7 +368,7 @@ def _print_running(members: list[HostLine]) -> None:
 
 
 def _print_hosts(outcome: Outcome) -> None:
-    """The hosts' ends: of a large gang, those that failed come first and the rest is counted."""
+    """How the hosts ended; of a large gang, those that failed, and a count of the rest."""
     reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[
         :_HOSTS_SHOWN
     ]
@@ -392,7 +392,7 @@ def _host_cells(report: HostReport) -> tuple[str, ...]:
     return str(report.host), str(report.exit), memory, ran, report.detail
 
 
-def _moment(seconds: float) -> str:
+def _timestamp(seconds: float) -> str:
     from datetime import datetime
 
     try:

@@ -1,6 +1,6 @@
-"""`kinetic jobs stacks`, `cancel`, `cleanup` and `prune`: looking into, stopping and removing jobs.
+"""`kinetic jobs stacks`, `cancel`, `cleanup` and `prune`: inspecting, stopping and removing jobs.
 
-In: ids, ages. Out: words on what was done.
+In: ids, ages. Out: a report of what was done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinetic.cli.pruning import Swept
 
 LISTED = 20
-"""So many jobs are named when they are removed; a dry run names all."""
+"""How many removed jobs are named; a dry run names all."""
 
 _STACKS_HELP = """Show where the Python code of a running job stands, on every host.
 
@@ -98,7 +98,7 @@ def cancel(
     cleanup_poll_interval: float,
 ) -> None:
     """Ask jobs to stop."""
-    for ref in _all(app, job_ids):
+    for ref in _find_all(app, job_ids):
         if app.ending(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
             continue
@@ -128,7 +128,7 @@ def cleanup(
     cleanup_poll_interval: float,
 ) -> None:
     """Remove jobs."""
-    for ref in _all(app, job_ids):
+    for ref in _find_all(app, job_ids):
         app.handle_of(ref).cleanup(
             k8s=k8s,
             gcs=gcs,
@@ -138,9 +138,8 @@ def cleanup(
         output.line(f"{ref.job_id} is cleaned up.")
 
 
-def _all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
-    """All references before anything is done: a wrong id among several must not leave half of them
-    done."""
+def _find_all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
+    """Find all jobs before anything is done: one wrong id must not leave half of the work done."""
     return list({ref.job_id: ref for ref in map(app.find_to_end, job_ids)}.values())
 
 
@@ -165,13 +164,13 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     limit = app.now() - pruning.CONTENT_AGE_S
     unused = pruning.find_unused(app.store, older_than=limit, without={ref.job_id for ref in old})
     if dry_run:
-        return _tell("Would remove", old, unused, [], as_json, listed=None)
+        return _report("Would remove", old, unused, [], as_json, listed=None)
     if not yes and (old or unused.contents or unused.data):
-        _ask(old)
-    failed = [problem for ref in old if (problem := _removed(app, ref))]
+        _confirm(old)
+    failed = [problem for ref in old if (problem := _try_remove(app, ref))]
     kept = {problem["job_id"] for problem in failed}
     swept = pruning.sweep(app.store, older_than=limit)
-    return _tell(
+    return _report(
         "Removed",
         [ref for ref in old if ref.job_id not in kept],
         swept,
@@ -181,7 +180,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     )
 
 
-def _ask(old: list[JobRef]) -> None:
+def _confirm(old: list[JobRef]) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"{text.count(len(old), 'job')} would be removed. Add --yes to remove without being "
@@ -195,13 +194,13 @@ def _ask(old: list[JobRef]) -> None:
 
 
 def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
-    """A line for each of the first jobs, and one for the rest."""
+    """A line for each of the first `limit` jobs, and one for the rest."""
     lines = [f"  {ref.job_id}  {text.printable(ref.display_name)}" for ref in refs[:limit]]
     return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 
 
-def _removed(app: AppContext, ref: JobRef) -> dict[str, Any] | None:
-    """Remove one job; one that cannot be removed must not keep the others."""
+def _try_remove(app: AppContext, ref: JobRef) -> dict[str, Any] | None:
+    """Remove one job; report a failure instead of raising, so that the others are removed too."""
     from kinetic.cli import pruning
 
     try:
@@ -212,7 +211,7 @@ def _removed(app: AppContext, ref: JobRef) -> dict[str, Any] | None:
     return None
 
 
-def _tell(
+def _report(
     verb: str,
     refs: list[JobRef],
     swept: Swept,

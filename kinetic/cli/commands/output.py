@@ -1,4 +1,4 @@
-"""`kinetic jobs logs`, `result` and `wait`: what a job printed, what it returned, how it ended.
+"""`kinetic jobs logs`, `result` and `wait`: what a job printed and returned, and how it ended.
 
 In: a job's id. Out: bytes of logs, values, exit codes.
 """
@@ -115,8 +115,8 @@ def logs(
 def _checked(hosts: tuple[int, ...], count: int) -> tuple[int, ...]:
     beyond = next((host for host in hosts if host >= count), None)
     if beyond is not None:
-        known = "only host 0" if count == 1 else f"hosts 0 to {count - 1}"
-        raise UsageError(f"There is no host {beyond}: the job has {known}.")
+        hosts_of_job = "only host 0" if count == 1 else f"hosts 0 to {count - 1}"
+        raise UsageError(f"There is no host {beyond}: the job has {hosts_of_job}.")
     return tuple(dict.fromkeys(hosts))
 
 
@@ -175,7 +175,7 @@ def result(
     """Print the value."""
     handle = app.handle(job_id)
     if not handle.wait(timeout).ok:
-        return tell_failure(handle)
+        return print_failure(handle)
     value = handle.result(
         cleanup=cleanup,
         cleanup_timeout=cleanup_timeout,
@@ -186,9 +186,9 @@ def result(
     return exit_codes.OK
 
 
-def tell_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
-    """Print the error of a job that failed, as the call would have raised it; `seen`: its leader's
-    output is on the screen."""
+def print_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
+    """Print the error of a failed job as the call would have raised it; `seen`: the leader's output
+    has been printed already."""
     problem = handle.error(seen=seen)
     if problem is not None:
         output.failure(problem)

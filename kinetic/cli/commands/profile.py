@@ -1,6 +1,6 @@
 """`kinetic profile`: named clusters, and which one is in use.
 
-In: names, and what names a cluster. Out: the changed file of profiles; tables or JSON.
+In: names, and the settings of a cluster. Out: the changed file of profiles; tables or JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ Example:
 
 
 class _Ordered(click.Group):
-    """Commands in the order in which people need them."""
+    """Lists its commands in the order in which they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in _ORDER if name in self.commands]
@@ -116,31 +116,33 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("name", required=False)
 @_field_options
 @click.option("--force", is_flag=True, help="Replace the profile of this name.")
-def create(name: str | None, force: bool, **given: str | None) -> None:
+def create(name: str | None, force: bool, **options: str | None) -> None:
     """Write one more profile."""
-    place = settings.profiles_file()
-    name = profiles.check_name(name or _asked("Name of the profile", "the NAME"))
-    if name in profiles.read(place).by_name and not force:  # before anything is asked
+    path = settings.profiles_file()
+    name = profiles.check_name(name or _prompt("Name of the profile", "the NAME"))
+    if name in profiles.read(path).by_name and not force:  # before anything is asked
         raise UsageError(
             f"There is a profile {name!r} already. Choose another name, or replace it with --force."
         )
-    values = _complete(given)
-    kept = profiles.change(place, lambda before: before.added(name, values, force=force))
+    values = _complete(options)
+    stored = profiles.change(path, lambda before: before.added(name, values, force=force))
     output.line(
-        f"Profile {name} is kept in {place}" + (" and in use." if kept.current == name else ".")
+        f"Profile {name} is kept in {path}" + (" and in use." if stored.current == name else ".")
     )
-    if kept.current != name:
+    if stored.current != name:
         output.notice(f"To use it: kinetic profile use {name}")
 
 
-def _complete(given: dict[str, str | None]) -> dict[str, str]:
-    """What options say, then the environment, then the person at the terminal."""
-    known = settings.load(flags=given, profile={})
-    ours = (settings.Origin.FLAG, settings.Origin.ENVIRONMENT)
+def _complete(options: dict[str, str | None]) -> dict[str, str]:
+    """Values from options, then the environment, then prompts."""
+    loaded = settings.load(flags=options, profile={})
+    explicit = (settings.Origin.FLAG, settings.Origin.ENVIRONMENT)
     values = {
-        n: str(s.value) for n in FIELDS if (s := known.setting(n)).value and s.source.origin in ours
+        n: str(s.value)
+        for n in FIELDS
+        if (s := loaded.setting(n)).value and s.source.origin in explicit
     }
-    if sys.stdin.isatty() and not any(given.values()):
+    if sys.stdin.isatty() and not any(options.values()):
         for name in OF_THE_CLUSTER:
             values[name] = values.get(name) or click.prompt(
                 f"{name.capitalize()} (empty for none)", default="", show_default=False
@@ -153,7 +155,7 @@ def _complete(given: dict[str, str | None]) -> dict[str, str]:
     return values
 
 
-def _asked(question: str, missing: str) -> str:
+def _prompt(question: str, missing: str) -> str:
     if not sys.stdin.isatty():
         raise UsageError(
             f"{missing} is missing: kinetic profile create NAME --project … --zone … --cluster …"
@@ -165,31 +167,31 @@ def _asked(question: str, missing: str) -> str:
 @json_option
 def ls(as_json: bool) -> None:
     """Print one line for each profile."""
-    kept = profiles.read(settings.profiles_file())
-    used = _used(kept)
+    stored = profiles.read(settings.profiles_file())
+    used = _name_in_use(stored)
     if as_json:
         rows = [
-            {"name": name, "in_use": name == used, **kept.by_name[name]}
-            for name in sorted(kept.by_name)
+            {"name": name, "in_use": name == used, **stored.by_name[name]}
+            for name in sorted(stored.by_name)
         ]
         return output.json_document(rows)
-    if not kept.by_name:
+    if not stored.by_name:
         return output.notice(
             "There are no profiles yet. To make one: kinetic profile create NAME --project … "
             "--cluster …"
         )
-    output.table(_COLUMNS, [_cells(kept, name, used) for name in sorted(kept.by_name)])
-    return _tell_override(kept.current)
+    output.table(_COLUMNS, [_cells(stored, name, used) for name in sorted(stored.by_name)])
+    return _report_override(stored.current)
 
 
-def _cells(kept: Profiles, name: str, used: str | None) -> tuple[str, ...]:
-    values = kept.by_name[name]
+def _cells(stored: Profiles, name: str, used: str | None) -> tuple[str, ...]:
+    values = stored.by_name[name]
     return ("*" if name == used else "", name, *(values.get(f, "-") for f in FIELDS))
 
 
-def _used(kept: Profiles) -> str | None:
+def _name_in_use(stored: Profiles) -> str | None:
     chosen = settings.chosen_profile()
-    return kept.current if chosen is None else str(chosen.value)
+    return stored.current if chosen is None else str(chosen.value)
 
 
 @profile.command("use", help=_USE_HELP, short_help="Use a profile from now on.")
@@ -198,10 +200,10 @@ def use(name: str) -> None:
     """Make a profile the current one."""
     profiles.change(settings.profiles_file(), lambda before: before.used(name))
     output.line(f"Profile {name} is in use.")
-    _tell_override(name)
+    _report_override(name)
 
 
-def _tell_override(current: str | None) -> None:
+def _report_override(current: str | None) -> None:
     chosen = settings.chosen_profile()
     if chosen is not None and chosen.value != current:
         by = "--profile" if chosen.source.origin is settings.Origin.FLAG else "KINETIC_PROFILE"
@@ -214,11 +216,11 @@ def _tell_override(current: str | None) -> None:
 @profile.command("unset", help=_UNSET_HELP, short_help="Use no profile any more.")
 def unset() -> None:
     """Make no profile the current one."""
-    place = settings.profiles_file()
-    if profiles.read(place).current is not None:
-        profiles.change(place, lambda before: before.used(None))
+    path = settings.profiles_file()
+    if profiles.read(path).current is not None:
+        profiles.change(path, lambda before: before.used(None))
     output.line("No profile is in use.")
-    _tell_override(None)
+    _report_override(None)
 
 
 @profile.command("show", help=_SHOW_HELP, short_help="Show what a profile says.")
@@ -226,22 +228,22 @@ def unset() -> None:
 @click.argument("name", required=False, shell_complete=suggested("profiles"))
 def show(name: str | None, as_json: bool) -> None:
     """Print one profile."""
-    place = settings.profiles_file()
-    kept = profiles.read(place)
-    used = _used(kept)
+    path = settings.profiles_file()
+    stored = profiles.read(path)
+    used = _name_in_use(stored)
     name = name or used
     if name is None:
         raise UsageError(
             "No profile is in use. Name one: kinetic profile show NAME; `kinetic profile ls` lists "
             "them."
         )
-    values = kept.get(name)
+    values = stored.get(name)
     if as_json:
         return output.json_document({"name": name, "in_use": name == used, **values})
     facts = [("Profile", f"{name}{' (in use)' if name == used else ''}")]
     output.line(
         text.pairs(
-            [*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(place))]
+            [*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(path))]
         )
     )
     return None
@@ -252,16 +254,16 @@ def show(name: str | None, as_json: bool) -> None:
 @yes_option
 def rm(name: str, yes: bool) -> None:
     """Remove one profile."""
-    place: Path = settings.profiles_file()
-    profiles.read(place).get(name)
+    path: Path = settings.profiles_file()
+    profiles.read(path).get(name)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(
                 f"The profile {name} would be removed. Add --yes to remove it without being asked."
             )
         click.confirm(f"Remove the profile {name}?", abort=True, err=True)
-    was = profiles.read(place).current
-    profiles.change(place, lambda before: before.removed(name))
+    was = profiles.read(path).current
+    profiles.change(path, lambda before: before.removed(name))
     output.line(
         f"Profile {name} is removed." + (" No profile is in use now." if was == name else "")
     )

@@ -1,7 +1,7 @@
 """`kinetic run`: a script, a module or a command on every host of a slice.
 
-In: options and the words of a program. Out: its output as it is printed, its exit code; or the id
-of a detached job.
+In: options and a program with its arguments. Out: its output as it is printed and its exit code, or
+the id of a detached job.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kinetic._client.board import text
 from kinetic._core.options import TABLE, Flag, Option, Takes
 from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
-from kinetic.cli.commands.output import tell_failure
+from kinetic.cli.commands.output import print_failure
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import suggested
-from kinetic.cli.misplaced import Known
+from kinetic.cli.misplaced import OptionNames
 from kinetic.cli.options import ASSIGNMENT, DURATION, json_option
 from kinetic.cli.program import Kind, Program
 from kinetic.errors import UsageError
@@ -57,35 +57,35 @@ _FILES_SHOWN = 20
 
 
 class _RunCommand(click.Command):
-    """A command whose options end where the program begins."""
+    """A command whose options end where the program starts."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the program off before click sees what might look like options of ours."""
-        known = self.known()
-        words, program = programs.split(args, known.values)
+        """Split off the program before click can parse its arguments as options."""
+        names = self.option_names()
+        words, program = programs.split(args, names.values)
         ctx.meta["kinetic.program"] = program
         try:
             return super().parse_args(ctx, list(words))
         except click.MissingParameter as missing:  # -a is the only option that is required
-            raise UsageError(misplaced.missing_accelerator(words, program, known)) from missing
+            raise UsageError(misplaced.missing_accelerator(words, program, names)) from missing
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show that a program follows the options."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] {SCRIPT | -m MODULE | -- CMD} [ARGS]...")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer options, or files: a program and its arguments are words that only it knows."""
+        """Complete options, or files: only the program knows its own arguments."""
         from click.shell_completion import CompletionItem
 
         if ctx.meta.get("kinetic.program") is None and incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(incomplete, type="file")]
 
-    def known(self) -> Known:
+    def option_names(self) -> OptionNames:
         """Return the names of the options."""
         options = [p for p in self.params if isinstance(p, click.Option)]
         flags = {name for o in options if o.is_flag for name in (*o.opts, *o.secondary_opts)}
-        return Known({name for o in options if not o.is_flag for name in o.opts}, flags)
+        return OptionNames({name for o in options if not o.is_flag for name in o.opts}, flags)
 
 
 def _table_options(command: F) -> F:
@@ -173,7 +173,7 @@ def run(
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
     function = programs.function(program, Path.cwd())
     if dry_run:
-        return _show(app.plan(function, _arguments(program, options)), as_json=as_json)
+        return _print_plan(app.plan(function, _arguments(program, options)), as_json=as_json)
     handle = app.submit(function, _arguments(program, options))
     if detach:
         output.line(handle.job_id)
@@ -181,7 +181,7 @@ def run(
     return _follow(app, handle, program, all_hosts)
 
 
-def _show(view: PlanView, *, as_json: bool) -> int:
+def _print_plan(view: PlanView, *, as_json: bool) -> int:
     """Print what would be submitted."""
     files = [
         (os.fsencode(path).decode(errors="replace"), size_bytes) for path, size_bytes in view.files
@@ -222,7 +222,7 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
-    """Print the output as it comes, then tell how the program ended."""
+    """Print the output as it comes, then report how the program ended."""
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
     try:
@@ -254,12 +254,12 @@ def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
-        # The program has said itself why it ends.
+        # The program has printed its own reason.
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
         hint = (
-            misplaced.went_to_the_program(program, run.known())
+            misplaced.went_to_the_program(program, run.option_names())
             if first.exit_code == exit_codes.USAGE
             else ""
         )
@@ -267,5 +267,5 @@ def _failed(handle: JobHandle[Any], outcome: Outcome, program: Program) -> int:
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).", hint
         )
     else:
-        tell_failure(handle, seen=True)
+        print_failure(handle, seen=True)
     return exit_codes.of_program(outcome)

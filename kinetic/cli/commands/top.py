@@ -1,6 +1,6 @@
-"""`kinetic jobs top`: what the hosts of running jobs are doing, now and as it changes.
+"""`kinetic jobs top`: what the hosts of running jobs are doing.
 
-In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, or one table, or one JSON
+In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, one table, or one JSON
 document.
 """
 
@@ -24,8 +24,8 @@ from kinetic.errors import KineticError
 if TYPE_CHECKING:
     from kinetic._rpc.client import ControlClient
 
-_GOES_ON = (JobStatus.PENDING, JobStatus.RUNNING)
-_PATIENCE_S = 1.0
+_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
+_SNAPSHOT_TIMEOUT_S = 1.0
 _FRAME_LINES = 5
 _HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how
 long they have stood still.
@@ -61,12 +61,12 @@ def top(
 ) -> None:
     """Show running jobs."""
     chosen = {app.find(job_id).job_id for job_id in job_ids}
-    with Watch(app, chosen) as watch:
+    with ActivityWatch(app, chosen) as watch:
         if as_json:
-            return output.json_document(activity.document(watch.look()))
+            return output.json_document(activity.document(watch.poll()))
         if once or not sys.stdout.isatty():
-            return _print(watch.look())
-        with contextlib.suppress(KeyboardInterrupt):  # it is how people leave
+            return _print(watch.poll())
+        with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave
             _draw(watch, max(interval, 0.1))
     return None
 
@@ -79,10 +79,10 @@ def _print(found: list[HostLine]) -> None:
     return output.table(columns, rows, right=activity.RIGHT, cut=activity.CUT)
 
 
-def _draw(watch: Watch, interval_s: float) -> None:
+def _draw(watch: ActivityWatch, interval_s: float) -> None:
     with output.Screen() as screen:
         while True:
-            found = watch.look()
+            found = watch.poll()
             width, height = screen.size
             columns, room = activity.columns(width), max(height - _FRAME_LINES, 1)
             rows = [activity.cells(line, columns, whole=False) for line in found[:room]]
@@ -101,9 +101,8 @@ def _draw(watch: Watch, interval_s: float) -> None:
                 return
 
 
-class Watch:
-    """Looks at the jobs that have not ended, again and again; what has ended is not looked at
-    twice."""
+class ActivityWatch:
+    """Polls the jobs that have not ended; a job that has ended is not read again."""
 
     def __init__(self, app: AppContext, chosen: set[str]) -> None:
         self._app = app
@@ -113,40 +112,40 @@ class Watch:
         self._clients: dict[str, tuple[object, ControlClient]] = {}
         self._rates = Rates()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ActivityWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
         for _address, client in self._clients.values():
             client.close()
 
-    def look(self) -> list[HostLine]:
-        """Return the hosts of all jobs that go on, newest job first."""
+    def poll(self) -> list[HostLine]:
+        """Return the hosts of all active jobs, newest job first."""
         found: list[HostLine] = []
-        going_on = self._going_on()
-        standings = self._app.standings(going_on)
-        for ref in going_on:
+        active = self._active()
+        standings = self._app.standings(active)
+        for ref in active:
             state = standings[ref.job_id].state
-            if state not in _GOES_ON:
+            if state not in _ACTIVE:
                 self._ended.add(ref.job_id)
-                self._hang_up(ref.job_id)
+                self._disconnect(ref.job_id)
                 continue
             seen = self._snapshot(ref)
             attempt = None if seen else self._app.gang(ref).current
             found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
         return found
 
-    def _going_on(self) -> list[JobRef]:
+    def _active(self) -> list[JobRef]:
         ids = set(self._app.ids()) - self._ended
         for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
             try:
                 self._refs[job_id] = self._app.find(job_id)
-            except KineticError:  # removed since, or damaged: `jobs list` tells
+            except KineticError:  # removed since, or damaged: `jobs list` reports that
                 self._ended.add(job_id)
-        going = [
+        active = [
             ref for job_id, ref in self._refs.items() if job_id in ids and job_id not in self._ended
         ]
-        return sorted(going, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
+        return sorted(active, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
 
     def _snapshot(self, ref: JobRef) -> dict[str, Any] | None:
         from kinetic._backends.base import Controls
@@ -155,23 +154,25 @@ class Watch:
             backend = self._app.backend_of(ref)
             address = backend.control(ref) if isinstance(backend, Controls) else None
             return (
-                None if address is None else self._client(ref.job_id, address).snapshot(_PATIENCE_S)
+                None
+                if address is None
+                else self._client(ref.job_id, address).snapshot(_SNAPSHOT_TIMEOUT_S)
             )
-        except (KineticError, ValueError):  # it ends just now, or its supervisor does not answer
+        except (KineticError, ValueError):  # it is ending, or its supervisor does not answer
             return None
 
     def _client(self, job_id: str, address: Any) -> ControlClient:
-        known = self._clients.get(job_id)
-        if known is not None and known[0] == address:
-            return known[1]
-        self._hang_up(job_id)  # another attempt has another address
+        entry = self._clients.get(job_id)
+        if entry is not None and entry[0] == address:
+            return entry[1]
+        self._disconnect(job_id)  # another attempt has another address
         from kinetic._rpc.client import ControlClient
 
         client = ControlClient(address, give_up_s=0.0)
         self._clients[job_id] = (address, client)
         return client
 
-    def _hang_up(self, job_id: str) -> None:
-        known = self._clients.pop(job_id, None)
-        if known is not None:
-            known[1].close()
+    def _disconnect(self, job_id: str) -> None:
+        entry = self._clients.pop(job_id, None)
+        if entry is not None:
+            entry[1].close()
