@@ -231,7 +231,8 @@ def _listed(store: Store) -> Listing:
             endings[job_id] = end
         elif job_id in there and (document := _decoded(entry, _REF)) is not None:
             with suppress(CorruptRecord):
-                entries_of.setdefault(job_id, []).append(_checked_ref(document))
+                if (ref := _checked_ref(document)).job_id == job_id:
+                    entries_of.setdefault(job_id, []).append(ref)
     # Of two entries, one was left over by a writer that was killed.
     cached = {job_id: refs[0] for job_id, refs in entries_of.items() if len(refs) == 1}
     uncached = [key for job_id, key in there.items() if job_id not in cached]

@@ -111,6 +111,17 @@ def test_what_no_key_could_hold_is_read():
     assert index.refs(store) == [ref]
 
 
+def test_a_copy_that_is_another_jobs_hides_no_job():
+    store = MemoryStore(delay_s=0.0001)
+    refs = [ref_of(number, store) for number in range(2)]
+    for ref in refs:
+        index.add(store, ref)
+    one, other = (next(store.list(layout.listed(ref.job_id))) for ref in refs)
+    store.delete(one)
+    store.put(f"{layout.listed(refs[0].job_id)}/{other.rpartition('/')[2]}", b"")
+    assert index.refs(store) == refs[::-1]
+
+
 def test_damaged_references_are_passed_over_with_a_warning(store, caplog):
     put_many(store, {layout.ref("job-bad"): b"{", layout.ref("job-worse"): b"[]"})
     index.add(store, ref_of(1, store))
