@@ -86,7 +86,7 @@ class JobHandle(Generic[R_co]):
     ) -> None:
         self.ref = ref
         self._store = store or open_store(ref.store_uri)
-        self._backend = backend
+        self._made_backend = backend
         self._clock = clock
         self._collected: tuple[Any] | None = None
         self._callbacks = futures.Callbacks(self)
@@ -156,28 +156,28 @@ class JobHandle(Generic[R_co]):
         if found is not None:
             return status_of_verdict(found.verdict)
         return following.standing(
-            self._store, self.ref, phase_of(self._place, self.ref), time.time()
+            self._store, self.ref, phase_of(self._backend, self.ref), time.time()
         )[0]
 
     def outcome(self) -> Outcome | None:
         """Return the verdict over all hosts, or None while the job goes on."""
-        return following.settle(self._place, self._store, self.ref, time.time())
+        return following.settle(self._backend, self._store, self.ref, time.time())
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
         """Return the verdicts of jobs of the same place and store as this one, by id; an error for
         a job that cannot be looked at, or whose records were removed."""
-        return following.settle_many(self._place, self._store, refs, time.time())
+        return following.settle_many(self._backend, self._store, refs, time.time())
 
     def ending_fd(self) -> int | None:
         """Return a descriptor that becomes readable when the job has ended; None where there is
         none. The caller closes it."""
-        return self._place.ending_fd(self.ref) if isinstance(self._place, Signals) else None
+        return self._backend.ending_fd(self.ref) if isinstance(self._backend, Signals) else None
 
     def grouped(self, group_id: str, index: int) -> JobHandle[R_co]:
         """Make the job the member of a batch; return its handle as such."""
         ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
         stored.replace(self._store, ref)
-        return JobHandle(ref, self._backend, self._store)
+        return JobHandle(ref, self._made_backend, self._store)
 
     @overload
     def logs(
@@ -244,7 +244,7 @@ class JobHandle(Generic[R_co]):
 
     def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
         """Yield output as bytes with host, stream and time; None while nothing is new."""
-        return following.chunks(self._place, self._store, self.ref, request)
+        return following.chunks(self._backend, self._store, self.ref, request)
 
     def events(self) -> list[dict[str, Any]]:
         """Return what happened when, oldest first, as JSON objects. A damaged line is passed over,
@@ -264,7 +264,7 @@ class JobHandle(Generic[R_co]):
         Raises:
             NotFound: the job is not running and none were kept.
         """
-        endpoint = self._place.control(self.ref) if isinstance(self._place, Controls) else None
+        endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
         if endpoint is not None:
             from kinetic._rpc.client import ControlClient
 
@@ -299,7 +299,7 @@ class JobHandle(Generic[R_co]):
         from kinetic._client import debugging
 
         forward = debugging.attach(
-            self._place,
+            self._backend,
             self._store,
             self.ref,
             local_port=local_port,
@@ -312,7 +312,7 @@ class JobHandle(Generic[R_co]):
     def processes(self) -> dict[str, Any]:
         """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":
         {host: pid}}; else {}."""
-        found = self._place.processes(self.ref) if isinstance(self._place, Processes) else None
+        found = self._backend.processes(self.ref) if isinstance(self._backend, Processes) else None
         if found is None:
             return {}
         return {"supervisor": found.supervisor, "agents": dict(found.agents)}
@@ -455,7 +455,7 @@ class JobHandle(Generic[R_co]):
         stop, with a warning. With 0 it does not wait.
         """
         limit_s = patience_s(cleanup_timeout)
-        self._place.cancel(self.ref)
+        self._backend.cancel(self.ref)
         if limit_s:
             self._wait_for_the_end(limit_s)
 
@@ -493,7 +493,7 @@ class JobHandle(Generic[R_co]):
             with contextlib.suppress(NotFound):
                 self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
         if k8s:
-            self._place.cleanup(self.ref)
+            self._backend.cleanup(self.ref)
         if gcs:
             self._store.delete(layout.job(self.job_id))
             stored.remove(self._store, self.job_id)
@@ -501,10 +501,10 @@ class JobHandle(Generic[R_co]):
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _place(self) -> Backend:
-        if self._backend is None:
-            self._backend = registry.make(self.ref.place, self._store)
-        return self._backend
+    def _backend(self) -> Backend:
+        if self._made_backend is None:
+            self._made_backend = registry.make(self.ref.place, self._store)
+        return self._made_backend
 
     def _stored(self) -> Outcome | None:
         return following.stored(self._store, self.ref, time.time())
@@ -544,7 +544,7 @@ class JobHandle(Generic[R_co]):
         deadline = self._clock() + patience
         look = StatusWatch(self.status, on_status, self._clock)
         with notebook.progress(self.picture, self._clock) as show:
-            for event in following.follow(self._place, self._store, self.ref, request):
+            for event in following.follow(self._backend, self._store, self.ref, request):
                 if isinstance(event, Finished):
                     look(event.outcome)
                     show(event.outcome)

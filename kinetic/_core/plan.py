@@ -208,9 +208,8 @@ class Plan:
 def _nested(data: dict[str, Any]) -> dict[str, Any]:
     function = data.get("function")
     return {
-        "place": _place(data),
-        # Plans of older versions have the options beside the rest.
-        "options": Options.from_json(data.get("options", data)),
+        "place": Place.from_json(data["place"]),
+        "options": Options.from_json(data["options"]),
         "payload": Blob(**data["payload"]),
         "function": None if function is None else Blob(**function),
         "versions": Versions(**data["versions"]),
@@ -221,15 +220,6 @@ def _nested(data: dict[str, Any]) -> dict[str, Any]:
         "limits": Limits(**data["limits"]),
         "cells": tuple(Cell(**cell) for cell in data.get("cells", ())),
     } | {name: tuple(data.get(name, ())) for name in _TUPLES}
-
-
-def _place(data: dict[str, Any]) -> Place:
-    """The place; plans of older versions name only the requested backend, and the local one ran
-    them all."""
-    if "place" in data:
-        return Place.from_json(data["place"])
-    requested = data["backend"]
-    return Place("local", stands_in_for="" if requested == "local" else requested)
 
 
 def _tree(tree: dict[str, Any] | None) -> Tree | None:

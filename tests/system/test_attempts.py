@@ -141,7 +141,7 @@ def test_following_one_attempt_ends_with_it(home):
     handle = kinetic.run(accelerator="cpu", retries=1)(function).run_async(str(marker))
     wait_until(marker.exists, "attempt 2 has not begun")
     request = LogRequest(attempt=1)
-    chunks = [chunk for chunk in handle._place.logs(handle.ref, request) if chunk is not None]
+    chunks = [chunk for chunk in handle._backend.logs(handle.ref, request) if chunk is not None]
     text = b"".join(chunk.data for chunk in chunks)
     assert text.startswith(b"attempt 1\n")
     assert b"attempt 2\n" not in text

@@ -86,7 +86,7 @@ def told(caller):
 
 
 def states(handle):
-    address = handle._place.control(handle.ref)
+    address = handle._backend.control(handle.ref)
     if address is None:
         return {}
     with ControlClient(address) as client:

@@ -68,7 +68,7 @@ def test_a_worker_that_is_killed_is_told_with_its_peak_memory_and_not_as_out_of_
 
 
 def snapshot(handle):
-    address = handle._place.control(handle.ref)
+    address = handle._backend.control(handle.ref)
     if address is None:
         return {"members": [{"log_bytes": 0}]}
     with ControlClient(address) as client:

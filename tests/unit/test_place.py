@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from laptop_fakes import FakeBackend, plan, ref
+from laptop_fakes import FakeBackend, ref
 
 import kinetic
 from kinetic import errors
@@ -122,13 +122,6 @@ def test_references_of_older_versions_stay_readable():
     assert (read.job_id, read.hosts, read.store_uri) == ("job-00000001", 4, "/s")
     assert read.attributes() == old | {"schema_version": 1}
     assert JobRef.from_json(old | {"requested_backend": "local"}).place.stands_in_for == ""
-
-
-def test_plans_of_older_versions_stay_readable():
-    new = plan().to_json()
-    del new["place"]
-    assert Plan.from_json(new | {"backend": "pathways"}) == plan()
-    assert Plan.from_json(new | {"backend": "local"}).place == Place("local")
 
 
 def test_a_reference_is_small_and_a_handle_has_all_attributes():
