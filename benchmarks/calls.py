@@ -144,7 +144,7 @@ def main() -> None:
             "LocalExecutor)"
         )
         measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
-        measure.row("warm, the preloader is there", warm_s, floor_again, "<= 2x")
+        measure.row("warm, the zygote is there", warm_s, floor_again, "<= 2x")
         measure.row("cold, beside submitit", cold_s, submitit_s, "<= 0.3x")
         measure.row("warm, beside submitit", warm_s, submitit_s, "<= 0.3x")
 
@@ -155,7 +155,7 @@ def main() -> None:
             "4 hosts x 4 devices: call to the first collective (floor: a hand-written launcher)"
         )
         measure.row("cold, a fresh caller", cold_s, hand_s, "<= 1.0x")
-        measure.row("warm, the preloader is there", warm_s, hand_s, "<= 0.25x")
+        measure.row("warm, the zygote is there", warm_s, hand_s, "<= 0.25x")
 
         measure.heading("more hosts, warm (floor: the hand-written launcher with as many)")
         for accelerator, hosts in (("tpu-v6e-64", 16), ("tpu-v6e-256", 64)):

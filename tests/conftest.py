@@ -121,7 +121,7 @@ def _settled(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
 
 def marked_processes(playground: Path) -> dict[int, str]:
     """Processes that carry the playground's path in their environment or command line, without this
-    one and its own preloader."""
+    one and its own zygote."""
     mark = os.fsencode(playground)
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
@@ -129,7 +129,7 @@ def marked_processes(playground: Path) -> dict[int, str]:
             continue
         try:
             command = (entry / "cmdline").read_bytes()
-            if (mark in command or mark in (entry / "environ").read_bytes()) and not _own_preloader(
+            if (mark in command or mark in (entry / "environ").read_bytes()) and not _own_zygote(
                 entry, command
             ):
                 found[int(entry.name)] = (
@@ -141,8 +141,8 @@ def marked_processes(playground: Path) -> dict[int, str]:
     return {pid: line for pid, line in found.items() if line}
 
 
-def _own_preloader(entry: Path, command: bytes) -> bool:
-    """Whether this is the preloader of the test process, which lives as long as its caller and
+def _own_zygote(entry: Path, command: bytes) -> bool:
+    """Whether this is the zygote of the test process, which lives as long as its caller and
     serves all of its jobs."""
     parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
     return int(parent) == os.getpid() and b"kinetic._host.local.zygote" in command

@@ -37,7 +37,7 @@ def children(pid):
     return found
 
 
-def preloaders():
+def zygotes():
     """Those of this process."""
     found = []
     for pid in children(os.getpid()):

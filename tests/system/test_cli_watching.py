@@ -100,4 +100,4 @@ def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: P
 def checks() -> dict[str, str | None]:
     done = kn("doctor", "--json")
     found = {f["check"]: f["level"] for f in json.loads(done.stdout)["findings"]}
-    return {name: found.get(name) for name in ("orphans", "preloader")}
+    return {name: found.get(name) for name in ("orphans", "zygote")}

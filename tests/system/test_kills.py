@@ -21,12 +21,12 @@ from gangs import (
     PATIENCE_S,
     assert_next_job_runs,
     kill,
-    preloaders,
     processes,
     start_script,
     stop,
     wait_until,
     worker_of,
+    zygotes,
 )
 
 import kinetic
@@ -365,49 +365,49 @@ def test_supervisor_and_agents_killed_at_once_leave_no_daemons(
     assert handle.status().value == "FAILED"
 
 
-# -- the preloader ---------------------------------------------------------------------------------
+# -- the zygote ------------------------------------------------------------------------------------
 
-KILLS_ITS_PRELOADER = """
+KILLS_ITS_ZYGOTE = """
 import os, signal, sys, threading
 import kinetic
 
 sys.path.insert(0, GANGS)
-from gangs import preloaders, kill, wait_until
+from gangs import zygotes, kill, wait_until
 
 @kinetic.run(accelerator="cpu")
 def job():
     return "value"
 
-threading.Thread(target=lambda: kill(wait_until(preloaders, "no preloader")[0])).start()
+threading.Thread(target=lambda: kill(wait_until(zygotes, "no zygote")[0])).start()
 print(job())
 """
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
-def test_killing_the_preloader_while_it_starts(accelerator, home):
-    source = KILLS_ITS_PRELOADER.replace("GANGS", repr(str(Path(__file__).parent)))
+def test_killing_the_zygote_while_it_starts(accelerator, home):
+    source = KILLS_ITS_ZYGOTE.replace("GANGS", repr(str(Path(__file__).parent)))
     with start_script(home, source.replace('"cpu"', repr(accelerator)), text=True) as caller:
         assert caller.stdout.read() == "value\n"
 
 
-def test_killing_the_preloader_between_two_jobs_costs_one_restart():
+def test_killing_the_zygote_between_two_jobs_costs_one_restart():
     job = kinetic.run(accelerator="cpu")(os.getpid)
     job()
-    assert preloaders()
-    for pid in preloaders():
+    assert zygotes()
+    for pid in zygotes():
         kill(pid)
     assert job() > 0
 
 
-def test_a_preloader_that_is_stopped_between_two_jobs_goes_on_for_the_next():
+def test_a_zygote_that_is_stopped_between_two_jobs_goes_on_for_the_next():
     job = kinetic.run(accelerator="cpu")(os.getpid)
     job()
-    for pid in preloaders():
+    for pid in zygotes():
         stop(pid)
     assert job() > 0
 
 
-def test_a_job_whose_preloader_dies_goes_on(home):
+def test_a_job_whose_zygote_dies_goes_on(home):
     marker = home.parent / "marker"
 
     @kinetic.run(accelerator="cpu")
@@ -418,7 +418,7 @@ def test_a_job_whose_preloader_dies_goes_on(home):
 
     handle = short.run_async(str(marker))
     wait_until(marker.exists, "not started")
-    for pid in preloaders():
+    for pid in zygotes():
         kill(pid)
     assert handle.result() == "value"
 

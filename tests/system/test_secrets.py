@@ -11,7 +11,7 @@ import stat
 import time
 from pathlib import Path
 
-from gangs import preloaders, processes, wait_until
+from gangs import processes, wait_until, zygotes
 
 import kinetic
 
@@ -23,7 +23,7 @@ def holding(secret, home, handle):
     found = [
         p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()
     ]
-    for pid in (supervisor, *agents.values(), *preloaders()):
+    for pid in (supervisor, *agents.values(), *zygotes()):
         found += [
             Path(f"/proc/{pid}/environ"),
             Path(f"/proc/{pid}/cmdline"),

@@ -13,7 +13,7 @@ import pytest
 
 from kinetic._backends.local import launcher, simulation
 from kinetic._client.doctor import checks, examination, facts, leftovers
-from kinetic._client.doctor.checks import Folder, Machine, Preloader
+from kinetic._client.doctor.checks import Folder, Machine, ZygoteStart
 from kinetic._client.doctor.findings import Finding, Level
 from kinetic._client.doctor.leftovers import Job, Process, Scrap, Traces
 from kinetic._client.doctor.repair import repair
@@ -139,12 +139,11 @@ def test_the_store(folder: Folder, expected: list[str]) -> None:
     assert all(f.remedy for f in found if f.level is not Level.OK)
 
 
-def test_the_preloader() -> None:
-    assert checks.preloader(None).level == "ok"
-    assert "with JAX" in checks.preloader(Preloader(("numpy", "jax"), "", 0.5)).detail
+def test_the_zygote() -> None:
+    assert checks.zygote(None).level == "ok"
+    assert "with JAX" in checks.zygote(ZygoteStart(("numpy", "jax"), "", 0.5)).detail
     assert (
-        checks.preloader(Preloader((), "it ended with code 1:\nImportError", 0.5)).level
-        == "problem"
+        checks.zygote(ZygoteStart((), "it ended with code 1:\nImportError", 0.5)).level == "problem"
     )
 
 
@@ -316,7 +315,7 @@ def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
     assert not facts.folder(tmp_path / "file").is_folder
 
 
-def test_the_preloader_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.try_out((), settings.worker_environ()) == ""
     assert "ended with code 1" in launcher.try_out(
         (), settings.worker_environ() | {"PYTHONHOME": "/no/such/folder"}
@@ -330,7 +329,7 @@ def test_the_preloader_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the start of a preloader, and on a machine in order."""
+    """Without the start of a zygote, and on a machine in order."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(facts, "machine", lambda: MACHINE)
 
@@ -350,7 +349,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], home: Path) -> None:
         "memory",
         "store",
         "settings",
-        "preloader",
+        "zygote",
     }
 
 

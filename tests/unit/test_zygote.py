@@ -1,4 +1,4 @@
-"""What the preloader imports ahead exists."""
+"""What the zygote imports ahead exists."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class LocalBackend:
         return [simulation.document(plan)]
 
     def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
-        """Let the preloader import while the caller still plans a job for so many hosts that sets
+        """Let the zygote import while the caller still plans a job for so many hosts that sets
         these variables."""
         from kinetic._backends.local import launcher
 

@@ -1,5 +1,4 @@
-"""Starting supervisors through a preloader: one preloader per kind of job, for as long as this
-process lives.
+"""Starting supervisors through a zygote: one per kind of job, for as long as this process lives.
 
 In: a launch request. Out: the process id of a detached supervisor.
 """
@@ -22,7 +21,7 @@ from typing import IO, Any
 from kinetic.errors import SubmitError
 
 _lock = threading.Lock()
-_preloaders: dict[tuple[object, ...], Preloader] = {}
+_zygotes: dict[tuple[object, ...], Zygote] = {}
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
     "GRPC_VERBOSITY": "NONE",
@@ -32,8 +31,8 @@ _SILENT = {
 }
 
 
-class Preloader:
-    """A child process that forks supervisors on request."""
+class Zygote:
+    """A child process that has imported what hosts need, and forks supervisors on request."""
 
     def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
         _fill_standard_descriptors()
@@ -76,10 +75,10 @@ class Preloader:
         """Fork a supervisor; return its process id once it holds the job's lock.
 
         Raises:
-            SubmitError: the preloader could not start or died.
+            SubmitError: the zygote could not start or died.
         """
         line = json.dumps(request).encode() + b"\n"
-        # If somebody has stopped it, it would be waited for without end.
+        # A zygote that was stopped (SIGSTOP) would never answer.
         self._process.send_signal(signal.SIGCONT)
         try:
             self._socket.sendall(line)
@@ -107,8 +106,7 @@ class Preloader:
         return ":\n" + "\n".join(lines) if lines else "."
 
     def try_out(self, limit_s: float) -> str:
-        """Ask for nothing: once it has imported all, it ends by itself. Return what went wrong, or
-        ""."""
+        """Let it import everything and end without a request; return what went wrong, or ""."""
         self._socket.close()
         try:
             code = self._process.wait(timeout=limit_s)
@@ -139,62 +137,62 @@ class Preloader:
 
 
 def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Start a supervisor through the preloader for these modules, starting that one, once more if
-    it has died.
+    """Start a supervisor through the zygote for these modules, which is started first if there is
+    none, and once more if it has died.
 
     Raises:
-        SubmitError: no preloader could be started.
+        SubmitError: no zygote could be started.
     """
     with _lock:
-        preloader = _preloader(modules, environ)
+        zygote = _zygote_for(modules, environ)
         try:
-            return preloader.launch(request)
+            return zygote.launch(request)
         except SubmitError:
-            _forget(preloader)
-        preloader = _preloader(modules, environ)
+            _forget(zygote)
+        zygote = _zygote_for(modules, environ)
         try:
-            return preloader.launch(request)
+            return zygote.launch(request)
         except SubmitError:
-            _forget(preloader)
+            _forget(zygote)
             raise
 
 
 def warm_up(modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Start the preloader for these modules now, so that it imports while the caller packs its
+    """Start the zygote for these modules now, so that it imports while the caller packs its
     call."""
     with _lock:
-        _preloader(modules, environ)
+        _zygote_for(modules, environ)
 
 
 def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:
-    """Start a preloader for these modules, let it import them, and end it; return what went wrong,
+    """Start a zygote for these modules, let it import them, and end it; return what went wrong,
     or ""."""
     try:
-        return Preloader(modules, environ).try_out(limit_s)
+        return Zygote(modules, environ).try_out(limit_s)
     except SubmitError as error:
         return str(error)
 
 
-def _preloader(modules: tuple[str, ...], environ: Mapping[str, str]) -> Preloader:
+def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
     key = (os.getpid(), sys.executable, modules, _import_settings(environ))
-    if key not in _preloaders:
-        if not _preloaders:
+    if key not in _zygotes:
+        if not _zygotes:
             atexit.register(_close_all)
-        _preloaders[key] = Preloader(modules, environ)
-    return _preloaders[key]
+        _zygotes[key] = Zygote(modules, environ)
+    return _zygotes[key]
 
 
 def _spool() -> IO[bytes]:
     """A file without a name, in memory where the system has such files."""
     if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("kinetic-preloader"), "w+b")
+        return open(os.memfd_create("kinetic-zygote"), "w+b")
     from tempfile import TemporaryFile
 
     return TemporaryFile()
 
 
 def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Variables that take effect when modules are imported: a preloader serves only callers with
+    """Variables that take effect when modules are imported: a zygote serves only callers with
     equal ones."""
     return tuple(
         sorted(
@@ -206,29 +204,29 @@ def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _fill_standard_descriptors() -> None:
-    """Put /dev/null where the caller has no standard stream: whatever else is opened there would be
-    taken for one.
+    """Open /dev/null where a standard stream is closed: any other file opened there would be taken
+    for the stream.
 
-    Programs that this process starts find those descriptors closed, as they would without us.
+    Programs that this process starts still find those descriptors closed.
     """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # The lowest that is free: this one.
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # The lowest free one: `fd`.
 
 
-def _forget(preloader: Preloader) -> None:
-    for key in [k for k, p in _preloaders.items() if p is preloader]:
-        del _preloaders[key]
+def _forget(zygote: Zygote) -> None:
+    for key in [k for k, p in _zygotes.items() if p is zygote]:
+        del _zygotes[key]
 
 
 def _close_all() -> None:
-    for preloader in list(_preloaders.values()):
+    for zygote in list(_zygotes.values()):
         # A forked copy of this process must not end what its parent uses.
-        if preloader.owner == os.getpid():
-            preloader.close()
-    _preloaders.clear()
+        if zygote.owner == os.getpid():
+            zygote.close()
+    _zygotes.clear()
 
 
 def _python_path(environ: Mapping[str, str]) -> str:

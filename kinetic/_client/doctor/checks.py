@@ -72,7 +72,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Preloader:
+class ZygoteStart:
     """How the start of the process that starts hosts went: what it imports, its last words when it
     failed, how long it took."""
 
@@ -250,15 +250,15 @@ def _space(folder: Folder, elsewhere: str) -> list[Finding]:
     return [warn("space", shown, remedy) if free < LITTLE_BYTES else ok("space", shown)]
 
 
-def preloader(tried: Preloader | None) -> Finding:
+def zygote(tried: ZygoteStart | None) -> Finding:
     """Check the process that starts hosts."""
     if tried is None:
-        return ok("preloader", "Not tried: KINETIC_PRELOAD is off, or this is not Linux.")
+        return ok("zygote", "Not tried: KINETIC_PRELOAD is off, or this is not Linux.")
     what = f"The process that starts hosts{' with JAX imported' if 'jax' in tried.modules else ''}"
     if not tried.last_words:
-        return ok("preloader", f"{what} starts ({tried.took_s:.1f} s).")
+        return ok("zygote", f"{what} starts ({tried.took_s:.1f} s).")
     return problem(
-        "preloader",
+        "zygote",
         f"{what} does not start: {tried.last_words}",
         "Repair this Python environment: no job can run from it.",
     )

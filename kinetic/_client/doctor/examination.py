@@ -58,8 +58,8 @@ def examine(*, fix: bool = False) -> Report:
     if place.exists and place.is_folder and place.is_mine and not place.refused:
         left, done = _leftovers(LocalStore(known.folder), fix=fix)
         found += left
-    tried = facts.preloader(machine, settings.worker_environ(), enabled=known.preload != "off")
-    return Report((*found, checks.preloader(tried)), tuple(done))
+    tried = facts.zygote(machine, settings.worker_environ(), enabled=known.preload != "off")
+    return Report((*found, checks.zygote(tried)), tuple(done))
 
 
 def _settings() -> tuple[Settings | None, str]:

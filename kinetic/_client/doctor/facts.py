@@ -1,7 +1,7 @@
 """Looking at this machine: its Python, memory, namespaces, store, and what jobs left in it.
 
 In: settings. Out: facts, as `checks` and `leftovers` take them. Nothing is changed here, and
-whatever cannot be looked at is unknown, not an error: a doctor who falls ill helps nobody.
+probes do not raise: facts that cannot be found out are None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
 from kinetic._backends.local.simulation import available_memory_bytes, usable_cpus
-from kinetic._client.doctor.checks import Folder, Machine, Preloader
+from kinetic._client.doctor.checks import Folder, Machine, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic._core import kinship, layout
 from kinetic._core.outcome import Outcome
@@ -106,7 +106,7 @@ def folder(path: Path) -> Folder:
     )
 
 
-def preloader(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Preloader | None:
+def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> ZygoteStart | None:
     """Start the process that starts hosts, as a job would, and end it."""
     if not enabled or machine.system != "linux":
         return None
@@ -115,7 +115,7 @@ def preloader(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Pr
     modules = ("numpy", "jax") if machine.versions.get("jax") else ()
     begun = time.monotonic()
     last_words = launcher.try_out(modules, environ)
-    return Preloader(modules, last_words, time.monotonic() - begun)
+    return ZygoteStart(modules, last_words, time.monotonic() - begun)
 
 
 # -- what jobs left --------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def _writes(store: LocalStore, now: float) -> Iterator[Scrap]:
 
 def _socket_folders(now: float) -> Iterator[Scrap]:
     """Folders that supervisors made because the path of their job was too long for a socket, and
-    that nobody listens in."""
+    that no process listens in."""
     for entry in Path(tempfile.gettempdir()).glob("kinetic-*"):
         with contextlib.suppress(OSError):
             facts = entry.lstat()
@@ -221,7 +221,7 @@ def _listens(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            return True  # who knows
+            return True  # unknown: assume it does
         return True
 
 

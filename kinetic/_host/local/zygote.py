@@ -1,4 +1,4 @@
-"""The preloader: has everything imported that supervisors, agents and workers need, and forks them
+"""The zygote: has everything imported that supervisors, agents and workers need, and forks them
 ready to run.
 
 In: launch requests from one caller, over the socket that it was started with. Out: supervisors.
