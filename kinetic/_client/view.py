@@ -1,0 +1,195 @@
+"""A job as it can be looked at from any process: its reference, state, output, events and stacks.
+
+In: `JobRef`. Out: what the store and the backend know of the job. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kinetic._backends import registry
+from kinetic._backends.base import Backend, Controls, LogRequest, Processes, Signals, phase_of
+from kinetic._client import following
+from kinetic._client import result as collecting
+from kinetic._core import layout
+from kinetic._core.events import GangEvent
+from kinetic._core.events import parse as parse_events
+from kinetic._core.log_format import LogChunk
+from kinetic._core.outcome import Outcome
+from kinetic._core.ref import ATTRIBUTES, JobRef
+from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._store.base import Store
+from kinetic._store.open import open_store
+from kinetic.errors import KineticError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._client.board.drawing import Picture
+    from kinetic._core.place import Place
+
+
+class JobView:
+    """One job, to look at; the base of `JobHandle`."""
+
+    if TYPE_CHECKING:
+        job_id: str
+        place: Place
+        backend: str
+        requested_backend: str
+        accelerator: str
+        func_name: str
+        display_name: str
+        store_uri: str
+        hosts: int
+        project: str
+        cluster_name: str
+        zone: str
+        namespace: str
+        bucket_name: str
+        k8s_name: str
+        image_uri: str
+        group_id: str | None
+        group_kind: str | None
+        group_index: int | None
+        debug: bool
+
+    def __init__(
+        self, ref: JobRef, backend: Backend | None = None, store: Store | None = None
+    ) -> None:
+        self.ref = ref
+        self._store = store or open_store(ref.store_uri)
+        self._made_backend = backend
+
+    if not TYPE_CHECKING:  # A type checker should report misspelt names.
+
+        def __getattr__(self, name):
+            if name in JobRef.__dataclass_fields__:
+                return getattr(self.ref, name)
+            if name in ATTRIBUTES:
+                return self.ref.attributes()[name]
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """What there is to complete: the fields of the reference, too, and nothing internal."""
+        names = {*super().__dir__(), *ATTRIBUTES}
+        return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
+
+    def __repr__(self) -> str:
+        return (
+            f"<JobHandle {self.job_id}: {self.display_name} on {self.accelerator} ({self.backend})>"
+        )
+
+    def _repr_html_(self) -> str:
+        from kinetic._client.board import drawing
+
+        return drawing.html(self.picture())
+
+    @property
+    def created_at(self) -> str:
+        """When it was submitted, in UTC, as ISO 8601 has it: "2026-01-31T12:00:00Z".
+        `ref.created_at` is a number of seconds."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.ref.created_at))
+
+    @property
+    def output_dir(self) -> str:
+        """Where the function leaves files: `KINETIC_OUTPUT_DIR` in its environment."""
+        return (
+            self.ref.output_dir
+            or f"{self.ref.store_uri.rstrip('/')}/{layout.outputs(self.ref.job_id)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reference as a JSON object."""
+        return self.ref.attributes()
+
+    def status(self) -> JobStatus:
+        """Return what the job is: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
+        found = self._stored()
+        if found is not None:
+            return status_of_verdict(found.verdict)
+        return following.standing(
+            self._store, self.ref, phase_of(self._backend, self.ref), time.time()
+        )[0]
+
+    def outcome(self) -> Outcome | None:
+        """Return the verdict over all hosts, or None while the job goes on."""
+        return following.settle(self._backend, self._store, self.ref, time.time())
+
+    def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
+        """Return the verdicts of jobs of the same place and store as this one, by id; an error for
+        a job that cannot be looked at, or whose records were removed."""
+        return following.settle_many(self._backend, self._store, refs, time.time())
+
+    def ending_fd(self) -> int | None:
+        """Return a descriptor that becomes readable when the job has ended; None where there is
+        none. The caller closes it."""
+        return self._backend.ending_fd(self.ref) if isinstance(self._backend, Signals) else None
+
+    def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Yield output as bytes with host, stream and time; None while nothing is new."""
+        return following.chunks(self._backend, self._store, self.ref, request)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what happened when, oldest first, as JSON objects. A damaged line is passed over,
+        and so is what only a newer version knows."""
+        return [event.to_json() for event in self._events()]
+
+    def _events(self) -> list[GangEvent]:
+        try:
+            return parse_events(self._store.get(layout.events(self.job_id)))
+        except NotFound:
+            return []
+
+    def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
+        """Return the Python stacks of every host's worker: live, or as they were kept when the gang
+        hung.
+
+        Raises:
+            NotFound: the job is not running and none were kept.
+        """
+        endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
+        if endpoint is not None:
+            from kinetic._rpc.client import ControlClient
+
+            with ControlClient(endpoint, give_up_s=timeout_s) as client:
+                return client.dump_stacks(timeout_s)
+        found = self._stored()
+        kept = {} if found is None else collecting.stacks(found)
+        if not kept:
+            raise NotFound(
+                f"{self.job_id} is not running, and no stacks were kept: they are when "
+                "hang_timeout ends a job."
+            )
+        return kept
+
+    def processes(self) -> dict[str, Any]:
+        """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":
+        {host: pid}}; else {}."""
+        found = self._backend.processes(self.ref) if isinstance(self._backend, Processes) else None
+        if found is None:
+            return {}
+        return {"supervisor": found.supervisor, "agents": dict(found.agents)}
+
+    def picture(self, outcome: Outcome | None = None) -> Picture:
+        """What there is to see of the job now. Never fails: it is drawn while something else goes
+        on."""
+        from kinetic._client.board import drawing
+
+        state, events = "unknown", list[GangEvent]()
+        with contextlib.suppress(KineticError, OSError):
+            outcome = outcome or self._stored()
+            status = self.status() if outcome is None else status_of_verdict(outcome.verdict)
+            state = status.lower()
+            events = self._events() if outcome is None else []
+        return drawing.of_job(self.ref, state, events, outcome, time.time())
+
+    @property
+    def _backend(self) -> Backend:
+        if self._made_backend is None:
+            self._made_backend = registry.make(self.ref.place, self._store)
+        return self._made_backend
+
+    def _stored(self) -> Outcome | None:
+        return following.stored(self._store, self.ref, time.time())
