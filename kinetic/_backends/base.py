@@ -36,7 +36,7 @@ class Status:
 
     Attributes:
         phase: what the job is; a stored verdict outweighs it.
-        reason: why, as a sentence for people, such as "its hosts are starting"; "" when there is
+        reason: why, as a sentence, such as "its hosts are starting"; "" when there is
             nothing to say.
         hosts: those of which there is more to say than of the job.
     """
@@ -193,7 +193,7 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """Free it, once nobody reads or writes any more. Idempotent."""
+        """Free it, once nothing reads or writes any more. Idempotent."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Attaching a debugger to a running job: its port brought to this machine, and what an editor must
 be told.
 
-In: a debug job's reference, its backend and store. Out: `PortForward`, words for people.
+In: a debug job's reference, its backend and store. Out: `PortForward`, instructions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PortForward:
 
     Attributes:
         port: the port of this machine.
-        instructions: what to do next, for people.
+        instructions: how to attach an editor.
         returncode: None while it forwards, then 0.
     """
 
@@ -172,8 +172,8 @@ def attach(
     free one).
 
     Raises:
-        UsageError: the job is no debug job, the port is taken, or the backend cannot reach a port
-            of a host.
+        UsageError: the job is not a debug job, the port is taken, or the backend cannot reach a
+            port of a host.
         NotFound: the job has ended.
     """
     if not ref.debug:
@@ -232,7 +232,7 @@ def free_port(wanted: int = DEFAULT_PORT) -> int:
 
 
 def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
-    """Refuse to block on a debugger where nobody may be there to attach one.
+    """Refuse to block on a debugger where there may be no user to attach one.
 
     Raises:
         UsageError: there is no terminal, and KINETIC_NO_TTY_DEBUG is not set. Nothing was created.

@@ -34,7 +34,7 @@ def kernel_shell() -> Any:
 
 
 def cell_title(file: str) -> str:
-    """Return what people call the cell that this file name stands for: "Cell In[3]"; "" for other
+    """Return the title of the cell that this file name stands for: "Cell In[3]"; "" for other
     files."""
     if "IPython" not in sys.modules:
         return ""

@@ -356,7 +356,7 @@ def _limits(options: Options, settings: Settings) -> Limits:
 
 def _patient(limits: Limits) -> Limits:
     """Limits of a debug job: at a breakpoint every host stands still, and the clock runs while
-    nobody has attached yet."""
+    no debugger has attached yet."""
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
     return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 

@@ -52,7 +52,7 @@ First = TypeVar("First")
 
 
 def warn_of_spot(options: Options) -> None:
-    """Warn whoever decorates a function of what a preemptible machine means for debugging."""
+    """Warn of what a preemptible machine means for debugging."""
     import warnings
 
     if options.debug and options.topology.spot:
@@ -150,7 +150,7 @@ class RemoteCallable(Generic[P, R_co]):
         return self.run_async(*args, **kwargs).result(stream_logs=True)
 
     def _call_debugged(self, args: Any, kwargs: Any) -> R_co:
-        """Submit, bring the debugger to this machine, and wait: the function starts once somebody
+        """Submit, bring the debugger to this machine, and wait: the function starts once an editor
         has attached."""
         __tracebackhide__ = True
         import contextlib
@@ -294,7 +294,7 @@ class RemoteCallable(Generic[P, R_co]):
             retries: how often an input whose job failed is submitted again.
             fail_fast: submit nothing more after the first failure.
             cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.
-            name: what people see; the function's name by default.
+            name: as shown to users; the function's name by default.
             tags: notes of yours, a dict or a list of strings.
             project: the cluster's project, instead of the decorator's.
             cluster: the cluster, instead of the decorator's.

@@ -182,7 +182,7 @@ def _profiles(document: Mapping[str, Any]) -> Profiles:
 
 
 def read(path: str | Path) -> Profiles:
-    """Read the file; no file is no profiles.
+    """Read the file; a missing one has no profiles.
 
     Raises:
         CorruptRecord: it is damaged.
@@ -218,7 +218,7 @@ def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
         CorruptRecord: the file is damaged; it stays as it is.
         StoreError: it cannot be read or written.
     """
-    # a link, as people keep them for their settings, goes on being one
+    # keep a symbolic link to the file (dotfiles) as it is
     place = Path(os.path.realpath(path))
     try:
         place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)

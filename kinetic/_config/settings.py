@@ -157,7 +157,7 @@ class _Row(NamedTuple):
 
 
 class _Profile(NamedTuple):
-    """The profile that is read: what it says, and how people know it ("" when there is none)."""
+    """The profile that is read: its values, and its name ("" when there is none)."""
 
     values: Mapping[str, Any]
     name: str = ""
@@ -307,7 +307,7 @@ def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile)
 
 
 def _profiles_place(env: Environ) -> Setting | None:
-    """Where profiles are kept by default. Whoever has no home folder has no profiles either."""
+    """The default file of profiles; None without a home folder."""
     config = env.get("XDG_CONFIG_HOME", "")
     if not config.startswith("/") and not env.get("HOME"):
         return None
@@ -337,7 +337,7 @@ def _exists(path: str) -> bool:
     """Whether there may be something to read; whatever else is wrong with it is said by who reads
     it."""
     try:
-        os.stat(path)  # noqa: PTH116 - a path that is "" is no file; a Path of it would be this folder
+        os.stat(path)  # noqa: PTH116 - Path("") would be the current folder
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:

@@ -1,4 +1,4 @@
-"""Messages of the library on stderr, for people who ask for them with `KINETIC_LOG_LEVEL`.
+"""Log messages on stderr, where `KINETIC_LOG_LEVEL` asks for them.
 
 In: a level. Out: the "kinetic" logger shows messages from that level on.
 """
@@ -11,7 +11,7 @@ _ours: logging.Handler | None = None
 
 
 class _Named(logging.Formatter):
-    """What is meant for people who have not set up logging begins with our name already."""
+    """Messages that are shown without any logging setup start with "kinetic" already."""
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("kinetic: kinetic: ", "kinetic: ", 1)

@@ -225,8 +225,7 @@ class LocalBackend:
                 os.kill(pid, signum)
 
     def _stands(self, ref: JobRef) -> bool:
-        """Whether somebody has stopped the supervisor (SIGSTOP), and no agent is there that would
-        notice."""
+        """Whether the supervisor was stopped (SIGSTOP), and no agent is left to notice."""
         pid = liveness.lock_holder(self._folder(ref) / "lock")
         return bool(pid) and liveness.state_of(pid) == "T" and not self._has_agents(ref)
 

@@ -1,5 +1,5 @@
-"""Ending what a job's function had started when nobody is left to do it: supervisor and agents were
-killed at the same moment.
+"""Ending what a job's function had started when supervisor and agents were killed at the same
+moment.
 
 In: a job, the token of its attempt. Out: processes that are gone.
 """

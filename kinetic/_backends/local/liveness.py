@@ -89,7 +89,7 @@ def is_locked(path: Path) -> bool:
 
 
 def lock_holder(path: Path) -> int:
-    """The supervisor that holds the lock; 0 when nobody does. The kernel knows it before it has
+    """The supervisor that holds the lock; 0 when it is free. The kernel knows it before it has
     written anything."""
     import struct
 
@@ -98,8 +98,7 @@ def lock_holder(path: Path) -> int:
     except OSError:
         return 0
     try:
-        # Whoever only looks (`is_locked`) may hold it for a moment, shared: that is not what is
-        # asked for.
+        # Asking with F_RDLCK ignores the shared lock that `is_locked` holds for a moment.
         asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     finally:

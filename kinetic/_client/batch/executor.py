@@ -1,11 +1,11 @@
-"""Does what the ledger says: submits inputs, waits for their jobs to end, cancels them.
+"""Runs a batch as its ledger says: submits inputs, waits for their jobs to end, cancels them.
 
 In: a ledger, a manifest, a submitter. Out: jobs, and in the end a ledger in which every input
 has ended.
 
-The threads that submit are no daemons: a script that ends after it began a batch still submits all
-of it. One more thread watches the jobs while anybody waits for them; Ctrl-C, which strikes the main
-thread, cannot make it lose one.
+Submitting threads are not daemons: a script that ends after it began a batch still submits all of
+it. A separate thread watches the jobs while they are waited for, so that Ctrl-C, which is raised in
+the main thread, cannot lose one.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class BatchExecutor:
                 )
                 self._enter(self._waiter.wait(pause_s))
                 self.catch_up()
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody waits
+        except BaseException as error:  # noqa: BLE001 - raised again in `look`
             with self._changed:
                 self._broken = error
                 self._tell()

@@ -57,7 +57,7 @@ class BatchHandle(Generic[R_co]):
 
     Attributes:
         group_id: "grp-" and 8 hex digits.
-        name: what people see.
+        name: as shown to users.
         tags: the caller's own notes.
     """
 
@@ -328,7 +328,7 @@ class BatchHandle(Generic[R_co]):
                 while told < len(executor.ledger.finished):
                     index = executor.ledger.finished[told]
                     told += 1
-                    # Each end is told once, and none that came before this process looked.
+                    # Show each end once, and none from before this process looked.
                     if told > self._shown:
                         shown.ended(index)
                         self._shown = told

@@ -17,8 +17,8 @@ _stops: list[Callable[[], None]] = []
 
 
 def stop_on_another(stop: Callable[[], None]) -> bool:
-    """Have the next Ctrl-C call `stop`. Return whether it will: a handler of somebody else's stays,
-    and a kernel has its own."""
+    """Have the next Ctrl-C call `stop`. Return whether it will: other handlers stay in place, and
+    a notebook's kernel has its own."""
     if (
         threading.current_thread() is not threading.main_thread()
         or notebook.kernel_shell() is not None
@@ -33,8 +33,8 @@ def stop_on_another(stop: Callable[[], None]) -> bool:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """In a script that only waits for its last threads nobody takes an exception, and the next
-    Ctrl-C ends it at once."""
+    """Once the main thread is over, no code catches an exception: the next Ctrl-C ends the process
+    at once."""
     runs = threading.main_thread().is_alive()
     signal.signal(signal.SIGINT, signal.default_int_handler if runs else signal.SIG_DFL)
     while _stops:

@@ -190,7 +190,7 @@ class Ledger:
             self._on_failure()
 
     def gone(self, index: int) -> None:
-        """Somebody removed the records of a job."""
+        """The records of a job were removed."""
         self._busy -= 1
         self._end(index, State.GONE)
 

@@ -38,7 +38,7 @@ class Batch:
         group_id: "grp-" and 8 hex digits.
         total: number of inputs.
         created_at: seconds since the epoch.
-        name: what people see.
+        name: as shown to users.
         tags: the caller's own notes.
         retries: how often an input whose job failed is submitted again.
         jobs: for each input the ids of its tries; empty where a function submits by itself.
@@ -185,11 +185,11 @@ class Manifest:
         )
 
     def ask_to_stop(self) -> None:
-        """Have whoever submits stop."""
+        """Ask the submitting process to stop."""
         self.store.put(layout.group_stop(self.batch.group_id), b"{}\n")
 
     def is_to_stop(self) -> bool:
-        """Whether somebody asked for nothing more to be submitted."""
+        """Whether the submitting process was asked to stop."""
         return self.store.has(layout.group_stop(self.batch.group_id))
 
     def remove(self) -> None:
@@ -252,7 +252,7 @@ class Manifest:
                 told = _read(self.store, key)
                 yield index, f"{told.get('type')}: {told.get('message')}"
 
-    # -- the lock of whoever submits ---------------------------------------------------------------
+    # -- the lock of the submitting process --------------------------------------------------------
 
     def hold(self) -> Lock:
         """Take the lock of the process that submits."""

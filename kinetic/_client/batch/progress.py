@@ -1,7 +1,7 @@
 """How far a batch is, in one line on stderr: drawn over and over on a terminal, a line for each end
 elsewhere.
 
-In: a ledger. Out: text on a stream. A stream that breaks is left alone.
+In: a ledger. Out: text on a stream. Errors of the stream are ignored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ BAR_WIDTH = 24
 
 
 def stream_for(progress: bool) -> TextIO | None:
-    """Return where to show progress: stderr, unless somebody wants it quiet, or a notebook draws
-    it."""
+    """Return where to show progress: stderr, unless it is switched off or a notebook draws it."""
     return None if not progress or notebook.kernel_shell() is not None else sys.stderr
 
 

@@ -1,5 +1,5 @@
-"""Where the jobs of a batch come from: a function that is packaged once for all of them, or one
-that submits by itself.
+"""Submitters of a batch: of a function that is packaged once for all jobs, or of one that submits
+by itself.
 
 In: calls, ids. Out: handles of submitted jobs.
 """
@@ -112,7 +112,7 @@ class CallingSubmitter:
 
     known_ids = False
     threads = 1
-    """Nobody promised that it may be called by several threads at once."""
+    """The function may not be thread-safe."""
 
     def __init__(self, calls: Sequence[Call], func: Callable[..., Any], store: Store) -> None:
         self._calls = calls
@@ -131,6 +131,6 @@ class CallingSubmitter:
         return handle.grouped(group_id, index)
 
     def room(self) -> int:
-        """Nobody knows what the function submits: as many as jobs of one host on this machine."""
+        """What the function submits is unknown: assume jobs of one host on this machine."""
         backend = registry.make(Place("local"), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM

@@ -49,7 +49,7 @@ def ok(check: str, detail: str) -> Finding:
 
 
 def warn(check: str, detail: str, remedy: str, *, fixable: bool = False) -> Finding:
-    """Return a finding that people should know of."""
+    """Return a warning."""
     return Finding(check, Level.WARN, detail, remedy, fixable)
 
 

@@ -14,7 +14,7 @@ from kinetic._core.values import dataclass
 SETTLED_S = 60.0
 """What is younger may belong to something that is just beginning or ending."""
 UNFINISHED_S = 3600.0
-"""A write that has not grown for so long will not be finished."""
+"""A write that has not grown for this long is abandoned."""
 _SHOWN = 3
 
 
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def orphaned(self) -> bool:
-        """Whether nobody is there to judge it."""
+        """Whether no process is left to judge it."""
         return not self.has_verdict and not self.goes_on
 
 
@@ -80,7 +80,7 @@ class Traces:
 
 
 def orphans(traces: Traces) -> tuple[str, ...]:
-    """Jobs that nobody supervises and nobody has judged."""
+    """Jobs without a supervisor and without a verdict."""
     return tuple(job.job_id for job in traces.jobs if job.orphaned)
 
 
@@ -91,8 +91,8 @@ def strays(traces: Traces) -> tuple[Process, ...]:
 
 
 def removable(traces: Traces) -> tuple[tuple[str, str], ...]:
-    """Files and folders that nobody needs: the job that they belong to ("" for none), and the
-    path."""
+    """Files and folders that are no longer needed: the job that they belong to ("" for none), and
+    the path."""
     busy = {process.job_id for process in traces.processes}
     of_jobs = [
         (job.job_id, path)

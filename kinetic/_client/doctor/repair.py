@@ -1,7 +1,7 @@
-"""Doing what is safe: judging orphaned jobs, and removing what nobody needs.
+"""Doing what is safe: judging orphaned jobs, and removing what is not needed.
 
 In: `Traces`. Out: lines that say what was done. A job's files are removed while its lock is held:
-meanwhile somebody may have begun to need them.
+they may be needed again by now.
 """
 
 from __future__ import annotations
