@@ -36,18 +36,18 @@ class Agents:
 
     def fork(self, identities: Iterable[Identity]) -> None:
         """Fork an agent for each; this process must not have started a thread (gRPC does)."""
-        # SIGCHLD stays blocked until somebody waits for it.
+        # SIGCHLD stays blocked; `await_death` takes it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        theirs, ours = os.pipe()
+        read_end, write_end = os.pipe()
         for identity in identities:
             pid = os.fork()
             if pid == 0:
-                os.close(ours)
-                self._be_agent(identity, theirs)
+                os.close(write_end)
+                self._be_agent(identity, read_end)
             self.pids[pid] = identity.host
-        os.close(theirs)
-        # The kernel closes it however this process dies: the agents see that.
-        self._alive = ours
+        os.close(read_end)
+        # The kernel closes it however this process dies, and the agents read end-of-file.
+        self._alive = write_end
 
     def _be_agent(self, identity: Identity, alive: int) -> NoReturn:
         code = 70
@@ -89,7 +89,7 @@ class Agents:
                 processes.kill(pid, signum)
 
     def report_left_by(self, host: int, attempt: int) -> HostReport | None:
-        """Return the report that an agent left in the store: the only one of a gang need not
+        """Return the report that an agent left in the store; the agent of a gang of one need not
         deliver it."""
         with contextlib.suppress(KineticError, LookupError):
             key = layout.report(self._plan.job_id, attempt, host)

@@ -20,7 +20,7 @@ READ_BYTES = 1 << 20
 
 
 class WorkerEvent(StrEnum):
-    """What a worker says of itself under "event"; the last thing it says there is an `Exit`."""
+    """What a worker reports under "event"; its last message there has an `Exit`."""
 
     ARMED = "armed"
     """It is ready to start the function."""
@@ -29,7 +29,7 @@ class WorkerEvent(StrEnum):
     STARTED = "started"
     """The function is called."""
     ENDING = "ending"
-    """The function has ended; how it did is about to be told."""
+    """The function has ended; the message that says how comes next."""
     DEBUGGER_LISTENING = "debugger_listening"
     DEBUGGER_ATTACHED = "debugger_attached"
     DEBUGGER_HELD = "debugger_held"
@@ -65,7 +65,7 @@ class Channel:
     def send(self, message: Message) -> bool:
         """Send; return False when the other end is gone."""
         try:
-            # The first newline ends whatever somebody else wrote into the channel.
+            # The first newline ends what other code may have written into the channel.
             self._sock.sendall(b"\n" + json.dumps(message, separators=(",", ":")).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             return False
@@ -100,7 +100,7 @@ class Channel:
         return bool(data)
 
     def _whole(self) -> Iterator[Message]:
-        """Take whole messages out of the buffer; what is none is passed over."""
+        """Take whole messages out of the buffer; skip what is not a message."""
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]

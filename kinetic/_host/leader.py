@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from kinetic._rpc.server import Coordinator
 
-SPEAKING = ("kinetic._rpc.server", "kinetic._rpc.client")
-"""What a gang's processes need to speak with one another; importing it takes longer than a small
+GANG_MODULES = ("kinetic._rpc.server", "kinetic._rpc.client")
+"""What a gang's processes need to talk to each other; importing it takes longer than a small
 job."""
 LEAVE_S = 3.0
-"""How long agents may take to go, once everything has been reported."""
+"""How long agents may take to exit, once everything has been reported."""
 PEERS_S = 0.3
 """How long a host may take to fail as another one just did, so that both are named."""
 ROLL_CALL_S = 10.0
@@ -56,10 +56,10 @@ class Attempt:
     """How one attempt ended.
 
     Attributes:
-        outcome: the verdict over it.
-        unwanted: somebody cancelled the job, maybe too late to change the verdict.
+        outcome: its verdict.
+        unwanted: the job was cancelled, maybe too late to change the verdict.
         removed: the job's records were removed while it ran.
-        all_go_on: every host that is a program of its own is there for another attempt.
+        all_go_on: every host that is a program has asked for another attempt.
     """
 
     outcome: Outcome
@@ -79,7 +79,7 @@ class Attempt:
         )
 
     def cancelled(self) -> Attempt:
-        """The same when somebody cancelled the job before the attempt that would have followed."""
+        """The same attempt, of a job that was cancelled before the next one."""
         reason = f"{CANCELLED} {self.outcome.reason}"
         ended = replace(self.outcome, verdict=Verdict.CANCELLED, blamed=(), reason=reason)
         return replace(self, outcome=ended)
@@ -89,8 +89,7 @@ class Leader:
     """Leads one attempt.
 
     Promises:
-        1. SIGTERM cancels the gang, from the moment it is served until it has finished; later, the
-           signal stays pending.
+        1. SIGTERM cancels the gang while it is served; after that the signal stays pending.
         2. A gang of one host that is over at once is never served: no event loop, no gRPC.
         3. When it returns, all agents of this process have ended.
     """
@@ -124,7 +123,7 @@ class Leader:
         """Serve the gang there until it has finished, and judge it. `key` belongs to the endpoint's
         certificate."""
         if self._plan.hosts > 1 or not self._ends_at_once():
-            learn_to_speak()
+            import_gang_modules()
             import asyncio
 
             asyncio.run(self._serve(endpoint, key))
@@ -173,13 +172,13 @@ class Leader:
         coordinator = Coordinator(self._gang, endpoint, key=key, on_event=self._on_event)
         await coordinator.start()
         loop, all_gone = asyncio.get_running_loop(), asyncio.Event()
-        acts: dict[signal.Signals, Callable[[], None]] = {
+        handlers: dict[signal.Signals, Callable[[], None]] = {
             signal.SIGTERM: lambda: coordinator.cancel("The job was cancelled."),
             signal.SIGCHLD: lambda: self._reap(coordinator, all_gone),
         }
-        for signum, act in acts.items():
-            loop.add_signal_handler(signum, act)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, acts)
+        for signum, handler in handlers.items():
+            loop.add_signal_handler(signum, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
         self._reap(coordinator, all_gone)
         looking = asyncio.create_task(self._watch_records(coordinator))
         await coordinator.wait_finished()
@@ -193,13 +192,12 @@ class Leader:
             reason = ended.outcome.reason
             self._all_go_on = await coordinator.roll_call(self._others, reason, ROLL_CALL_S)
         await coordinator.stop()
-        # From here on a wish to cancel comes too late, or waits for the next attempt: it must not
-        # kill who writes the verdict.
+        # A later SIGTERM must not kill this process before it has written the verdict.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     async def _watch_records(self, coordinator: Coordinator) -> None:
-        """End the job when its records are removed: nobody could find, see or cancel it any
-        more."""
+        """End the job when its records are removed: it could not be found, watched or cancelled
+        any more."""
         import asyncio
 
         while self._has_records():
@@ -208,8 +206,7 @@ class Leader:
         coordinator.cancel("The job's records were removed while it ran.")
 
     def _kill_silent(self) -> None:
-        """Nothing is to be expected of an agent that never joined or fell silent: do not wait for
-        it to go."""
+        """Do not wait for agents that never joined or fell silent."""
         silent = (Exit.NEVER_JOINED, Exit.AGENT_LOST)
         hosts = [r.host for r in self._gang.reports if r.exit in silent]
         self._agents.signal(signal.SIGKILL, hosts)
@@ -256,8 +253,7 @@ def repeat(
     *,
     make_room: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the verdict over an attempt that another one follows: when it is written, the job is in
-    that one."""
+    """Write the outcome of an attempt that is repeated; from then on the job is in the next one."""
     retry = GangEvent(EventKind.RETRY, detail=outcome.reason)
     write_event(store, job_id, outcome.attempt, retry)
     key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
@@ -272,8 +268,8 @@ def conclude(
     *,
     make_room: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the verdict, the last thing written of a job; or remove what was written of one whose
-    records are gone. `make_room` frees what was reserved on the disk."""
+    """Write the outcome, the last record of a job; clean up after a job whose records were removed.
+    `make_room` frees the space reserved on the disk."""
     if attempt.removed and not store.has(layout.plan(job_id)):
         store.delete(layout.job(job_id))
         return
@@ -290,9 +286,9 @@ def _with_room(write: Callable[[], object], make_room: Callable[[], None]) -> No
         write()
 
 
-def learn_to_speak() -> None:
-    """Import what speaks gRPC."""
-    for name in SPEAKING:
+def import_gang_modules() -> None:
+    """Import what needs gRPC."""
+    for name in GANG_MODULES:
         importlib.import_module(name)
 
 

@@ -35,11 +35,11 @@ DELIVERED, UNDELIVERED, UNUSABLE = 0, 1, 2
 """Exit codes: the report was delivered (on host 0: the outcome was written), it was not, this host
 could not begin."""
 REPORT_S = 5.0
-"""How long a dead agent's host tries to tell the leader."""
+"""How long the host of a dead agent tries to report to the leader."""
 
 
 def main() -> int:
-    """Be this host, until the job has ended. Another attempt is another image of this process."""
+    """Run this host until the job has ended. Another attempt is an exec of this process."""
     try:
         who = identity.from_environ()
         store = open_store(who.store_uri)
@@ -71,8 +71,7 @@ class _Host:
         shutil.rmtree(self._who.scratch, ignore_errors=True)
 
     def _start_over(self, reason: str) -> None:
-        """Become this host of the next attempt: same process id and descriptors, nothing else
-        kept."""
+        """Exec as the same host of the next attempt, with the same process id and descriptors."""
         env = identity.of_next_attempt(self._who, reason)
         os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
 
@@ -106,7 +105,7 @@ class _Leading(_Host):
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
         if plan.hosts > 1:
-            leader.learn_to_speak()  # Before the fork, so that the agent need not do it again.
+            leader.import_gang_modules()  # Before the fork, so that the agent shares it.
         self._agents.fork([who])
         return Leader(
             plan,

@@ -1,4 +1,4 @@
-"""What a worker is told when the whole gang is ready: a frozen noun.
+"""The start message: what a worker needs to run the function, once the whole gang is ready.
 
 In: the fields that `agent.start_message` writes. Out: `Start`.
 """
@@ -14,7 +14,7 @@ from kinetic._host.worker.joining import World
 
 @dataclass(frozen=True)
 class Start:
-    """What the agent tells the worker when the whole gang is ready.
+    """What the agent sends the worker when the whole gang is ready.
 
     Attributes:
         payload: file of the pickled call.
@@ -28,12 +28,12 @@ class Start:
         world: this process's place among the processes of JAX.
         joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
         jax_options: options of `jax.config` to set before anything else uses JAX.
-        name: of the function, for people.
+        name: display name of the function.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
         all_hosts: whether the value of every host is kept, not only the leader's.
         cells: source that lies in no file, so that tracebacks can show it.
-        debugger: port and window of the job's debugger, or None when nobody debugs.
+        debugger: port and window of the job's debugger, or None in a job without one.
         places: where the declared data lies that the call holds, by its numbers there.
         mounts: what has to be mounted for the data; see `mounts.Mount`.
     """

@@ -11,7 +11,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import HostView
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._host.agent.exit_report import Moment, ending_of, last_words
-from kinetic._host.agent.memory import Verdict
+from kinetic._host.agent.memory import MemoryVerdict
 from kinetic._host.agent.stall import Sample, moved
 
 RETURNED = {
@@ -60,32 +60,32 @@ def test_a_stopped_worker_ended_as_the_coordinator_says(kind):
 @pytest.mark.parametrize(
     ("status", "memory", "peak", "kind", "words"),
     [
-        (exited(3), Verdict(), 0, Exit.OS_EXIT, "exit code 3"),
-        (exited(0), Verdict(struck=True), 0, Exit.OS_EXIT, "exit code 0"),
-        (KILLED, Verdict(), 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
+        (exited(3), MemoryVerdict(), 0, Exit.OS_EXIT, "exit code 3"),
+        (exited(0), MemoryVerdict(struck=True), 0, Exit.OS_EXIT, "exit code 0"),
+        (KILLED, MemoryVerdict(), 5 << 20, Exit.SIGNAL, "SIGKILL (peak memory 5 MiB)"),
         (
             KILLED,
-            Verdict(limit_bytes=10 << 20),
+            MemoryVerdict(limit_bytes=10 << 20),
             5 << 20,
             Exit.SIGNAL,
             "SIGKILL (peak memory 5 MiB)",
         ),
-        (signal.SIGSEGV, Verdict(), 0, Exit.SIGNAL, "SIGSEGV"),
+        (signal.SIGSEGV, MemoryVerdict(), 0, Exit.SIGNAL, "SIGSEGV"),
         (
             KILLED,
-            Verdict(struck=True, limit_bytes=2 << 30),
+            MemoryVerdict(struck=True, limit_bytes=2 << 30),
             1 << 30,
             Exit.OUT_OF_MEMORY,
             "killer ended.*1,024 MiB, limit 2,048 MiB",
         ),
         (
             KILLED,
-            Verdict(limit_bytes=11 << 20),
+            MemoryVerdict(limit_bytes=11 << 20),
             10 << 20,
             Exit.OUT_OF_MEMORY,
             "10 MiB of 11 MiB: probably out of memory",
         ),
-        (signal.SIGSEGV, Verdict(struck=True), 1 << 30, Exit.SIGNAL, "SIGSEGV"),
+        (signal.SIGSEGV, MemoryVerdict(struck=True), 1 << 30, Exit.SIGNAL, "SIGSEGV"),
     ],
 )
 def test_a_death_is_named(status, memory, peak, kind, words):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._host.agent.memory import Verdict, Watch
+from kinetic._host.agent.memory import MemoryVerdict, Watch
 
 PID = 7
 GIB = 1 << 30
@@ -51,7 +51,7 @@ def test_a_kill_in_its_own_group_is_seen_and_one_elsewhere_is_not(version, root)
     version(root, "/jobs/a", 4)
     watch = Watch(PID, root=root)
     write(root, "proc/vmstat", "oom_kill 4\n")  # Somebody else's.
-    assert watch.verdict() == Verdict(struck=False, limit_bytes=8 * GIB)
+    assert watch.verdict() == MemoryVerdict(struck=False, limit_bytes=8 * GIB)
     version(root, "/jobs/a", 5)
     assert watch.verdict().struck
 
@@ -68,7 +68,7 @@ def test_a_process_that_is_moved_is_followed(root):
     watch = Watch(PID, root=root)
     v2(root, "/b", 7, GIB)
     watch.look()
-    assert watch.verdict() == Verdict(struck=False, limit_bytes=GIB)
+    assert watch.verdict() == MemoryVerdict(struck=False, limit_bytes=GIB)
     v2(root, "/b", 8, GIB)
     assert watch.verdict().struck
 
@@ -76,18 +76,18 @@ def test_a_process_that_is_moved_is_followed(root):
 def test_in_a_container_that_sees_only_its_own_group_the_mount_counts(root):
     v2(root, "", 0, GIB)
     write(root, f"proc/{PID}/cgroup", "0::/system.slice/of/the/host\n")
-    assert Watch(PID, root=root).verdict() == Verdict(struck=False, limit_bytes=GIB)
+    assert Watch(PID, root=root).verdict() == MemoryVerdict(struck=False, limit_bytes=GIB)
 
 
 def test_without_control_groups_the_machine_counts(root):
     watch = Watch(PID, root=root)
-    assert watch.verdict() == Verdict(struck=False, limit_bytes=8 * GIB)
+    assert watch.verdict() == MemoryVerdict(struck=False, limit_bytes=8 * GIB)
     write(root, "proc/vmstat", "oom_kill 4\n")
     assert watch.verdict().struck
 
 
 def test_nothing_is_known_where_nothing_can_be_read(tmp_path):
-    assert Watch(PID, root=tmp_path).verdict() == Verdict()
+    assert Watch(PID, root=tmp_path).verdict() == MemoryVerdict()
 
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="no /proc")

@@ -104,12 +104,12 @@ def test_arguments_that_disagree_are_named(given, wrong):
 
 def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     file = str(tmp_path / "world")
-    assert joining.standing(file) == ""
+    assert joining.join_state(file) == ""
     with joining._claimed(file):
         # Here its end would free the lock.
-        assert _in_fork(lambda: joining.standing(file) == joining.JOINING)
+        assert _in_fork(lambda: joining.join_state(file) == joining.JOINING)
         assert _in_fork(lambda: _is_taken(file))
-    assert _in_fork(lambda: joining.standing(file) == joining.JOINED)
+    assert _in_fork(lambda: joining.join_state(file) == joining.JOINED)
     assert _in_fork(lambda: _is_taken(file))
 
 
@@ -117,7 +117,7 @@ def test_a_process_that_could_not_join_leaves_the_place_to_another(tmp_path):
     file = str(tmp_path / "world")
     with pytest.raises(ZeroDivisionError), joining._claimed(file):
         raise ZeroDivisionError
-    assert joining.standing(file) == joining.APART
+    assert joining.join_state(file) == joining.APART
     assert not _in_fork(lambda: _is_taken(file))
 
 
@@ -129,7 +129,7 @@ def test_a_process_that_died_while_it_joined_joins_no_more(tmp_path):
         os._exit(0)
 
     _in_fork(die)
-    assert joining.standing(file) == joining.APART
+    assert joining.join_state(file) == joining.APART
 
 
 def _is_taken(file):

@@ -1,7 +1,7 @@
-"""How a worker ended, from what it said and how its process went: pure.
+"""How a worker ended, from its last message and its wait status: pure.
 
-In: the worker's last message, its wait status, the coordinator's view when it told the host to
-stop. Out: a `HostReport`.
+In: the worker's last message, its wait status, the coordinator's view when it stopped the host.
+Out: a `HostReport`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import HostView
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._core.values import dataclass
-from kinetic._host.agent.memory import Verdict
+from kinetic._host.agent.memory import MemoryVerdict
 from kinetic._host.worker import report
 from kinetic._system import processes
 
 NEARLY_ALL = 0.85
 """A worker that used this share of all the memory there is, and is killed, probably ran out of it:
-daemons that guard a machine's memory, and clusters, kill without the kernel's counting it."""
+memory daemons and clusters kill it without the kernel's counting that."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """How far the worker was known to be when it ended.
+    """How far the worker had come when it ended.
 
     Attributes:
         started: whether the function was called.
@@ -62,14 +62,14 @@ def ending_of(
     host: int,
     *,
     peak_bytes: int = 0,
-    memory: Verdict = Verdict(),  # noqa: B008 - frozen
+    memory: MemoryVerdict = MemoryVerdict(),  # noqa: B008 - frozen
     moment: Moment = Moment(),  # noqa: B008 - frozen
 ) -> HostReport:
     """Decide how the host ended.
 
-    Order: a value that was returned, or an exception raised before the agent was told to stop,
-    stands; then what the coordinator says (cancelled, timeout, hang, stopped); then what the worker
-    said; then how its process ended.
+    In this order: a value that was returned, or an exception raised before the agent was asked to
+    stop; the coordinator's reason (cancelled, timeout, hang, stopped); the worker's last message;
+    its wait status.
     """
     if end is not None and (stop is None or end["event"] == Exit.RETURNED):
         return _said(end, host, peak_bytes)
@@ -83,11 +83,10 @@ def ending_of(
 
 
 def last_words(report: HostReport) -> str:
-    """What the host's log says at its end of a function that did not return; "" where nothing is to
-    be said.
+    """What the host's log says last about a function that did not return; "" for nothing.
 
-    An exception is told as Python tells it, `sys.exit` not at all (its text, if any, is there
-    already); the rest is one line.
+    An exception is shown as Python shows it, `sys.exit` not at all (its text, if any, is in the log
+    already); anything else is one line.
     """
     if report.exit.kind.has_traceback and report.error is not None and report.error.traceback:
         return report.error.traceback.rstrip()
@@ -102,11 +101,14 @@ def last_words(report: HostReport) -> str:
 
 
 def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
-    told = end.get("error")
+    raised = end.get("error")
     error = None
-    if told:
+    if raised:
         error = RemoteError(
-            told["type_name"], told["message"], told["traceback"], consequence=told["consequence"]
+            raised["type_name"],
+            raised["message"],
+            raised["traceback"],
+            consequence=raised["consequence"],
         )
     kind = Exit(end["event"])
     detail = end.get("detail") or (f"{error.type_name}: {error.message}"[:500] if error else "")
@@ -126,7 +128,9 @@ def _said(end: dict[str, Any], host: int, peak_bytes: int) -> HostReport:
     )
 
 
-def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Moment) -> HostReport:
+def _died(
+    status: int, host: int, peak_bytes: int, known: MemoryVerdict, moment: Moment
+) -> HostReport:
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB" if peak_bytes else ""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
@@ -155,7 +159,7 @@ def _died(status: int, host: int, peak_bytes: int, known: Verdict, moment: Momen
     return HostReport(host, Exit.SIGNAL, detail=detail, signal=signum, peak_rss_bytes=peak_bytes)
 
 
-def _out_of_memory(peak_bytes: int, known: Verdict) -> str:
+def _out_of_memory(peak_bytes: int, known: MemoryVerdict) -> str:
     """Why a worker that got SIGKILL ran out of memory; "" when nothing says so."""
     peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, known.limit_bytes))
     if known.struck:

@@ -1,5 +1,5 @@
-"""The agent's line to the coordinator: a thread of its own, so that a slow or dead coordinator
-never holds up the worker's output.
+"""The agent's connection to the coordinator, in a thread of its own, so that a slow or dead
+coordinator never holds up the worker's output.
 
 In: beats, reports and stacks from the agent. Out: events for the agent's loop, with a byte on a
 pipe to wake it.
@@ -47,7 +47,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
 
     def start(self) -> None:
-        """Connect and listen; nothing is promised to the gang yet. Idempotent."""
+        """Connect and watch, without joining the gang yet. Idempotent."""
         if self._thread.ident is None:
             self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
             self._thread.start()
@@ -76,7 +76,7 @@ class Link:
         self._orders.put(lambda client: client.stacks(request, text))
 
     def beat_now(self) -> None:
-        """Send a heartbeat before its time: something people want to see has changed."""
+        """Send a heartbeat now: the activity that users see has changed."""
         self._orders.put(lambda client: client.heartbeat(self._beat()))
 
     def events(self) -> list[Event]:
@@ -99,7 +99,7 @@ class Link:
         who = self._identity
         client = AgentClient(who.endpoint, who.host, unreachable_after_s=who.unreachable_after_s)
         try:
-            self._obey(client)
+            self._serve(client)
         except CoordinatorLost as error:
             self._post(Event(lost=str(error)))
         except KineticError as error:
@@ -107,7 +107,7 @@ class Link:
         finally:
             client.close()
 
-    def _obey(self, client: AgentClient) -> None:
+    def _serve(self, client: AgentClient) -> None:
         due = time.monotonic() + self._identity.heartbeat_s
         while True:
             try:

@@ -25,9 +25,9 @@ READ_BYTES = 1 << 20
 DRAIN_BYTES = 1 << 22
 """More than a pipe can hold."""
 LINE_LIMIT_BYTES = 1 << 16
-"""A line longer than this is kept in pieces."""
+"""A longer line is written in pieces."""
 KEEP_FREE_BYTES = 1 << 20
-"""Output that would leave less of the disk is dropped: the value, the reports and the verdict must
+"""Output that would leave less free space is dropped: the value, the reports and the verdict must
 still find room."""
 LOOK_EVERY_BYTES = 1 << 18
 """How much is written between two looks at the free space."""
@@ -68,23 +68,23 @@ class HostLog:
         self._segments: SegmentWriter | None = None
 
     def send_by(self, segments: SegmentWriter) -> None:
-        """Have what is kept sent to the store, while it is written."""
+        """Send the log to the store while it is written."""
         self._segments = segments
         segments.start()
 
     def deliver(self) -> None:
-        """Bring all that is kept so far into the store, where the files are not in it."""
+        """Send everything written so far to the store, unless the files lie in it."""
         if self._segments is not None:
             self._segments.flush()
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of output kept so far, without lines of kinetic's own."""
+        """Bytes of output so far, without kinetic's own lines."""
         return self._end - self._own_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of output kept so far."""
+        """Bytes in the log so far."""
         return self._end
 
     def last_line(self) -> str:
@@ -97,12 +97,12 @@ class HostLog:
             return ""
 
     def write(self, stream: int, data: bytes) -> None:
-        """Keep a chunk: first the bytes, then the record that points at their end."""
+        """Append a chunk: first the bytes, then the record that points at their end."""
         written = self._append(self._log, data[: self._allowance(len(data))])
         self._keep_account(stream, data, written)
 
     def _allowance(self, wanted: int) -> int:
-        """How many of so many bytes may be written."""
+        """How many of the wanted bytes may be written."""
         if self._allowed_bytes < wanted:
             try:
                 disk = os.fstatvfs(self._log)
@@ -123,7 +123,7 @@ class HostLog:
                 self._align_index()
 
     def say(self, text: str, stream: int = STDERR) -> None:
-        """Keep lines of kinetic's own, for which there is room when there is none for output."""
+        """Append lines of kinetic's own, even when there is no room for output any more."""
         lead = "\n" if self._ends_inside_a_line() else ""
         data = f"{lead}{text}\n".encode(errors="backslashreplace")
         written = self._append(self._log, data)

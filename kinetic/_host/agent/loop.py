@@ -37,7 +37,7 @@ from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import debugger, joining
-from kinetic._host.worker.main import LAST_WORD
+from kinetic._host.worker.main import LAST_MESSAGE
 from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import processes
@@ -275,7 +275,7 @@ class Agent:
         self._memory.look()
         self._worker.reap()
         self._kill_at = None
-        self._end = self._end or self._last_word()
+        self._end = self._end or self._last_message()
         # debugpy leaves its adapter process behind.
         if self._end is not None and not self._stopping and self._gate is None:
             self._reporter.name_leftovers()
@@ -284,11 +284,11 @@ class Agent:
             tee.drain()
         self._conclude()
 
-    def _last_word(self) -> Message | None:
+    def _last_message(self) -> Message | None:
         """How the function ended, from the file of a worker that lost its channel."""
         # AttributeError: the workspace is not prepared yet.
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            message: Message = json.loads(files.content(self._workspace.root / LAST_WORD))
+            message: Message = json.loads(files.content(self._workspace.root / LAST_MESSAGE))
             return message
         return None
 
@@ -433,7 +433,7 @@ class Agent:
 
     def _join_state(self) -> str:
         """How far this host is in joining the JAX world."""
-        return joining.standing(str(self._workspace.root / WORLD_FILE)) if self._started else ""
+        return joining.join_state(str(self._workspace.root / WORLD_FILE)) if self._started else ""
 
     def _conclude(self) -> None:
         """Make the report, once, when the worker has said how it ended or is gone."""

@@ -1,10 +1,9 @@
-"""What the kernel tells about a process's memory: the limit that it runs under, and whether the
-out-of-memory killer struck.
+"""What the kernel says about a process's memory: its limit, and whether the out-of-memory killer
+struck.
 
-In: a process id, from the start of the process on. Out: a `Verdict`. All is read from the control
-group that the process itself is in (v2, or the memory controller of v1), which counts the victims
-among its processes, whoever ran out of memory; only where there is none from the machine's
-counters.
+In: a process id, from the start of the process on. Out: a `MemoryVerdict`. The numbers come
+from the control group that the process is in (v2, or the memory controller of v1), which counts its
+victims; only where there is no control group, from the machine's counters.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 from kinetic._core.values import dataclass
 
 _UNLIMITED_BYTES = 1 << 60
-"""From here on a limit is none: v1 writes a huge number, v2 "max"."""
+"""A limit from here on means unlimited: v1 writes a huge number, v2 "max"."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MemoryVerdict:
     """What is known when a process is gone.
 
     Attributes:
@@ -51,7 +50,7 @@ class Watch:
         if folder is not None and kills is not None:
             self._before.setdefault(folder, kills)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> MemoryVerdict:
         """Compare with the counters now."""
         limits = [self._number("proc/meminfo", "MemTotal:") * 1024]
         for folder in self._before:
@@ -59,7 +58,9 @@ class Watch:
         struck = any((_kills(folder) or 0) > before for folder, before in self._before.items())
         if not self._before:
             struck = self._machine_kills() > self._machine_before
-        return Verdict(struck, min((n for n in limits if 0 < n < _UNLIMITED_BYTES), default=0))
+        return MemoryVerdict(
+            struck, min((n for n in limits if 0 < n < _UNLIMITED_BYTES), default=0)
+        )
 
     def _group(self) -> Path | None:
         """The folder of the process's control group, as far as it can be seen from here."""
@@ -92,7 +93,7 @@ def _kills(folder: Path) -> int | None:
 
 def _limit(folder: Path) -> int:
     for name in ("memory.max", "memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit.
+        with contextlib.suppress(OSError, ValueError):  # "max" means unlimited.
             return int((folder / name).read_text())
     return 0
 

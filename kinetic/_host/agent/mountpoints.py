@@ -4,11 +4,11 @@ gone when the last job is.
 In: the paths of a job's volumes. Out: folders (or empty files) that are kept, later removed.
 
 Most missing paths are made in the worker's memory only (see `mounts`). That would lose what a
-function writes beside the mount, so where it could write there is a real folder meanwhile. What was
-made is on record beside the data of this machine, with its inode and the time of its last change:
-what anybody else has used, or put there instead, is not on record any more and is never removed. A
-job that uses one holds a lock on it, because removing it would take the mount away from that job.
-What a killed job left is removed with the next job that has volumes.
+function writes beside the mount, so where it could write, a real folder is made for as long. What
+was made is recorded beside the data of this machine, with its inode and the time of its last
+change: what other programs have used or replaced since is dropped from the record and never
+removed. A job that uses a mount point holds a lock on it, because removing it would take the mount
+away from that job. What a killed job left is removed with the next job that has volumes.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH108, PTH120
@@ -131,7 +131,7 @@ def _locked(path: str, how: int) -> int:
 
 
 def _swept(made: dict[str, str]) -> dict[str, str]:
-    """Remove what no job keeps, and return what is left of ours. The caller holds the lock."""
+    """Remove what no job keeps, and return what is left on record. The caller holds the lock."""
     left = {path: stamp for path, stamp in made.items() if _is_ours(path, made)}
     for path in sorted(left, reverse=True):  # what lies in a folder before the folder
         above = os.path.dirname(path)

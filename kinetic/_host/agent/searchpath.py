@@ -17,7 +17,7 @@ def for_programs(places: Sequence[str], inherited: str, *, client_root: str, tre
     the project.
 
     Left out is a place with a module that is called like one of the standard library, which it
-    would hide from every program; one that the caller's own PYTHONPATH names is kept.
+    would hide from every program; one that the caller's own PYTHONPATH names stays.
     """
     own = [place for place in places if not _hides_standard_modules(place)]
     theirs = (
@@ -37,7 +37,7 @@ def _moved(entry: str, client_root: str, tree: str) -> str:
     if real != client_root and not real.startswith(f"{client_root}/"):
         return entry
     place = tree + real[len(client_root) :]
-    # What was not sent, such as an environment, is where it was.
+    # What was not sent (a virtual environment, for example) stays where it is.
     return place if Path(place).is_dir() else entry
 
 

@@ -1,11 +1,11 @@
-"""Whether a worker moves: from its processor time and its output, without its help.
+"""Whether a worker makes progress, judged by its processor time and output, without its help.
 
-In: samples of counters, time as an argument. Out: for how long it has stood still.
+In: samples of counters, time as an argument. Out: for how long it has been stalled.
 
-A worker stands still when it prints nothing, its process and its children use less than
-`BUSY_SHARE` of one processor, and its main thread uses less than `MAIN_SHARE`: a host that sleeps
-or waits in a broken collective uses none at all, while a loop that feeds an accelerator returns to
-Python at every step and so always uses some.
+A worker is stalled when it prints nothing, its process and its children use less than `BUSY_SHARE`
+of one processor, and its main thread uses less than `MAIN_SHARE`: a host that sleeps or waits in a
+broken collective uses none at all, while a loop that feeds an accelerator returns to Python at
+every step and so always uses some.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAIN_SHARE = 0.0003
 _MAIN_FLOOR_NS = 1_000_000
 _BUSY_FLOOR_S = 0.1
 MISSED_S = 3.5
-"""After this time between two looks nobody knows how the worker fared: the agent itself did not run
-(the machine was suspended, or all of it was stopped), or the coordinator held it up. Beats come
-every second and take two at most."""
+"""A longer gap between two samples does not count: the agent itself did not run (the machine was
+suspended, or the whole gang was stopped), or the coordinator held it up. Heartbeats come every
+second and take two at most."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def moved(since: Sample, now: Sample) -> bool:
 
 
 class StallDetector:
-    """For how long a worker has stood still, from one look to the next. Time in which nobody looked
+    """Measures for how long a worker has been stalled. Time between samples that are too far apart
     does not count."""
 
     def __init__(self, now: Sample) -> None:

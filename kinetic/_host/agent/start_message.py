@@ -1,6 +1,6 @@
-"""What an agent tells its worker when the whole gang is ready: pure.
+"""Builds the start message that an agent sends its worker when the whole gang is ready: pure.
 
-In: identity, plan, workspace, the leader's address. Out: the arguments of `worker.Start`.
+In: identity, plan, workspace, the leader's address. Out: the fields of `Start`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def start_message(
 def _environ(
     who: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool
 ) -> dict[str, str]:
-    """The worker's environment; what the caller asked for comes last, so it wins."""
+    """The worker's environment; what the caller set comes last and wins."""
     own = {
         "KINETIC_JOB_ID": who.job_id,
         "JOB_ID": who.job_id,
@@ -86,15 +86,17 @@ def _environ(
     debugging = debugger.ENVIRON if debug else {}
     options = plan.options
     asked = dict(options.env) | dict(who.secrets)
-    given = own | debugging | asked | _python_path(who, plan, space, asked)
-    return jaxworld.environ(world, who.base_env, given, automatic=options.joins_jax == "program")
+    overrides = own | debugging | asked | _python_path(who, plan, space, asked)
+    return jaxworld.environ(
+        world, who.base_env, overrides, automatic=options.joins_jax == "program"
+    )
 
 
 def _python_path(
     who: Identity, plan: Plan, space: Workspace, asked: Mapping[str, str]
 ) -> dict[str, str]:
-    """Programs that are started import from the tree; one that the caller has set is set, in terms
-    of this host."""
+    """PYTHONPATH, so that programs import from the tree; a value that the caller set in env= is
+    used, with this host's paths."""
     root, tree = plan.client_root, str(space.tree)
     if _PYTHONPATH in asked:
         return {_PYTHONPATH: searchpath.moved(asked[_PYTHONPATH], client_root=root, tree=tree)}

@@ -26,8 +26,7 @@ STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues
 _BYSTANDER = re.compile(
     r"^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)", re.MULTILINE
 )
-"""The thread that took the signal, where it runs nothing but the runner's own code: nobody wants to
-see it."""
+"""The thread that took the signal, where it runs only the runner's own code: of no use to users."""
 _OWN_FRAME = re.compile(
     r'File "(<frozen '
     r'runpy>|.*/kinetic/(?:_host|runner)/[\w/]+\.py|.*/(site|dist)-packages/debugpy/.*)", line'
@@ -48,7 +47,7 @@ class WorkerProcess:
     """
 
     def __init__(self, title: str, stacks: Path) -> None:
-        ours, theirs = socket.socketpair()
+        agent_end, worker_end = socket.socketpair()
         self.out, out = os.pipe()
         self.err, err = os.pipe()
         for fd in (out, err):
@@ -59,11 +58,11 @@ class WorkerProcess:
         self.pid = os.fork()
         if self.pid == 0:
             processes.set_title(title)
-            main.main(Channel(theirs), out, err, self._stacks, parent)
-        theirs.close()
+            main.main(Channel(worker_end), out, err, self._stacks, parent)
+        worker_end.close()
         for fd in (out, err):
             os.close(fd)
-        self.channel = Channel(ours)
+        self.channel = Channel(agent_end)
         self.pidfd = os.pidfd_open(self.pid)
         self.stacks_thread = 0
         self.gone = False
@@ -102,7 +101,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it, and its process group, now."""
         if self.gone:
-            return  # The number may be somebody else's by now.
+            return  # The kernel may have reused the pid.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         processes.kill(self.pid, signal.SIGKILL)

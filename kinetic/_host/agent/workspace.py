@@ -93,7 +93,7 @@ def left_behind(space: Workspace) -> str:
     """Return a line about the files that the function made or changed in its folder, which goes
     away; "" when there are none.
 
-    Looks at no more than so many files: this is done before the job's end is reported.
+    Looks at a bounded number of files, because the job's end is reported only afterwards.
     """
     found: list[tuple[int, str]] = []
     for path, info in itertools.islice(_files(str(space.tree)), _MOST_LOOKED_AT):

@@ -1,7 +1,7 @@
 """The supervisor: leads a simulated gang whose hosts it forks on this machine.
 
-In: a request (store, job, environment, secrets). Out: agents, and what the leader writes. It has
-its own session, so it outlives the caller; the lock is free exactly when it is gone.
+In: a request (store, job, environment, secrets). Out: agents, and what the leader writes. It runs
+in its own session, so it outlives the caller; the job's lock is free exactly when it is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kinetic.errors import KineticError
 SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
 RESERVE_BYTES = 1 << 16
-"""Kept on disk so that the verdict can be written when the disk is full."""
+"""Reserved on disk, so that the verdict can be written when the disk is full."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Request:
         failed_before: why the attempt before this one failed; "" for the first.
         heartbeat_s: between two heartbeats of an agent.
         heartbeat_timeout_s: after this silence an agent counts as lost.
-        unreachable_after_s: an agent that cannot reach the coordinator for so long ends its worker
-            and goes.
+        unreachable_after_s: an agent that cannot reach the coordinator for this long ends its
+            worker and exits.
     """
 
     store: str
@@ -70,9 +70,9 @@ class Request:
 
 
 def main(request: Request, caller: socket.socket | None = None) -> NoReturn:
-    """Run the gang and leave. Never returns into the code of the process that forked.
+    """Run the gang and exit. Never returns into the code of the process that forked.
 
-    `caller` is told this process's id as soon as the job's lock is held, and then closed.
+    `caller` receives this process's id as soon as the job's lock is held, and is closed then.
     """
     code = 70
     try:
@@ -98,7 +98,7 @@ class Supervisor:
 
     def run(self, caller: socket.socket | None) -> int:
         """Return 0 when a verdict was written."""
-        self._settle()
+        self._init_process()
         self._lock()
         if caller is not None:
             # A caller that died meanwhile does not stop the job.
@@ -118,8 +118,8 @@ class Supervisor:
         self._sweep_up()
         return 0
 
-    def _settle(self) -> None:
-        """Take the process over: nothing of the caller's is left but the lock."""
+    def _init_process(self) -> None:
+        """Detach from the caller: own streams, signals, folder and title."""
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.umask(0o077)
         os.chdir("/")
@@ -138,16 +138,15 @@ class Supervisor:
         self._scratch.mkdir(exist_ok=True, mode=0o700)
 
     def _lock(self) -> None:
-        """Hold the job's lock for as long as this process lives. A record lock is this process's
-        alone: its children do not inherit it, and it is kept when the process becomes the
-        supervisor of another attempt."""
+        """Hold the job's lock for as long as this process lives. A record lock is not inherited by
+        children, and survives the exec of another attempt."""
         self._lock_file = open(self._own / "lock", "w")
         fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
 
     def _attempt(self) -> tuple[Plan | None, Attempt]:
-        """Run the gang; whatever goes wrong here, the job must get a verdict."""
+        """Run the gang. Whatever goes wrong, the job must get a verdict."""
         try:
             plan = Plan.from_json(json.loads(self._store.get(layout.plan(self._request.job_id))))
             return plan, self._lead(plan)
@@ -161,7 +160,7 @@ class Supervisor:
         token = os.urandom(16).hex()
         target = f"unix:{self._socket_path()}"
         if plan.hosts > 1:
-            leader.learn_to_speak()  # Before the fork, so that the agents need not do it each.
+            leader.import_gang_modules()  # Before the fork, so that agents share it.
         else:
             self._say_ready()
         agents = Agents(plan, self._store)
@@ -208,14 +207,14 @@ class Supervisor:
         )
 
     def _publish(self, agents: Agents, *, target: str, token: str) -> None:
-        told = {
+        record = {
             "pid": os.getpid(),
             "target": target,
             "token": token,
             "agents": {str(host): pid for pid, host in agents.pids.items()},
             "attempt": self._request.attempt,
         }
-        self._put("supervisor.json", told)
+        self._put("supervisor.json", record)
 
     def _put(self, name: str, data: dict[str, Any]) -> None:
         key = f"{layout.job(self._request.job_id)}/local/{name}"
@@ -234,7 +233,7 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Free what was reserved on the disk for the verdict."""
+        """Free the disk space reserved for the verdict."""
         (self._own / "reserve").unlink(missing_ok=True)
 
     def _sweep_up(self) -> None:
@@ -244,8 +243,7 @@ class Supervisor:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     def _start_over(self, outcome: Outcome) -> None:
-        """Become the supervisor of the next attempt: same process id, same lock, nothing else
-        kept."""
+        """Exec as the supervisor of the next attempt, with the same process id and lock."""
         leader.repeat(self._store, self._request.job_id, outcome, make_room=self._make_room)
         self._sweep_up()
         again = asdict(self._request) | {
@@ -253,10 +251,8 @@ class Supervisor:
             "failed_before": outcome.reason,
         }
         spool = _in_memory(json.dumps(again).encode())
-        for fd in (
-            spool,
-            self._lock_file.fileno(),
-        ):  # Closing any descriptor of the lock file would free the lock.
+        # Closing any descriptor of the lock file would free the lock.
+        for fd in (spool, self._lock_file.fileno()):
             os.set_inheritable(fd, True)
         os.execv(
             sys.executable, [sys.executable, "-m", "kinetic._host.local.supervisor", str(spool)]
@@ -264,9 +260,9 @@ class Supervisor:
 
 
 def _in_memory(data: bytes) -> int:
-    """A descriptor from which the data can be read, once: it holds secrets, so no disk sees it.
+    """A descriptor to read the data from, once. In memory only, because it holds secrets.
 
-    Not a pipe: the environment may be longer than a pipe holds.
+    Not a pipe: the environment may be longer than a pipe's buffer.
     """
     fd = os.memfd_create("kinetic-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(fd, "wb", closefd=False) as file:
@@ -281,7 +277,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def _is_socket_path(path: Path) -> bool:
-    """Whether the kernel and gRPC take it: not too many bytes, and text."""
+    """Whether the kernel and gRPC accept it: short enough, and valid UTF-8."""
     try:
         return len(str(path).encode()) <= SOCKET_PATH_LIMIT
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""The zygote: has everything imported that supervisors, agents and workers need, and forks them
+"""The zygote: has imported everything that supervisors, agents and workers need, and forks them
 ready to run.
 
 In: launch requests from one caller, over the socket that it was started with. Out: supervisors.
-Called as `python -m kinetic._host.local.zygote FD [MODULE ...]` by the local backend; lives as long
-as its caller. It starts no thread and no JAX backend, so that what it forks can.
+Runs as `python -m kinetic._host.local.zygote FD [MODULE ...]` by the local backend; lives as long
+as its caller. It starts no thread and no JAX backend, so that what it forks can do both.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ LATE = (
     "setproctitle",
     *worker.IMPORTED_AHEAD,
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
-    *leader.SPEAKING,
+    *leader.GANG_MODULES,
 )
-"""What a first job of one host can begin without, and what packages import only when they are used:
-after a fork, every process of every job would import it again."""
+"""What a first job of one host can begin without. Imported here in the end, because otherwise every
+process of every job would import it again."""
 IDLE_S = 0.25
-"""After so long without a request a first small job is over, and importing takes nothing from
-it."""
+"""After this time without a request a first small job is over, and importing does not slow it."""
 HURRIED = 4
-"""So many jobs in a row are started before everything is imported; from then on, importing once is
+"""This many jobs in a row are started before everything is imported; after that, importing once is
 cheaper."""
 
 
@@ -44,7 +43,7 @@ def main() -> None:
     caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are not waited for.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # There is nothing to collect yet, and it takes time to see that.
+    gc.disable()  # Nothing to collect yet, and collections would slow the imports.
     jaxworld.preload(tuple(modules))
     if not jaxworld.is_fork_safe():
         sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
@@ -54,7 +53,7 @@ def main() -> None:
 def serve(caller: socket.socket, *, hurried: int) -> None:
     """Fork a supervisor for each request, one JSON line; the supervisor answers itself.
 
-    The first `hurried` requests are not kept waiting for imports that their jobs can begin without.
+    The first `hurried` requests do not wait for imports that their jobs can begin without.
     """
     _import_late(caller if hurried else None)
     requests = caller.makefile("rb")
@@ -66,21 +65,21 @@ def serve(caller: socket.socket, *, hurried: int) -> None:
             gc.enable()
             supervisor.main(supervisor.Request(**json.loads(line)), caller)
         hurried -= 1
-        if hurried <= 0 or not _is_asked(caller, IDLE_S):
+        if hurried <= 0 or not _has_request(caller, IDLE_S):
             _import_late()
 
 
 def _import_late(caller: socket.socket | None = None) -> None:
-    """Import what is still missing, but only until this caller asks for something."""
+    """Import what is still missing, but only until this caller sends a request."""
     for name in LATE:
-        if caller is not None and _is_asked(caller, 0.0):
+        if caller is not None and _has_request(caller, 0.0):
             break
         importlib.import_module(name)
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
 
 
-def _is_asked(caller: socket.socket, patience_s: float) -> bool:
-    return bool(select.select([caller], [], [], patience_s)[0])
+def _has_request(caller: socket.socket, timeout_s: float) -> bool:
+    return bool(select.select([caller], [], [], timeout_s)[0])
 
 
 if __name__ == "__main__":

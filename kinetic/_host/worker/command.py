@@ -62,8 +62,8 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on
     sys.path.
 
-    `path_rel` is relative to the caller's working directory, which is ours too when it is part of
-    the source tree. In any case the script's folder is on sys.path.
+    `path_rel` is relative to the caller's working directory, which is also this process's when it
+    is part of the source tree. In any case the script's folder is on sys.path.
     """
     path = _find(path_rel)
     if path is None:
@@ -123,7 +123,7 @@ def call(argv: Sequence[str]) -> int:
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
     if code == 0 and signal.SIGTERM in forwarding.came:
-        # it tidied up because it was told to end: that is not its success
+        # It cleaned up because of SIGTERM; that is not success.
         return 128 + signal.SIGTERM
     return code if code >= 0 else 128 - code
 
@@ -140,10 +140,10 @@ def _missing(command: str) -> str:
 
 
 class _Forwarding:
-    """Hands the signals that ask to end on to a command, and lets it decide how to end.
+    """Forwards termination signals to a command, which decides how to end.
 
-    It is in place before the command starts: a signal that comes meanwhile is kept for it, or the
-    command would outlive us.
+    Installed before the command starts, and passes on signals that arrive meanwhile; otherwise the
+    command could outlive this process.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class _Forwarding:
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def to(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """Forward to this process from now on, and what came before it was there."""
+        """Forward to this process from now on, earlier signals included."""
         self._process = process
         for signum in tuple(self.came):
             process.send_signal(signum)

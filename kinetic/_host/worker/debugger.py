@@ -1,5 +1,5 @@
-"""The debugger of a job: it listens in the leader's worker, and holds every function back until
-somebody has attached.
+"""The debugger of a job: it listens in the leader's worker and holds every function back until a
+client has attached.
 
 In: a port and a window; on agents, what workers say. Out: a debug adapter on the loopback address;
 the record `job.debugger`. The only door to debugpy.
@@ -49,7 +49,7 @@ LOOK_EVERY_S = 0.25
 """How often a host looks whether the leader's debugger has attached."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
-"""For so long beyond the window the other hosts wait for the leader's word."""
+"""How long after the window the other hosts still wait for the leader."""
 ENVIRON = {
     "KINETIC_DEBUG": "1",
     "PYTHONBREAKPOINT": "debugpy.breakpoint",
@@ -76,9 +76,8 @@ def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
             "debug=True needs debugpy on the hosts: pip install 'kinetic-sdk[debug]'."
         ) from error
     try:
-        # Children of the function are left alone: with its own hooks debugpy would hold each of
-        # them back as well. Its adapter lets in whoever connects, and who attaches can run code: it
-        # is started through a door of ours.
+        # subProcess=False: debugpy would hold each child of the function back as well. Its adapter
+        # accepts any connection, and a client can run code: the wrapper checks who connects.
         debugpy.configure(subProcess=False, python=str(_guarded_python(Path(folder))))
         _, port = debugpy.listen(("127.0.0.1", port))
     except Exception as error:
@@ -88,16 +87,16 @@ def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
     channel.send({"event": WorkerEvent.DEBUGGER_LISTENING, "port": port})
     attached = _wait(debugpy, window_s)
     if not attached:
-        told = (
+        text = (
             f"kinetic: no debugger attached within {window_s:g} s; the function starts without "
             "one. It can still be attached."
         )
-        print(told, file=sys.stderr, flush=True)  # noqa: T201 - for whoever follows the job's output
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the job's output
     channel.send({"event": WorkerEvent.DEBUGGER_ATTACHED, "attached": attached})
 
 
 def _guarded_python(folder: Path) -> Path:
-    """A program that runs the adapter so that it takes connections of this user only."""
+    """A program that runs the adapter so that it accepts only connections of this user."""
     door = folder / "debug-adapter"
     command = shlex.join([sys.executable, "-P", str(Path(peers.__file__).resolve())])
     door.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -124,7 +123,7 @@ def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
     """End the wait when its time has passed."""
     done.wait(min(window_s, threading.TIMEOUT_MAX))
     while not done.is_set():
-        # The wait has not begun yet; ending it twice does no harm.
+        # RuntimeError: the wait has not begun yet. Cancelling is idempotent.
         with contextlib.suppress(RuntimeError):
             debugpy.wait_for_client.cancel()
         done.wait(_AGAIN_S)
@@ -173,7 +172,7 @@ class Gate:
         return {"port": self._port, "window_s": self._plan.limits.debug_wait_s}
 
     def take(self, message: Message, tree: str) -> None:
-        """A worker says that it listens, that it goes on, or that it waits."""
+        """Handle a worker's message: it listens, goes on, or waits."""
         if message["event"] == WorkerEvent.DEBUGGER_HELD:
             self.holds = True
             self._given_up_at = self._clock() + self._plan.limits.debug_wait_s + BEYOND_S

@@ -2,8 +2,8 @@
 reported.
 
 In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
-a function has taken apart (builtins, modules) is not put back: it costs the function its result,
-and the error says so.
+a function has broken (builtins, modules) is not repaired: the result is lost, and the error says
+so.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 def silence_signals() -> None:
-    """Let no timer, signal or handler of the function's strike while its end is told: there is
-    nothing left to unwind."""
+    """Disable the function's timers and signal handlers before its end is reported."""
     for timer in _TIMERS:
         with contextlib.suppress(Exception):
             signal.setitimer(timer, 0)
     for signum in _SIGNALS:
         with contextlib.suppress(Exception):
-            signal.signal(signum, _pass_over)
+            signal.signal(signum, _ignore)
 
 
-def _pass_over(signum: int, frame: object) -> None:
-    """Not SIG_IGN, which programs that are started from here would inherit."""
+def _ignore(signum: int, frame: object) -> None:
+    """Do nothing. Not SIG_IGN, which child processes would inherit."""
 
 
 def disarm_tracers() -> None:
-    """Remove trace and profile functions, of which one may raise at this very call."""
+    """Remove trace and profile functions; one may raise at this very call, hence twice."""
     for _ in range(2):
         try:
             sys.setprofile(None)

@@ -1,5 +1,4 @@
-"""The door to JAX on a host: what is imported ahead, what the function is told about its world,
-when it joins it.
+"""JAX on a host: what is imported ahead, what the function learns about its world, when it joins.
 
 In: the shape of the world. Out: variables, a JAX that can join (see `joining`), the end of it.
 """
@@ -20,7 +19,7 @@ from kinetic._host.worker.joining import World
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 
 STARTUP = str(Path(__file__).parent / "startup")
-"""Goes first on the PYTHONPATH of whatever a function starts."""
+"""Goes first on the PYTHONPATH of every program that a function starts."""
 _THREADS_PER_DEVICE = 4
 """Two are enough for a loop in one thread; launches in other threads and callbacks may occupy
 more."""
@@ -51,7 +50,7 @@ def environ(
     Args:
         world: where the host stands.
         base: variables to start from.
-        asked: variables that win over ours.
+        asked: variables that override these.
         automatic: whether programs that the function starts join when they first use JAX.
     """
     env = dict(base) | {
@@ -98,8 +97,7 @@ def _cores() -> int:
 
 
 def _for_torch(world: World) -> dict[str, str]:
-    """What torch.distributed reads (`env://`), and what torchrun takes for options that it was not
-    given (PET_*)."""
+    """What torch.distributed reads (`env://`), and torchrun's defaults (PET_*)."""
     rank, size, port = str(world.process), str(world.processes), str(world.port)
     env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -135,7 +133,7 @@ def is_fork_safe() -> bool:
     """Whether a fork of this process gets a JAX that still works: no backend has been started and
     one thread runs."""
     if "jax" in sys.modules:
-        from jax._src import xla_bridge  # There is no public call that asks without starting one.
+        from jax._src import xla_bridge  # No public call asks without starting one.
 
         if xla_bridge.backends_are_initialized():
             return False
@@ -182,15 +180,15 @@ def set_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _configure(world: World) -> None:
-    """Tell an already imported JAX what the environment would have told it at import."""
+    """Set in an already imported JAX what it would have read from the environment."""
     joining.configure({"jax_enable_preemption_service": False})
     if world.simulated:
         joining.configure({"jax_platforms": "cpu", "jax_num_cpu_devices": world.devices})
 
 
 def leave() -> None:
-    """Leave the world, where this process has joined it, together with all others: a barrier, so
-    only when every host is well."""
+    """Leave the world together with all other hosts. A barrier, so call it only when every host has
+    returned."""
     if "jax" in sys.modules:
         import jax
 
@@ -198,8 +196,7 @@ def leave() -> None:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an exception looks like the echo of a peer's death: a collective that broke, here or
-    in its causes."""
+    """Whether an exception, or a cause of it, is a collective that broke because a peer died."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

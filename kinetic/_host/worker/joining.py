@@ -1,9 +1,9 @@
 """How one process joins the hosts of its gang to one world of JAX: when it says so, or when JAX's
 backend first starts.
 
-In: where this process stands (`World`). Out: an initialized `jax.distributed`; an `initialize` that
-needs no arguments. Their interpreter may not have kinetic, so nothing here imports any of it, or
-JAX before the program does.
+In: this process's rank (`World`). Out: an initialized `jax.distributed`; an `initialize` that needs
+no arguments. Programs load this file in interpreters that may not have kinetic: it imports nothing
+of kinetic, and JAX not before the program does.
 
 JAX has no hook before its backends start: a plugin (`jax_plugins`) is called then, but what it
 raises is swallowed, and the host would go on alone; a cluster (`ClusterEnv`) is asked only by
@@ -32,7 +32,7 @@ from kinetic._core.values import dataclass
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """What the file says, before the id of the process."""
 MARK = "KINETIC_JAX_PROCESS"
-"""Variable: the process that has imported JAX. What it starts is a helper of its, not the host's
+"""Variable: the process that has imported JAX. Its children are helpers, not the host's
 program."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
@@ -40,7 +40,7 @@ _HEARTBEAT_S = 100
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
 healthy processes."""
 _BEYOND_S = 60
-"""JAX gives up so long after the gang has: the gang can say which host was missing."""
+"""How long after the gang JAX gives up: the gang can say which host was missing."""
 
 _log = logging.getLogger("kinetic.runner")
 _lock = threading.RLock()
@@ -53,7 +53,7 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """Where a process stands among the processes of JAX.
+    """The place of a process among the processes of JAX.
 
     Attributes:
         coordinator: "address:port" of JAX's coordination service, hosted by process 0.
@@ -63,7 +63,7 @@ class World:
         platform: "cpu", "gpu" or "tpu"; always "cpu" when simulated.
         simulated: whether the devices are virtual.
         port: free on process 0, for programs of other frameworks.
-        file: where the process that joins for this host leaves its mark; "" for nowhere.
+        file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
     """
 
@@ -91,7 +91,7 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
     """Let JAX, which has just been imported, find this world.
 
     Args:
-        world: where this process stands.
+        world: the place of this process.
         automatic: join when the backend first starts, unless another process of this host has
             joined.
         owner: the process that may do so; this one may be a fork of it.
@@ -99,10 +99,10 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
     _Seat(world, automatic and world.processes > 1, owner).take()
 
 
-def attach_program(told: str, owner: int) -> None:
-    """The same in a program that was started on a host, which may start helpers of its own; `told`
-    is what its variable says."""
-    world = json.loads(told)
+def attach_program(text: str, owner: int) -> None:
+    """The same in a program that was started on a host, which may start helpers of its own; `text`
+    is the value of KINETIC_WORLD."""
+    world = json.loads(text)
     automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
     attach(World(**world), automatic=automatic, owner=owner)
 
@@ -119,15 +119,15 @@ def join(world: World) -> None:
 
 
 def _plain_initialize(module: Any) -> Callable[..., None]:
-    """JAX's own, also where this process or the one that it is a fork of has put ours in its
-    place."""
+    """JAX's own `initialize`, also where this process, or the one that it was forked from, has
+    replaced it."""
     initialize: Callable[..., None] = getattr(module.initialize, _ORIGINAL, module.initialize)
     return initialize
 
 
 def complete(environ: MutableMapping[str, str], world: World, startup: str) -> None:
-    """Let programs that inherit this environment meet JAX as this process does, and reach the hosts
-    past every proxy."""
+    """Let programs that inherit this environment join as this process does, and bypass every
+    proxy to the hosts."""
     paths = [
         path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != startup
     ]
@@ -175,7 +175,7 @@ class _Seat:
         self._owner = owner
 
     def take(self) -> None:
-        """Put our own `initialize` in JAX's place, and ourselves before its backends."""
+        """Wrap JAX's `initialize` and the start of its backends."""
         public: Any = sys.modules["jax.distributed"]
         from jax._src import distributed, xla_bridge
 
@@ -255,7 +255,7 @@ class _Seat:
                 "deactivate",
             )
             if apart or (cluster_detection_method and None in given.values()):
-                # Or the service would listen where our own coordinator does: a variable says so.
+                # Otherwise JAX_COORDINATOR_BIND_ADDRESS makes it listen at the gang's address.
                 if coordinator_address:
                     rest.setdefault(
                         "coordinator_bind_address", f"[::]:{coordinator_address.rpartition(':')[2]}"
@@ -292,7 +292,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             return
         if uses_proxies(os.environ):
             pass_by_proxies(os.environ, [world.address])
-        configure({"jax_check_proxy_envs": False})  # It would warn of what has just been seen to.
+        configure({"jax_check_proxy_envs": False})  # It would warn of what was just fixed.
         if (
             world.simulated
             and world.processes > 1
@@ -308,8 +308,8 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             } | options
             if world.process != 0:
                 _wait_for_leader(world, own["initialization_timeout"])
-            known = inspect.signature(initialize).parameters  # Older versions have fewer.
-            own = {name: value for name, value in own.items() if name in known}
+            accepted = inspect.signature(initialize).parameters  # Older versions have fewer.
+            own = {name: value for name, value in own.items() if name in accepted}
             initialize(world.coordinator, world.processes, world.process, **own)
 
 
@@ -328,25 +328,25 @@ def _claimed(file: str) -> Iterator[None]:
     if not file:
         yield
         return
-    held = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # A record lock: forks of this process do not hold it.
-        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        by = os.pread(held, 100, 0).decode(errors="replace").split()[1:]
-        os.close(held)
+        by = os.pread(fd, 100, 0).decode(errors="replace").split()[1:]
+        os.close(fd)
         raise HostTaken(
             f"{' '.join(['Process', *by])} of this host has joined the others already, and only "
             "one can."
         ) from None
-    _write(held, JOINING)
+    _write(fd, JOINING)
     try:
         yield
     except BaseException:
-        _write(held, APART)
-        os.close(held)
+        _write(fd, APART)
+        os.close(fd)
         raise
-    _write(held, JOINED)
+    _write(fd, JOINED)
 
 
 def _write(fd: int, state: str) -> None:
@@ -354,8 +354,8 @@ def _write(fd: int, state: str) -> None:
         os.pwrite(fd, f"{state} {os.getpid()}".ljust(40).encode(), 0)
 
 
-def standing(file: str) -> str:
-    """How far this host is: JOINING, JOINED, APART, or "" while nothing has tried."""
+def join_state(file: str) -> str:
+    """How far this host is: JOINING, JOINED, APART, or "" while no process has tried."""
     with contextlib.suppress(OSError, ValueError):
         with open(file) as text:
             state, pid = text.read().split()

@@ -49,12 +49,12 @@ IMPORTED_AHEAD = (
 HIGH_FD = (1 << 13) - 16
 """Where the worker's own descriptors lie: beyond those that programs close when they close "all" of
 them, as daemons do."""
-LAST_WORD = "end.json"
-"""In the host's folder: how the function ended, where it cut the worker off from the agent."""
-TURNS = 4
-"""How often the end is tried to be told, while what the function left behind strikes at it."""
-STRIKE_AGAIN_S = 0.05
-"""How soon after a SIGTERM that nobody heard the next one comes."""
+LAST_MESSAGE = "end.json"
+"""In the host's folder: how the function ended, if it closed the channel to the agent."""
+REPORT_TRIES = 4
+"""How often reporting the end is tried: tracers and threads of the function may interrupt it."""
+SIGTERM_AGAIN_S = 0.05
+"""How soon a SIGTERM whose exception Python dropped is sent again."""
 EXECUTORS_S = 1.0
 """How long pools of `concurrent.futures` that were left open may take to end."""
 
@@ -72,49 +72,47 @@ class _Ended(Exception):
 
 
 def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
-    """Run one call and leave. Never returns into the code of the process that forked."""
+    """Run one call and exit. Never returns into the code of the process that forked."""
     code = report.BROKEN_CODE
     try:
-        _settle(channel, out, err, stacks_fd, parent_pid)
+        _init_process(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": WorkerEvent.ARMED})
         _import_ahead()
         message = channel.receive()
         if message is not None:
             code = _serve(channel, Start.from_json(message["start"]))
-    except (
-        SystemExit
-    ) as stopped:  # Outside the function: nothing is left to unwind, and nothing to complain of.
+    except SystemExit as stopped:  # Outside the function.
         code = stopped.code if isinstance(stopped.code, int) else code
         channel.send(report.stopped_early(stopped))
     except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
-        _tell_own_failure(channel, error)
+        _report_own_failure(channel, error)
     finally:
         streams.flush()
         os._exit(code)
 
 
 def _import_ahead() -> None:
-    """Import what unpickling needs while the gang gathers; nothing of the user's."""
+    """Import what unpickling needs while the gang gathers; no user code."""
     for name in IMPORTED_AHEAD:
         importlib.import_module(name)
 
 
-def _tell_own_failure(channel: Channel, error: BaseException) -> None:
-    """A fault of kinetic must not look like one of the function."""
+def _report_own_failure(channel: Channel, error: BaseException) -> None:
+    """Report a fault of kinetic as such, not as the function's."""
     import traceback
 
     with contextlib.suppress(Exception):
-        told = "".join(traceback.format_exception(error))
+        trace = "".join(traceback.format_exception(error))
         channel.send(
             {
                 "event": Exit.SETUP_FAILED,
-                "detail": f"kinetic's own code failed; this is not the function's fault:\n{told}",
+                "detail": f"kinetic's own code failed; this is not the function's fault:\n{trace}",
             }
         )
 
 
-def _settle(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
-    """Take the process over: own group, own streams, no descriptor of anybody else."""
+def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
+    """Detach from the parent: own process group and streams, two descriptors."""
     os.setpgid(0, 0)
     processes.die_with_parent(parent_pid)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -152,12 +150,12 @@ def _terminate(signum: int, frame: types.FrameType | None) -> None:
 
 
 def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
-    """Strike again when SIGTERM struck where Python drops exceptions: in `__del__`, or a callback
-    of the garbage collector."""
+    """Send SIGTERM again when it was raised where Python drops exceptions: in `__del__`, or in a
+    callback of the garbage collector."""
     if not isinstance(dropped.exc_value, report.Terminated):
         sys.__unraisablehook__(dropped)
         return
-    again = threading.Timer(STRIKE_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+    again = threading.Timer(SIGTERM_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
     again.daemon = True
     again.start()
 
@@ -167,7 +165,7 @@ def _serve(channel: Channel, start: Start) -> int:
     message = _attempt(channel, start)
     streams.flush()
     if not channel.is_whole():
-        _leave_word(message, start)
+        _save_message(message, start)
         return _wind_down(leave=False)
     channel.send(message)
     reply = channel.receive()
@@ -176,17 +174,17 @@ def _serve(channel: Channel, start: Start) -> int:
     return _wind_down(leave=bool(reply.get("leave")))
 
 
-def _leave_word(message: Message, start: Start) -> None:
-    """Tell the end where the agent looks when this process is gone."""
+def _save_message(message: Message, start: Start) -> None:
+    """Save the last message where the agent looks once this process is gone."""
     streams.say(
         "kinetic: the function closed file descriptors that it had not opened, kinetic's among "
         "them."
     )
-    report.save(start, LAST_WORD, json.dumps(message).encode())
+    report.save(start, LAST_MESSAGE, json.dumps(message).encode())
 
 
 def _wind_down(*, leave: bool) -> int:
-    """End as a script ends, except that threads that will not end do not keep the host."""
+    """Exit the way a script does, but do not wait for threads that will not end."""
     with contextlib.suppress(BaseException):
         if leave:
             jaxworld.leave()
@@ -199,8 +197,8 @@ def _wind_down(*, leave: bool) -> int:
 
 
 def _end_executors() -> None:
-    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers. There
-    is no public way to ask."""
+    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers; there
+    is no public API for it."""
     if threading.active_count() == 1:
         return  # Every pool has a thread.
     for end in reversed(getattr(threading, "_threading_atexits", ())):
@@ -220,13 +218,13 @@ def _attempt(channel: Channel, start: Start) -> Message:
 
 
 def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> Message:
-    """Call the function, and tell how it ended however it left the interpreter."""
+    """Call the function and report how it ended, in whatever state it left the interpreter."""
     own_pid, end = os.getpid(), [_NOTHING]
     try:
         _call(end, func, *args, **kwargs)
-    except BaseException:  # noqa: BLE001 - a tracer of the function's that strikes at our frames; `end` has what counts
+    except BaseException:  # noqa: BLE001 - a tracer of the function may raise here; `end` is set already
         pass
-    for turn in range(TURNS):
+    for attempt in range(REPORT_TRIES):
         try:
             if end[0][1] is None and hasattr(type(end[0][0]), "__await__"):
                 _call(end, _await, end[0][0])
@@ -239,14 +237,14 @@ def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> M
                 channel.send(report.ends_with(error, value))
             return report.returned(value, start) if error is None else report.raised(error, start)
         except BaseException as broken:  # noqa: BLE001 - a tracer or a thread of the function's can raise anywhere
-            if turn == TURNS - 1:
-                return report.untold(end[0][1], broken)
+            if attempt == REPORT_TRIES - 1:
+                return report.report_failed(end[0][1], broken)
             interpreter.disarm_tracers()
     raise AssertionError  # for the type checker: the last turn returns
 
 
 def _call(end: list[_End], func: Any, /, *args: Any, **kwargs: Any) -> None:
-    """Call, and keep the end without another call: the function may have left a profiler that
+    """Call, and store the end without another call: the function may have left a profiler that
     raises at calls and returns."""
     try:
         end[0] = (func(*args, **kwargs), None)
@@ -264,7 +262,7 @@ def _await(value: Any) -> Any:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End a child that the function forked and that came back from it: it must not pass for the
+    """Exit a child that the function forked and that returned from it: it must not act as the
     worker."""
     code = 0
     if isinstance(error, SystemExit):
@@ -297,8 +295,8 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
         raise _Ended(
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
         )
-    _see_data(start)
-    _lend_a_thread(channel)
+    _mount_data(start)
+    _start_stacks_thread(channel)
     try:
         _enter(start, envelope.read_header(data).env_vars)
         _join(start)
@@ -316,7 +314,7 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
             source_map=_source_map(start),
             external=start.places,
         )
-    except CorruptRecord as error:  # The payload is whole, so it is the function.
+    except CorruptRecord as error:  # The payload is intact, so it is the function.
         digest = envelope.read_header(data).function_digest
         raise _Ended(
             {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
@@ -331,13 +329,12 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
     return call
 
 
-def _lend_a_thread(channel: Channel) -> None:
-    """Let the signal for stacks strike a thread that does nothing else: the function's own threads
-    are not disturbed.
+def _start_stacks_thread(channel: Channel) -> None:
+    """Start a thread for the signal that dumps stacks, so that it does not disturb the function's.
 
-    The handler itself restarts what it interrupts, but the kernel ends some calls all the same
-    (pause, select, sleeping in native code). Not earlier: data is mounted while there is one
-    thread. Not one of `threading`: nobody waits for it or lists it.
+    The handler restarts the calls that it interrupts, except some (pause, select, sleeping in
+    native code). Not started earlier, because mounting data needs a single thread. Not one of
+    `threading`, so that it is neither listed nor joined.
     """
     asleep = _thread.allocate_lock()
     asleep.acquire()
@@ -350,12 +347,12 @@ def _lend_a_thread(channel: Channel) -> None:
     started = _thread.allocate_lock()
     started.acquire()
     _thread.start_new_thread(stand_by, ())
-    started.acquire()  # The channel is one thread's at a time.
+    started.acquire()  # The channel is not thread-safe.
 
 
 def _adopt_main(func: Any, start: Start) -> None:
-    """Let `__main__` have what the caller's script has: plain pickle, and so multiprocessing, looks
-    functions up there by name.
+    """Give `__main__` the globals of the caller's script: plain pickle, and so multiprocessing,
+    looks functions up there by name.
 
     Where the script itself was shipped, processes that multiprocessing spawns can import it as they
     do on the caller's machine.
@@ -378,7 +375,7 @@ def _adopt_main(func: Any, start: Start) -> None:
         main.__file__ = script
 
 
-def _see_data(start: Start) -> None:
+def _mount_data(start: Start) -> None:
     """Mount the declared data. No thread has been started yet."""
     if not start.mounts:
         return
@@ -390,7 +387,7 @@ def _see_data(start: Start) -> None:
         )
     except KineticError as error:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
-    # The kernel forgets that for a process that changes its rights.
+    # The kernel resets this when a process changes its credentials.
     processes.die_with_parent(os.getppid())
 
 
@@ -424,7 +421,7 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
 
 
 def _enter(start: Start, captured: dict[str, str]) -> None:
-    """Put on the caller's environment, folder and import path."""
+    """Take over the caller's environment, folder and import path."""
     os.environ.clear()
     os.environ.update(start.env | captured)
     time.tzset()

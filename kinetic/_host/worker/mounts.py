@@ -2,11 +2,11 @@
 
 In: what should appear where. Out: a mount namespace of this process's own.
 
-Whoever may not mount (anybody but root) gets a user namespace first, in which he may, and gives
-these rights up again at the end: the function runs with the rights of its user and cannot undo the
-mounts. A path that does not exist is not created: the nearest folder above it is covered by one in
-memory that shows the same entries and the missing one. Nothing of this touches a disk, and the
-kernel takes it down with the last process that sees it.
+A process that may not mount (any but root's) enters a user namespace first, where it may, and drops
+these rights at the end: the function runs with its user's rights and cannot undo the mounts. A path
+that does not exist is not created: the nearest folder above it is covered by one in memory that
+shows the same entries and the missing one. Nothing is written to a disk, and the kernel removes it
+all with the last process that sees it.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH115, PTH116, PTH118, PTH120, PTH211
@@ -92,8 +92,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
 
 
 def _guard(mounts: Sequence[Mount]) -> None:
-    """Mount what may be mounted: only root could write to it, so whoever is not root needs no
-    mount."""
+    """Mount if root: permissions protect the data from every other user."""
     if os.geteuid() != 0:
         return
     try:
@@ -137,7 +136,7 @@ def _enter_user_namespace() -> None:
 
 
 def _separate() -> None:
-    """From here on the machine's new mounts still appear here, but none of ours appears there."""
+    """Receive the machine's new mounts from here on, but do not propagate this namespace's."""
     _mount(None, "/", _MS_SLAVE | _MS_REC)
 
 
@@ -151,7 +150,7 @@ def _drop_capabilities() -> None:
 
 
 def _make_target(mount: Mount, scratch: str) -> None:
-    """See to it that the target exists, as a file or folder like the source."""
+    """Make sure that the target exists, as a file or folder like the source."""
     target = os.path.realpath(mount.target)
     is_dir = os.path.isdir(mount.source)
     if os.path.lexists(target):
@@ -258,8 +257,8 @@ def _set_read_only(path: str, *, recursive: bool) -> None:
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-        kept = os.statvfs(path).f_flag & _KEPT_FLAGS
-        _mount(None, path, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+        flags = os.statvfs(path).f_flag & _KEPT_FLAGS
+        _mount(None, path, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | flags)
 
 
 def _mount(

@@ -1,8 +1,8 @@
 """How the function ended, as a message to the agent: the value or the exception as a file, and the
 rest as text.
 
-In: what was returned or raised. Out: a message, files in the host's folder. All of this meets the
-user's objects, whose own code (`__str__`, `__repr__`, `__reduce__`) may raise anything, exiting
+In: what was returned or raised. Out: a message, files in the host's folder. The user's objects run
+code of their own here (`__str__`, `__repr__`, `__reduce__`), which may raise anything, SystemExit
 included.
 """
 
@@ -31,23 +31,22 @@ THREADS_NAMED = 10
 _OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
 """What decorated functions have, and plain functions have not."""
 BROKEN_CODE = 70
-"""With this a worker ends whose own code could not go on, for example without Python's builtins."""
+"""Exit code of a worker whose own code failed, for example without Python's builtins."""
 ENCLOSED_BYTES = 1 << 16
-"""Pickles up to this size travel in the message itself: that takes no descriptor, disk or right, of
-which the function may have left none."""
+"""Pickles up to this size are sent in the message itself, which works without a free descriptor,
+disk space or write permission."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
-"""Of a larger pickle than this the agent is spared the copy in its memory, also where no file can
-be written."""
+"""A larger pickle is never sent in the message, which would copy it in the agent's memory."""
 _OWN_CODE = (str(Path(__file__).parents[2]) + "/", "<kinetic>")
-"""Where code of ours comes from that a user's traceback need not show; "<kinetic>" is what
-`kinetic run` sends."""
+"""Files of kinetic's own code, left out of users' tracebacks; "<kinetic>" is what `kinetic run`
+sends."""
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
-"""What lies between our frames and the user's: the event loop that runs an async function, the
+"""What lies between kinetic's frames and the user's: the event loop of an async function, the
 import system."""
 
 
 class Terminated(SystemExit):
-    """Somebody sent SIGTERM to the worker; the function unwinds."""
+    """SIGTERM was sent to the worker; the function unwinds."""
 
 
 def returned(value: Any, start: Start) -> Message:
@@ -137,21 +136,21 @@ def stopped_early(error: SystemExit) -> Message:
     }
 
 
-def untold(error: BaseException | None, broken: BaseException) -> Message:
-    """What is left to say when telling itself has failed, twice."""
+def report_failed(error: BaseException | None, broken: BaseException) -> Message:
+    """The message when reporting itself has failed repeatedly."""
     why = (
         f"What the function left behind broke kinetic's own code: {type(broken).__name__}: "
         f"{text(broken)}"
     )
     if error is None:
         return {"event": Exit.RESULT_UNPICKLABLE, "detail": why}
-    told = {
+    details = {
         "type_name": type(error).__name__,
         "message": why,
         "traceback": "",
         "consequence": False,
     }
-    return {"event": Exit.RAISED, "error": told}
+    return {"event": Exit.RAISED, "error": details}
 
 
 def described(error: BaseException, start: Start) -> Message:
@@ -160,7 +159,7 @@ def described(error: BaseException, start: Start) -> Message:
 
     interpreter.silence_signals()  # No signal may interrupt the report.
     _explain(error)
-    told: Message = {
+    details: Message = {
         "type_name": _qualified_name(type(error)),
         "message": _short(text(error)),
         "traceback": _short(_as_seen_by_caller(_traceback_with_lines(error, start), start)),
@@ -169,8 +168,8 @@ def described(error: BaseException, start: Start) -> Message:
     places = (start.tree, start.client_root) if start.client_root else None
     # Pickling runs the user's code, which may do anything, exiting included.
     with contextlib.suppress(BaseException):
-        told |= _sent(start, "error", results.pack_exception(error, source_map=places))
-    return {"error": told}
+        details |= _sent(start, "error", results.pack_exception(error, source_map=places))
+    return {"error": details}
 
 
 def _explain(error: BaseException) -> None:
@@ -214,10 +213,10 @@ def traceback_of(error: BaseException) -> str:
 def save(start: Start, name: str, data: bytes) -> str:
     """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
-    # Not those above it: a job does not bring back a store that was removed.
+    # Not its parents: a job must not recreate a store that was removed.
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
-    # The function may have set a umask under which not even the agent could read it.
+    # The function may have set a umask that keeps even the agent from reading it.
     path.chmod(0o600)
     return str(path)
 
@@ -235,8 +234,7 @@ def _sent(start: Start, name: str, data: bytes) -> Message:
 
 
 def ends_with(error: BaseException | None, value: object) -> Message:
-    """What is told before any of the user's objects is touched: their own code may end the
-    process."""
+    """What is sent before any of the user's objects is read: their code may end the process."""
     return {
         "event": WorkerEvent.ENDING,
         "raised": error is not None,
@@ -245,8 +243,7 @@ def ends_with(error: BaseException | None, value: object) -> Message:
 
 
 def leftover_threads() -> list[str]:
-    """Names of the threads that a script would wait for at its end, without those of pools that
-    have nothing to do."""
+    """Names of the threads that a script would wait for at its end, without those of idle pools."""
     others = [
         t
         for t in threading.enumerate()
@@ -256,8 +253,8 @@ def leftover_threads() -> list[str]:
 
 
 def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it is a pool's that has nothing to do: of processes (joblib's too), or of threads,
-    whose innermost frame tells."""
+    """Whether it belongs to an idle pool: of processes (joblib's too), or of threads, where the
+    innermost frame shows it."""
     if type(thread).__name__ == "_ExecutorManagerThread":
         return not getattr(thread, "pending_work_items", True)
     loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
@@ -266,7 +263,7 @@ def _is_idle(thread: threading.Thread) -> bool:
 
 
 def text(value: object) -> str:
-    """`str()` of something of the user's."""
+    """`str()` of a user's object."""
     try:
         return str(value)
     except BaseException as broken:  # noqa: BLE001 - the user's __str__ may do anything
@@ -296,17 +293,17 @@ def _qualified_name(kind: type) -> str:
     )
 
 
-def _as_seen_by_caller(told: str, start: Start) -> str:
+def _as_seen_by_caller(trace: str, start: Start) -> str:
     if start.cells:
         from kinetic._pickling import cells
 
-        told = cells.titled(told, start.cells)
-    return told.replace(start.tree, start.client_root) if start.client_root else told
+        trace = cells.titled(trace, start.cells)
+    return trace.replace(start.tree, start.client_root) if start.client_root else trace
 
 
 def _drop_own_frames(error: BaseException | None, seen: set[int]) -> None:
-    """Take the frames through which we reached the user's code off the exception, and off all that
-    hangs on it."""
+    """Remove kinetic's frames above the user's code from the exception and all that are linked to
+    it."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

@@ -1,7 +1,7 @@
 """The worker's standard streams, which the function may close, replace or break.
 
-In: descriptors 0 to 2. Out: text streams over them; what waits in buffers, written; words of ours
-in the host's log. Nothing here trusts what `sys.stdout` has become.
+In: descriptors 0 to 2. Out: text streams over them; buffers flushed; kinetic's lines in the
+host's log. Nothing here trusts what `sys.stdout` has become.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from typing import TextIO
 
 READER_S = 0.2
-"""How long the reader of a stream is waited for by a writer who turns to the other one. It usually
-takes 50 microseconds."""
+"""How long a writer that changes streams waits for the reader of the first; 50 microseconds is
+usual."""
 LONGEST_PAUSE_S = 0.002
 
 
@@ -39,17 +39,17 @@ def keep_order(out: TextIO, err: TextIO) -> None:
     """Let what is written to two streams by turns, each over a pipe of its own, be read in that
     order.
 
-    The pipes have one reader, so whoever turns to one stream waits until the other's pipe has been
-    read. Writing on to the same stream costs nothing: only the `write` of the stream that was not
-    written to last is replaced. The wait is bounded, and a reader that does not read is waited for
-    once. A descriptor that is not the pipe any more is not waited for.
+    The pipes have one reader, so a writer that changes streams waits until the other's pipe has
+    been read. Further writes to the same stream cost nothing: only the `write` of the stream that
+    was not written to last is replaced. The wait is bounded, and happens only once for a reader
+    that does not read. A descriptor that is not the pipe any more is ignored.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
 
     def prepare(stream: TextIO, other: TextIO) -> None:
         def turn(text: str) -> int:
             if vars(stream).get("write") is turn:
-                vars(stream).pop("write", None)  # None: another thread was here as well.
+                vars(stream).pop("write", None)  # Another thread may have removed it.
                 pipes[id(other)].await_reader()
                 prepare(other, stream)
             return type(stream).write(stream, text)
@@ -102,8 +102,7 @@ def _file_of(fd: int) -> tuple[int, int] | None:
 
 
 def flush() -> None:
-    """Write what waits in buffers: of the function's streams, of those that it replaced, and of the
-    C library."""
+    """Flush the function's streams, those that it replaced, and the C library's."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(BaseException):  # The function's own stream may raise anything.
             stream.flush()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Something to do once a module has been imported, whoever imports it.
+"""A callback once a module has been imported, by whatever code.
 
 In: the module's name, and what to do. Out: a finder for `sys.meta_path`, which finds nothing
 itself.

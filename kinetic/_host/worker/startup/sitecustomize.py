@@ -1,8 +1,7 @@
-"""What a Python program that was started on a host does before it begins: it gets ready to meet
-JAX.
+"""What a Python program that was started on a host runs first: it prepares for the import of JAX.
 
 In: the variable KINETIC_WORLD. Out: `joining`, attached to JAX once the program has imported that.
-It stands in front of the sitecustomize of the user's own, which it runs.
+It shadows the user's own sitecustomize, which it runs at the end.
 """
 
 from __future__ import annotations
