@@ -30,7 +30,7 @@ GIB = 1 << 30
 MACHINE = Machine(
     "linux",
     (3, 11, 7),
-    {"kinetic-sdk": "0.1.0", "jax": "0.7.1", "keras": "3.11"},
+    {"kinetic": "0.1.0", "jax": "0.7.1", "keras": "3.11"},
     16 * GIB,
     True,
     2,

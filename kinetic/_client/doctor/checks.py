@@ -93,7 +93,7 @@ def versions(machine: Machine) -> list[Finding]:
     else:
         python = ok(
             "python",
-            f"Python {shown}, kinetic {machine.versions.get('kinetic-sdk') or 'from its source'}.",
+            f"Python {shown}, kinetic {machine.versions.get('kinetic') or 'from its source'}.",
         )
     system = [] if machine.system == "linux" else [_not_linux(machine.system)]
     return [python, *system, _jax(machine.versions.get("jax")), _keras(machine.versions)]

@@ -33,8 +33,9 @@ from kinetic._store import index, privacy
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
+from kinetic.version import __version__
 
-_PACKAGES = ("kinetic-sdk", "jax", "keras")
+_PACKAGES = ("jax", "keras")
 _OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
 """What a supervisor takes away when its job ends, below the job's `local` folder."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
@@ -46,7 +47,7 @@ HERE = Place("local")
 
 def machine() -> Machine:
     """Look at what is installed and what there is room for."""
-    known = {name: _version(name) for name in _PACKAGES}
+    known = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
     return Machine(
         sys.platform,
         tuple(sys.version_info[:3]),
