@@ -308,7 +308,7 @@ class SegmentReader:
                 if begin not in self._damaged:
                     _log.warning("%s: %s It is passed over.", self._log_key, damage)
                 self._damaged.add(begin)
-                return segments
+                return segments or (self._new() if self._begins else [])
         self._begins = self._begins[len(segments) :]
         return segments
 

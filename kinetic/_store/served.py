@@ -34,13 +34,16 @@ _ERRORS = ("NotFound", "UsageError", "StoreFull", "CorruptRecord", "StoreError")
 _VALUES = {"get": type(None), "put": bool, "has": bool, "list": list, "delete": int}
 """What a call is answered with."""
 _AT_ONCE = 32
+_PATIENCE_S = 60.0
+"""How long a server may be silent within a call before it counts as gone."""
 
 
 class ServedStore:
     """A `Store` that another process serves at a socket."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = _PATIENCE_S) -> None:
         self._path = Path(path).absolute()
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._idle: list[_Line] = []
 
@@ -122,7 +125,7 @@ class ServedStore:
             line = None
             while self._idle and line is None:
                 line = each if (each := self._idle.pop()).is_idle() else None
-        line = line or _connected(self._path)
+        line = line or _connected(self._path, self._patience_s)
         try:
             yield line
         except BaseException:
@@ -148,15 +151,21 @@ class _Line:
         return not look.poll(0)
 
 
-def _connected(path: Path) -> _Line:
+def _connected(path: Path, patience_s: float) -> _Line:
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(patience_s)
         connection.connect(str(path))
         return _Line(os.getpid(), connection.fileno(), connection.makefile("rwb"))
 
 
 @contextmanager
 def serving(store: Store, path: Path) -> Iterator[ServedStore]:
-    """Serve a store on a socket to this user's processes, while the `with` block runs."""
+    """Serve a store on a socket to this user's processes, while the `with` block runs.
+
+    Raises:
+        StoreError: another process serves a store there.
+    """
+    _take_over(path)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -180,6 +189,19 @@ def serving(store: Store, path: Path) -> Iterator[ServedStore]:
             server.shutdown()
             thread.join()
             path.unlink(missing_ok=True)
+
+
+def _take_over(path: Path) -> None:
+    """Remove the socket of a server that was killed."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise StoreError(f"Another process serves a store at {path}. Choose another path.")
 
 
 def _answer(store: Store, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:

@@ -521,8 +521,7 @@ def test_a_served_store_may_be_started_again():
             assert not store.has("a")
             first.kill()
             first.wait()
-        path.unlink()
-        with _server(path):
+        with _server(path):  # It takes the place of one that was killed.
             assert store.put("a", b"1", if_absent=True)
             assert store.get("a") == b"1"
 
@@ -540,6 +539,23 @@ def _server(path):
         assert process.stdout.readline() == b"up\n"
         yield process
         process.stdin.close()
+
+
+def test_a_server_that_is_silent_keeps_no_caller():
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{short}/s")
+        server.listen()
+        with pytest.raises(StoreError, match="timed out"):
+            ServedStore(Path(short) / "s", patience_s=0.1).get("a")
+
+
+def test_one_socket_is_served_by_one_process():
+    with tempfile.TemporaryDirectory() as short:
+        path = Path(short) / "s"
+        with serving(MemoryStore(), path) as store:
+            with pytest.raises(StoreError, match="Another process"), serving(MemoryStore(), path):
+                pass
+            assert store.put("a", b"1")
 
 
 @pytest.mark.parametrize(
