@@ -24,6 +24,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and every program that
+# they start inherits it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A busy machine makes an example slow, not wrong.
 hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
