@@ -69,16 +69,15 @@ def documented(function: Callable[..., Any]) -> None:
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     if function.__doc__ is not None:  # as with -OO
         words = "\n".join(_described(parameter.name) for parameter in parameters)
-        function.__doc__ = function.__doc__.replace(
-            "\n    Raises:", f"\n    Args:\n{words}\n\n    Raises:"
-        )
+        text = inspect.cleandoc(function.__doc__)  # as Python 3.13 does itself
+        function.__doc__ = text.replace("\nRaises:", f"\nArgs:\n{words}\n\nRaises:")
 
 
 def _described(name: str) -> str:
     return textwrap.fill(
         f"{name}: {TABLE[name].help}",
         width=100,
-        initial_indent=" " * 8,
-        subsequent_indent=" " * 12,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 8,
         break_on_hyphens=False,
     )

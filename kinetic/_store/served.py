@@ -16,6 +16,7 @@ import socket
 import socketserver
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedIOBase
@@ -46,6 +47,7 @@ class ServedStore:
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._idle: list[_Line] = []
+        weakref.finalize(self, _close, self._idle)
 
     def __repr__(self) -> str:
         return f"ServedStore({str(self._path)!r})"
@@ -121,7 +123,7 @@ class ServedStore:
         """A connection for one call; reused if the call succeeds."""
         with self._lock:
             # A forked process must not use its parent's connections.
-            self._idle = [each for each in self._idle if each.pid == os.getpid()]
+            self._idle[:] = [each for each in self._idle if each.pid == os.getpid()]
             line = None
             while self._idle and line is None:
                 line = each if (each := self._idle.pop()).is_idle() else None
@@ -149,6 +151,12 @@ class _Line:
         look = select.poll()
         look.register(self.fd, select.POLLIN)
         return not look.poll(0)
+
+
+def _close(lines: list[_Line]) -> None:
+    for line in lines:
+        with suppress(OSError):
+            line.stream.close()
 
 
 def _connected(path: Path, patience_s: float) -> _Line:
