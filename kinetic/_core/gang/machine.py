@@ -27,9 +27,10 @@ from typing import Any
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic._core.gang import blame, stops
+from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Member, Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
-from kinetic._core.gang.rendezvous import Delay, Peers, Rendezvous
+from kinetic._core.gang.rendezvous import Peers
 from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport, name_of
 from kinetic.errors import UsageError
@@ -61,9 +62,7 @@ class Gang:
         self.unwanted = False
         self._hosts = Roster(spec.hosts)
         self._now = self._started = now
-        self._rendezvous = Rendezvous(spec, self._hosts, now)
-        self._gathering = False
-        self._delay: Delay | None = None
+        self._hangs = HangWatch(spec, self._hosts, now)
         self._watched = 0.0
         self._silence_due = spec.heartbeat_timeout_s
         self._ready_at: float | None = None
@@ -77,10 +76,6 @@ class Gang:
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
-        self._suspected = self._standing = False
-        self._notice = ""
-        self._hang_request = 0
-        self._hang_due = 0.0
         self._events: list[GangEvent] = []
         self._views: dict[Exit | None, HostView] = {}
 
@@ -115,11 +110,7 @@ class Gang:
             if len(beat.last_line) <= _MAX_TEXT
             else replace(beat, last_line=beat.last_line[:_MAX_TEXT])
         )
-        self._gathering |= beat.state in (Activity.STARTING, Activity.JOINING)
-        if self.spec.hang_timeout_s is not None and member.stalls(self.spec.hang_timeout_s):
-            self._suspected = True
-        if not self._notice and member.stalls(self.spec.notice_after_s):
-            self._standing = True
+        self._hangs.heard(member)
 
     def report(self, report: HostReport, now: float) -> None:
         """A host has ended. Its first report counts, unless that only says "stopped" or "lost" and
@@ -202,25 +193,20 @@ class Gang:
         elif self._overran():
             reason = f"the job ran longer than its timeout of {self.spec.timeout_s:g} s"
             self._stop(Stop(Exit.TIMEOUT, reason))
-        elif self._hang_request:
-            self._decide_hang()
-        elif self._suspected:
-            self._suspect_hang()
-        elif self._standing:
-            self._notice_waiting()
-        elif self._gathering:
-            self._watch_gathering()
+        else:
+            self._watch_hangs()
 
-    def _watch_gathering(self) -> None:
-        """When hosts wait for others too long, ask for stacks first, and decide with the
-        answers."""
-        delay = self._rendezvous.delay(self._now)
-        if delay is not None:
-            self._emit(EventKind.STALLED, None, delay.reason, hosts=delay.waiting or delay.missing)
-            self._hang_request, self._delay = self.request_stacks(self._now), delay
-            self._hang_due = self._now + self.spec.stacks_window_s
-        elif not self._hosts.in_state(Activity.STARTING, Activity.JOINING):
-            self._gathering = False
+    def _watch_hangs(self) -> None:
+        step = self._hangs.step(self._now)
+        if step.found is not None:
+            kind, detail, hosts = step.found
+            self._emit(kind, None, detail, hosts=hosts)
+            if kind is EventKind.WAITING:
+                self._changed()
+        if step.asks:
+            self._hangs.asked(self.request_stacks(self._now), self._now)
+        if step.stop is not None:
+            self._stop(step.stop)
 
     # --- views ------------------------------------------------------------------------------------
 
@@ -240,7 +226,7 @@ class Gang:
         return (
             self._window_opened is not None
             or self._peers.waited_for
-            or bool(self._hang_request)
+            or self._hangs.asking
             or self.phase is not GangPhase.RUNNING
         )
 
@@ -286,7 +272,7 @@ class Gang:
             grace_s=self.spec.grace_s,
             stacks_request=self._stacks_request,
             all_done=self._hosts.returned == self.spec.hosts,
-            notice=self._notice,
+            notice=self._hangs.notice,
         )
 
     # --- failures ---------------------------------------------------------------------------------
@@ -381,61 +367,6 @@ class Gang:
         if silent:
             self._check_completion()
 
-    # --- hangs ------------------------------------------------------------------------------------
-
-    def _stalled(self) -> tuple[int, ...]:
-        limit = self.spec.hang_timeout_s
-        return () if limit is None else self._hosts.stalled(limit)
-
-    def _suspect_hang(self) -> None:
-        self._suspected = False
-        stalled = self._stalled()
-        if stalled:
-            still = stops.stood_still(self._hosts, stalled, self.spec)
-            self._emit(EventKind.STALLED, None, still, hosts=stalled)
-            self._hang_request = self.request_stacks(self._now)
-            self._hang_due = self._now + self.spec.stacks_window_s
-
-    def _notice_waiting(self) -> None:
-        # Once: some hosts have returned, and all others are stalled.
-        self._standing, limit_s = False, self.spec.notice_after_s
-        gone, busy = self._hosts.gone(), self._hosts.busy()
-        if gone and busy and self._hosts.stalled(limit_s) == busy:
-            self._notice = blame.notice_of(gone, busy, limit_s)
-            self._changed()
-            self._emit(EventKind.WAITING, None, self._notice)
-
-    def _decide_hang(self) -> None:
-        if self.stacks_missing(self._hang_request) and self._now < self._hang_due:
-            return
-        request, self._hang_request = self._hang_request, 0
-        if self._delay is not None:
-            self._delay = None
-            if delay := self._rendezvous.delay(self._now):
-                self._stop_delayed(delay, self.stacks_of(request))
-            else:
-                self._emit(EventKind.RESUMED, None, "no host waits any more")
-            return
-        stalled = self._stalled()
-        if stalled:
-            self._stop_hung(stalled, self.stacks_of(request))
-        else:
-            self._emit(EventKind.RESUMED, None, "no host stands still any more")
-
-    def _stop_hung(self, stalled: tuple[int, ...], answers: dict[int, str]) -> None:
-        still = stops.stood_still(self._hosts, stalled, self.spec)
-        stop, stacks = stops.of_hang(self._running(answers), self._hosts.gone(), stalled, still)
-        self._emit(EventKind.STACKS, None, stacks)
-        self._stop(stop)
-
-    def _stop_delayed(self, delay: Delay, answers: dict[int, str]) -> None:
-        running = self._running(answers)
-        self._emit(EventKind.STACKS, None, blame.format_groups(running))
-        self._stop(stops.of_delay(delay, running, self.spec))
-
-    def _running(self, answers: dict[int, str]) -> dict[int, str]:
-        return {i: answers.get(i, "") for i in self._hosts.busy()}
-
     # --- start, stop, finish ----------------------------------------------------------------------
 
     def _start_if_complete(self) -> None:
@@ -472,7 +403,8 @@ class Gang:
         self.first_failure, self.stop_reason = stop.blamed, stop.reason
         self._stop_exit, self._stop_exits = stop.exit, stop.exits
         self._give_up_at = self._now + self.spec.grace_s + _GIVE_UP_S
-        self._window_opened, self._hang_request = None, 0
+        self._window_opened = None
+        self._hangs.forget()
         self._changed()
         self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)
         self._excuse_absent()

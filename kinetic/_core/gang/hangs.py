@@ -1,0 +1,133 @@
+"""Hosts that stand still, or wait for one another for too long: stacks first, then a decision.
+
+In: heartbeats, answers to requests for stacks, the time. Out: a `Step`: events to record, whether
+to ask for stacks, whether to stop the gang. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kinetic._core.events import EventKind
+from kinetic._core.gang import blame, stops
+from kinetic._core.gang.members import Member, Roster
+from kinetic._core.gang.messages import Activity, GangSpec
+from kinetic._core.gang.rendezvous import Delay, Rendezvous
+from kinetic._core.gang.stops import Stop
+
+
+class Found(NamedTuple):
+    """Something to record: an event without its time."""
+
+    kind: EventKind
+    detail: str
+    hosts: tuple[int, ...] = ()
+
+
+class Step(NamedTuple):
+    """What to do next, in this order."""
+
+    found: Found | None = None
+    asks: bool = False
+    """Ask all hosts for their stacks, and pass the number of the request to `asked`."""
+    stop: Stop | None = None
+
+
+_NOTHING = Step()
+
+
+class HangWatch:
+    """Watches a gang that runs. Heartbeats raise suspicions; `step` follows them up."""
+
+    def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
+        self._spec, self._hosts = spec, hosts
+        self._rendezvous = Rendezvous(spec, hosts, now)
+        self._gathering = self._suspected = self._standing = False
+        self._delay: Delay | None = None
+        self._request = 0
+        self._due = 0.0
+        self.notice = ""
+        """What all hosts are told once: some have returned, and all others stand still."""
+
+    @property
+    def asking(self) -> bool:
+        """Whether answers are waited for."""
+        return self._request > 0
+
+    def heard(self, member: Member) -> None:
+        """A host has sent a heartbeat."""
+        beat, limit_s = member.beat, self._spec.hang_timeout_s
+        if beat is not None and beat.state in (Activity.STARTING, Activity.JOINING):
+            self._gathering = True
+        if limit_s is not None and member.stalls(limit_s):
+            self._suspected = True
+        if not self.notice and member.stalls(self._spec.notice_after_s):
+            self._standing = True
+
+    def asked(self, request: int, now: float) -> None:
+        """The hosts were asked for their stacks."""
+        self._request, self._due = request, now + self._spec.stacks_window_s
+
+    def forget(self) -> None:
+        """The gang is stopped: no answer is waited for."""
+        self._request = 0
+
+    def step(self, now: float) -> Step:
+        """Follow up the most serious suspicion."""
+        if self._request:
+            return self._decide(now)
+        if self._suspected:
+            return self._suspect()
+        if self._standing:
+            return self._notice_waiting()
+        return self._watch_gathering(now) if self._gathering else _NOTHING
+
+    def _suspect(self) -> Step:
+        self._suspected = False
+        stalled = self._stalled()
+        if not stalled:
+            return _NOTHING
+        still = stops.stood_still(self._hosts, stalled, self._spec)
+        return Step(Found(EventKind.STALLED, still, stalled), asks=True)
+
+    def _notice_waiting(self) -> Step:
+        self._standing, limit_s = False, self._spec.notice_after_s
+        gone, busy = self._hosts.gone(), self._hosts.busy()
+        if not gone or not busy or self._hosts.stalled(limit_s) != busy:
+            return _NOTHING
+        self.notice = blame.notice_of(gone, busy, limit_s)
+        return Step(Found(EventKind.WAITING, self.notice))
+
+    def _watch_gathering(self, now: float) -> Step:
+        self._delay = delay = self._rendezvous.delay(now)
+        if delay is not None:
+            hosts = delay.waiting or delay.missing
+            return Step(Found(EventKind.STALLED, delay.reason, hosts), asks=True)
+        self._gathering = bool(self._hosts.in_state(Activity.STARTING, Activity.JOINING))
+        return _NOTHING
+
+    def _decide(self, now: float) -> Step:
+        if self._hosts.unanswered(self._request) and now < self._due:
+            return _NOTHING
+        answers = self._hosts.answers(self._request)
+        running = {host: answers.get(host, "") for host in self._hosts.busy()}
+        self._request = 0
+        if self._delay is not None:
+            self._delay = None
+            return self._decide_delay(self._rendezvous.delay(now), running)
+        stalled = self._stalled()
+        if not stalled:
+            return Step(Found(EventKind.RESUMED, "no host stands still any more"))
+        still = stops.stood_still(self._hosts, stalled, self._spec)
+        stop, stacks = stops.of_hang(running, self._hosts.gone(), stalled, still)
+        return Step(Found(EventKind.STACKS, stacks), stop=stop)
+
+    def _decide_delay(self, delay: Delay | None, running: dict[int, str]) -> Step:
+        if delay is None:
+            return Step(Found(EventKind.RESUMED, "no host waits any more"))
+        stacks = Found(EventKind.STACKS, blame.format_groups(running))
+        return Step(stacks, stop=stops.of_delay(delay, running, self._spec))
+
+    def _stalled(self) -> tuple[int, ...]:
+        limit_s = self._spec.hang_timeout_s
+        return () if limit_s is None else self._hosts.stalled(limit_s)
