@@ -206,9 +206,10 @@ class Leader:
         coordinator.cancel("The job's records were removed while it ran.")
 
     def _kill_silent(self) -> None:
-        """Do not wait for agents that never joined or fell silent."""
+        """Do not wait for agents that never joined or fell silent, nor, when the records were
+        removed, for those that had not connected: the socket is gone with the records."""
         silent = (Exit.NEVER_JOINED, Exit.AGENT_LOST)
-        hosts = [r.host for r in self._gang.reports if r.exit in silent]
+        hosts = [r.host for r in self._gang.reports if r.exit in silent or self._removed]
         self._agents.signal(signal.SIGKILL, hosts)
 
     def _reap(self, coordinator: Coordinator, all_gone: asyncio.Event) -> None:
