@@ -10,7 +10,6 @@ loaded only when there is something to read.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -18,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kinetic._config import parsers
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
@@ -97,6 +97,10 @@ class Settings:
             wait in JAX for others.
         grace_s: between SIGTERM and SIGKILL when a job is stopped.
         preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
+        service_account: of the pods, in a cluster.
+        pod_python: an interpreter in the pods that has kinetic: nothing is installed then.
+        pod_store: the address of the store as pods reach it, if it is another one.
+        pod_simulated: pods have virtual devices in place of accelerators.
         sources: where each value came from, by name.
     """
 
@@ -124,6 +128,10 @@ class Settings:
     start_timeout_s: float = 600.0
     grace_s: float = 5.0
     preload: str = "auto"
+    service_account: str = "kinetic"
+    pod_python: str = ""
+    pod_store: str = ""
+    pod_simulated: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -384,106 +392,33 @@ def _passwd_home() -> Path:
         ) from error
 
 
-def _text(_variable: str, value: Any) -> str:
-    return str(value)
-
-
-def _path(variable: str, value: Any) -> str:
-    text = str(value)
-    if "\0" in text:
-        raise UsageError(f"{variable} must be a path; it contains a NUL character.")
-    return text
-
-
-def _lasting(variable: str, value: Any) -> str:
-    text = _path(variable, value)
-    if not text.startswith(("/", "~/")) and text != "~":
-        raise UsageError(
-            f"{variable} must be an absolute path: {text!r} is another folder after every change "
-            f"of the working directory. Write {str(Path(text).absolute())!r}."
-        )
-    return text
-
-
-def _store(variable: str, value: Any) -> str:
-    return _path(variable, value) if "://" in str(value) else _lasting(variable, value)
-
-
-def _number(variable: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number) or number < 0 or isinstance(value, bool):
-        raise UsageError(
-            f"{variable} must be a number that is not negative, for example 30; it is {value!r}."
-        )
-    return number
-
-
-def _positive(variable: str, value: Any) -> float:
-    number = _number(variable, value)
-    if number == 0:
-        raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
-    return number
-
-
-_SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
-    ("0", "false", "f", "no", "n", "off"), False
-)
-
-
-def _flag(variable: str, value: Any) -> bool:
-    text = str(value).strip().lower()
-    if text not in _SWITCH:
-        raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
-    return _SWITCH[text]
-
-
-def _one_of(*names: str) -> Callable[[str, Any], str]:
-    def parse(variable: str, value: Any) -> str:
-        if str(value) not in names:
-            raise UsageError(f"{variable} must be {' or '.join(names)}; it is {value!r}.")
-        return str(value)
-
-    return parse
-
-
-def _level(variable: str, value: Any) -> str:
-    known = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
-    text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
-        str(value).strip().upper(), str(value).strip().upper()
-    )
-    if text not in known:
-        raise UsageError(
-            f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; it is {value!r}."
-        )
-    return text
-
-
 _ROWS: dict[str, _Row] = {
-    "home": _Row("KINETIC_HOME", _lasting),
-    "store": _Row("KINETIC_STORE", _store),
-    "cache_dir": _Row("KINETIC_CACHE_DIR", _path),
-    "project": _Row("KINETIC_PROJECT", _text, fallback="GOOGLE_CLOUD_PROJECT"),
-    "zone": _Row("KINETIC_ZONE", _text),
-    "cluster": _Row("KINETIC_CLUSTER", _text),
-    "namespace": _Row("KINETIC_NAMESPACE", _text),
-    "profile": _Row("KINETIC_PROFILE", _text),
-    "profiles_file": _Row("KINETIC_PROFILES_FILE", _path),
-    "backend": _Row("KINETIC_BACKEND", _text),
-    "output_dir": _Row("KINETIC_OUTPUT_DIR", _text),
-    "base_image_repo": _Row("KINETIC_BASE_IMAGE_REPO", _text),
-    "package_root": _Row("KINETIC_PACKAGE_ROOT", _text),
-    "no_default_excludes": _Row("KINETIC_NO_DEFAULT_EXCLUDES", _flag),
-    "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", _number),
-    "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", _number),
-    "log_level": _Row("KINETIC_LOG_LEVEL", _level),
-    "reservation": _Row("KINETIC_RESERVATION", _text),
-    "force_destroy": _Row("KINETIC_FORCE_DESTROY", _flag),
-    "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", _flag),
-    "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", _number),
-    "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", _positive),
-    "grace_s": _Row("KINETIC_GRACE_S", _number),
-    "preload": _Row("KINETIC_PRELOAD", _one_of("auto", "off")),
+    "home": _Row("KINETIC_HOME", parsers.lasting),
+    "store": _Row("KINETIC_STORE", parsers.store),
+    "cache_dir": _Row("KINETIC_CACHE_DIR", parsers.path),
+    "project": _Row("KINETIC_PROJECT", parsers.text, fallback="GOOGLE_CLOUD_PROJECT"),
+    "zone": _Row("KINETIC_ZONE", parsers.text),
+    "cluster": _Row("KINETIC_CLUSTER", parsers.text),
+    "namespace": _Row("KINETIC_NAMESPACE", parsers.text),
+    "profile": _Row("KINETIC_PROFILE", parsers.text),
+    "profiles_file": _Row("KINETIC_PROFILES_FILE", parsers.path),
+    "backend": _Row("KINETIC_BACKEND", parsers.text),
+    "output_dir": _Row("KINETIC_OUTPUT_DIR", parsers.text),
+    "base_image_repo": _Row("KINETIC_BASE_IMAGE_REPO", parsers.text),
+    "package_root": _Row("KINETIC_PACKAGE_ROOT", parsers.text),
+    "no_default_excludes": _Row("KINETIC_NO_DEFAULT_EXCLUDES", parsers.flag),
+    "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", parsers.number),
+    "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", parsers.number),
+    "log_level": _Row("KINETIC_LOG_LEVEL", parsers.level),
+    "reservation": _Row("KINETIC_RESERVATION", parsers.text),
+    "force_destroy": _Row("KINETIC_FORCE_DESTROY", parsers.flag),
+    "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", parsers.flag),
+    "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", parsers.number),
+    "start_timeout_s": _Row("KINETIC_START_TIMEOUT_S", parsers.positive),
+    "grace_s": _Row("KINETIC_GRACE_S", parsers.number),
+    "preload": _Row("KINETIC_PRELOAD", parsers.one_of("auto", "off")),
+    "service_account": _Row("KINETIC_SERVICE_ACCOUNT", parsers.text),
+    "pod_python": _Row("KINETIC_POD_PYTHON", parsers.lasting),
+    "pod_store": _Row("KINETIC_POD_STORE", parsers.store),
+    "pod_simulated": _Row("KINETIC_POD_SIMULATED", parsers.flag),
 }

@@ -1,0 +1,100 @@
+"""The values of settings, from text or from what was written in code.
+
+In: the variable's name for messages, and the value. Out: the checked value, or a `UsageError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kinetic.errors import UsageError
+
+
+def text(_variable: str, value: Any) -> str:
+    """Any text."""
+    return str(value)
+
+
+def path(variable: str, value: Any) -> str:
+    """A path of any kind."""
+    text = str(value)
+    if "\0" in text:
+        raise UsageError(f"{variable} must be a path; it contains a NUL character.")
+    return text
+
+
+def lasting(variable: str, value: Any) -> str:
+    """A path that means the same in every folder."""
+    text = path(variable, value)
+    if not text.startswith(("/", "~/")) and text != "~":
+        raise UsageError(
+            f"{variable} must be an absolute path: {text!r} is another folder after every change "
+            f"of the working directory. Write {str(Path(text).absolute())!r}."
+        )
+    return text
+
+
+def store(variable: str, value: Any) -> str:
+    """The address of a store."""
+    return path(variable, value) if "://" in str(value) else lasting(variable, value)
+
+
+def number(variable: str, value: Any) -> float:
+    """A number that is not negative."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found) or found < 0 or isinstance(value, bool):
+        raise UsageError(
+            f"{variable} must be a number that is not negative, for example 30; it is {value!r}."
+        )
+    return found
+
+
+def positive(variable: str, value: Any) -> float:
+    """A number above 0."""
+    found = number(variable, value)
+    if found == 0:
+        raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
+    return found
+
+
+_SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
+    ("0", "false", "f", "no", "n", "off"), False
+)
+
+
+def flag(variable: str, value: Any) -> bool:
+    """Yes or no."""
+    text = str(value).strip().lower()
+    if text not in _SWITCH:
+        raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
+    return _SWITCH[text]
+
+
+def one_of(*names: str) -> Callable[[str, Any], str]:
+    """One of these names."""
+
+    def parse(variable: str, value: Any) -> str:
+        if str(value) not in names:
+            raise UsageError(f"{variable} must be {' or '.join(names)}; it is {value!r}.")
+        return str(value)
+
+    return parse
+
+
+def level(variable: str, value: Any) -> str:
+    """A level of the logging package."""
+    known = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+    text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
+        str(value).strip().upper(), str(value).strip().upper()
+    )
+    if text not in known:
+        raise UsageError(
+            f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; it is {value!r}."
+        )
+    return text
