@@ -144,6 +144,17 @@ def test_exceptions_in_place_of_values(store):
     assert [type(each) for each in found] == [ValueError, errors.HostLost, ValueError, tuple]
 
 
+class Hollow(ValueError):
+    def __len__(self):
+        return 0
+
+
+def test_an_exception_that_is_false_is_an_exception_still(store):
+    batch = begin(Scripted(store, [[Hollow("no")]]), 1)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(each) for each in found] == [Hollow]
+
+
 def test_a_batch_error_can_be_pickled(store):
     error = errors.BatchError("grp-1", [], [1, None], {1: ValueError("no")}, message="told")
     again = pickle.loads(pickle.dumps(error))
@@ -403,6 +414,24 @@ def test_records_removed_while_a_job_runs(store):
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert isinstance(found[0], errors.NotFound)
     assert batch.unavailable_children == {0: job.job_id}
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_missing_records(home):
+    class Silent(LocalStore):
+        silent = False
+
+        def get(self, key):
+            if self.silent:
+                raise errors.StoreError("the store does not answer")
+            return super().get(key)
+
+    store = Silent(home)
+    batch = begin(Scripted(store, [["raise"]]), 1)
+    batch.wait(timeout=PATIENCE_S)
+    store.silent = True
+    for look in (batch.statuses, batch.status_counts):
+        with pytest.raises(errors.StoreError, match="does not answer"):
+            look()
 
 
 def test_cleaning_up_takes_the_batch_away(store):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 from kinetic._client import notebook
 from kinetic._client.batch import interruption
 from kinetic._client.batch.executor import BatchExecutor
+from kinetic._client.batch.failures import batch_error, error_of
 from kinetic._client.batch.ledger import BatchRules, Ledger, State, Task
 from kinetic._client.batch.manifest import Manifest
 from kinetic._client.batch.poller import BatchUpdates
@@ -29,14 +30,10 @@ from kinetic._core.state import JobStatus
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic.errors import (
-    BatchError,
-    JobCancelled,
     KineticError,
     NotFound,
-    SubmitError,
     UsageError,
     WaitTimeout,
-    text_of,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +44,6 @@ R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
-_SHOWN = 5
 _UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
 
 
@@ -257,19 +253,16 @@ class BatchHandle(Generic[R_co]):
         failed: dict[int, BaseException] = {}
         with self.interruptible():
             for index in self._ends(timeout, progress):
-                error = self._problem(index, cleanup)
+                error = self._failure(index, cleanup)
                 try:
-                    found[index] = error or cast(
-                        "JobHandle[Any]", self._executor.handles[index]
-                    ).result(cleanup=cleanup)
-                except (
-                    KineticError
-                ) as unreadable:  # The value was removed, or cannot be rebuilt here.
+                    found[index] = self._value(index, cleanup) if error is None else error
+                except KineticError as unreadable:
+                    # The value was removed, or cannot be rebuilt here.
                     found[index] = error = unreadable
                 if error is not None:
                     failed[index] = error
         if failed and not return_exceptions:
-            raise self._error(found, failed)
+            raise batch_error(self._executor, found, failed)
         return [found[index] for index in (range(len(found)) if ordered else found)]
 
     # -- ending ------------------------------------------------------------------------------------
@@ -355,58 +348,23 @@ class BatchHandle(Generic[R_co]):
             "text/plain": progress_line(self.group_id, self._executor.ledger),
         }
 
-    def _problem(self, index: int, cleanup: bool | None) -> BaseException | None:
-        """Why an input that has ended has no value."""
-        task, job = self._executor.ledger.tasks[index], self._executor.handles[index]
-        if task.state is State.SUCCEEDED:
-            return None
-        if task.state is State.FAILED and job is not None:
-            error = job.error()
-            if cleanup is not False:
-                job.cleanup(k8s=True, gcs=False)
-            return error
-        if task.state is State.SKIPPED:
-            return SubmitError(
-                f"Input {index} of {self.group_id} was not submitted: "
-                f"{self._executor.ledger.stopped}."
-            )
-        job_id = self.unavailable_children.get(index) or "the job"
-        return task.error or NotFound(
-            f"The records of {job_id} of input {index} of {self.group_id} were removed."
-        )
-
-    def _error(self, found: dict[int, Any], failed: dict[int, BaseException]) -> BatchError:
-        blamed = sorted(failed, key=lambda index: (self._consequence(index, failed[index]), index))
-        jobs = {index: self._executor.handles[index] for index in sorted(failed)}
-        lines = [
-            f"  {_input(index, jobs[index])}: {_headline(failed[index])}"
-            for index in blamed[:_SHOWN]
-        ]
-        lines += [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
-        first = next((job for index in blamed if (job := jobs[index]) is not None), None)
-        if first is not None:
-            lines.append(f"More: {_logs_of(first)}, kinetic jobs list --group {self.group_id}")
-        verb = "has" if len(failed) == 1 else "have"
-        title = (
-            f"{len(failed)} of {len(found)} inputs of {self.name or 'the batch'} ({self.group_id}) "
-            f"{verb} no result:"
-        )
-        error = BatchError(
-            self.group_id,
-            [job for job in jobs.values() if job is not None],
-            [None if index in failed else found[index] for index in range(len(found))],
-            {index: cast("Exception", failed[index]) for index, job in jobs.items() if job is None},
-            message="\n".join([title, *lines]),
-        )
-        error.__cause__ = failed[blamed[0]]
+    def _failure(self, index: int, cleanup: bool | None) -> BaseException | None:
+        """Why an input that has ended has no value; what its job holds is freed."""
+        lost_id = self.unavailable_children.get(index, "")
+        error = error_of(self._executor, index, lost_id)
+        job = self._executor.handles[index]
+        if (
+            self._executor.ledger.tasks[index].state is State.FAILED
+            and job
+            and cleanup is not False
+        ):
+            job.cleanup(k8s=True, gcs=False)
         return error
 
-    def _consequence(self, index: int, error: BaseException) -> int:
-        """How far an error is from what went wrong: what failed comes first, then what was
-        cancelled, then what was left out."""
-        if self._executor.ledger.tasks[index].state is State.SKIPPED:
-            return 2
-        return int(isinstance(error, JobCancelled))
+    def _value(self, index: int, cleanup: bool | None) -> R_co:
+        job = self._executor.handles[index]
+        assert job is not None, "an input has succeeded, so it has a job"
+        return cast("R_co", job.result(cleanup=cleanup))
 
     def _stand(self) -> str:
         done = len(self._executor.ledger.finished)
@@ -500,24 +458,6 @@ def _attach(
     return BatchHandle(executor, updates=updates)
 
 
-def _input(index: int, job: JobHandle[Any] | None) -> str:
-    return f"input {index}" if job is None else f"input {index} ({job.job_id})"
-
-
-def _logs_of(job: JobHandle[Any]) -> str:
-    """The command that shows what the host to blame printed."""
-    with contextlib.suppress(KineticError):
-        outcome = job.outcome()
-        if outcome is not None and outcome.first is not None and outcome.first.host:
-            return f"kinetic jobs logs {job.job_id} --host {outcome.first.host}"
-    return f"kinetic jobs logs {job.job_id}"
-
-
-def _headline(error: BaseException) -> str:
-    name, said = type(error).__name__, text_of(error).strip()
-    return f"{name}: {said.splitlines()[0]}" if said else name
-
-
 def _reopen(store_uri: str, group_id: str) -> BatchHandle[Any]:
     return _attach(open_store(store_uri), group_id)
 
@@ -531,13 +471,11 @@ def _picture(task: Task, job: JobHandle[Any] | None, detailed: bool) -> Picture:
 
 
 def _status(task: Task, job: JobHandle[Any]) -> JobStatus:
-    known = {
-        State.SUCCEEDED: JobStatus.SUCCEEDED,
-        State.GONE: JobStatus.NOT_FOUND,
-    }
-    if task.state in known:
-        return known[task.state]
+    if task.state is State.SUCCEEDED:
+        return JobStatus.SUCCEEDED
+    if task.state is State.GONE:
+        return JobStatus.NOT_FOUND
     try:
         return job.status()
-    except (NotFound, KineticError):
+    except NotFound:
         return JobStatus.NOT_FOUND

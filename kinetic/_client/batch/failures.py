@@ -1,0 +1,94 @@
+"""What a batch says of its inputs that have no value.
+
+In: the executor of a batch, and why inputs have no value. Out: the error of one input, or a
+`BatchError` about all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from kinetic._client.batch.executor import BatchExecutor
+from kinetic._client.batch.ledger import State
+from kinetic._client.handle import JobHandle
+from kinetic.errors import BatchError, JobCancelled, KineticError, NotFound, SubmitError, text_of
+
+_SHOWN = 5
+
+
+def error_of(executor: BatchExecutor, index: int, lost_id: str) -> BaseException | None:
+    """Return why an input that has ended has no value; None where its job has one. `lost_id` is the
+    job whose records are missing, where it is known."""
+    group_id = executor.manifest.batch.group_id
+    task, job = executor.ledger.tasks[index], executor.handles[index]
+    if task.state is State.SUCCEEDED:
+        return None
+    if task.state is State.FAILED and job is not None:
+        return job.error()
+    if task.state is State.SKIPPED:
+        return SubmitError(
+            f"Input {index} of {group_id} was not submitted: {executor.ledger.stopped}."
+        )
+    if task.error is not None:
+        return task.error
+    return NotFound(
+        f"The records of {lost_id or 'the job'} of input {index} of {group_id} were removed."
+    )
+
+
+def batch_error(
+    executor: BatchExecutor, values: Mapping[int, Any], failed: Mapping[int, BaseException]
+) -> BatchError:
+    """Return the error of a batch of which `failed` inputs have no value; the first to blame is its
+    cause."""
+    batch = executor.manifest.batch
+    blamed = sorted(failed, key=lambda index: (_rank(executor, index, failed[index]), index))
+    jobs = {index: executor.handles[index] for index in sorted(failed)}
+    lines = [
+        f"  {_input(index, jobs[index])}: {_headline(failed[index])}" for index in blamed[:_SHOWN]
+    ]
+    lines += [f"  and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
+    first = next((job for index in blamed if (job := jobs[index]) is not None), None)
+    if first is not None:
+        lines.append(f"More: {_logs_command(first)}, kinetic jobs list --group {batch.group_id}")
+    title = (
+        f"{len(failed)} of {len(values)} inputs of {batch.name or 'the batch'} "
+        f"({batch.group_id}) {'has' if len(failed) == 1 else 'have'} no result:"
+    )
+    error = BatchError(
+        batch.group_id,
+        [job for job in jobs.values() if job is not None],
+        [None if index in failed else values[index] for index in range(len(values))],
+        {index: cast("Exception", failed[index]) for index, job in jobs.items() if job is None},
+        message="\n".join([title, *lines]),
+    )
+    error.__cause__ = failed[blamed[0]]
+    return error
+
+
+def _rank(executor: BatchExecutor, index: int, error: BaseException) -> int:
+    """How far an error is from what went wrong: what failed comes first, then what was cancelled,
+    then what was never submitted."""
+    if executor.ledger.tasks[index].state is State.SKIPPED:
+        return 2
+    return int(isinstance(error, JobCancelled))
+
+
+def _input(index: int, job: JobHandle[Any] | None) -> str:
+    return f"input {index}" if job is None else f"input {index} ({job.job_id})"
+
+
+def _logs_command(job: JobHandle[Any]) -> str:
+    """The command that shows what the host to blame printed."""
+    with contextlib.suppress(KineticError):
+        outcome = job.outcome()
+        if outcome is not None and outcome.first is not None and outcome.first.host:
+            return f"kinetic jobs logs {job.job_id} --host {outcome.first.host}"
+    return f"kinetic jobs logs {job.job_id}"
+
+
+def _headline(error: BaseException) -> str:
+    name, text = type(error).__name__, text_of(error).strip()
+    return f"{name}: {text.splitlines()[0]}" if text else name
