@@ -1,0 +1,166 @@
+"""kinetic itself as an archive: hosts of a cluster run the very version that submitted the job.
+
+In: the package as it is installed here (a wheel, an editable checkout, a zip). Out: `Archive`, and
+the program that unpacks it in a pod.
+
+The same files give the same bytes: names are sorted, and no time, owner or mode is kept. What the
+package needs (gRPC, cloudpickle, ...) is not in it: hosts install that (see dependencies).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import field
+from pathlib import Path
+
+from kinetic._core.plan import Blob
+from kinetic._core.values import dataclass
+from kinetic._source import cache
+from kinetic._source.walk import stamp_of
+from kinetic.errors import UsageError
+
+_log = logging.getLogger("kinetic.packaging")
+
+_PACKAGE = Path(__file__).parents[1]
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can tell."""
+_MODE = 0o100644 << 16
+_LEFT_OUT = ("__pycache__", ".")
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The package as a zip.
+
+    Attributes:
+        blob: its digest and size.
+        data: its bytes.
+    """
+
+    blob: Blob
+    data: bytes = field(repr=False)
+
+
+def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
+    """Return the package as a zip, from the cache if no file of it has changed since.
+
+    Args:
+        cache_dir: the user's cache folder.
+        package: the folder of the package, which may lie in a zip.
+
+    Raises:
+        UsageError: the package cannot be read.
+    """
+    began_ns = time.time_ns()
+    note = cache_dir / "runtime" / hashlib.sha256(os.fsencode(package)).hexdigest()[:32]
+    try:
+        stamps, racy = _stamps(package, began_ns)
+        known = _noted(note, stamps)
+        if known is not None:
+            return known
+        made = _pack(package)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UsageError(
+            f"kinetic's own files in {package} cannot be read: {error}. Install it again."
+        ) from error
+    if not racy:
+        _remember(note, stamps, made)
+    return made
+
+
+def bootstrap(package: Path = _PACKAGE) -> str:
+    """Return the text of the program that makes a bare pod a host (see _host.bootstrap)."""
+    return _content(package, "_host/bootstrap.py").decode()
+
+
+def _pack(package: Path) -> Archive:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
+        for rel in sorted(_names(package)):
+            about = zipfile.ZipInfo(f"kinetic/{rel}", _EPOCH)
+            about.create_system, about.external_attr = 3, _MODE
+            about.compress_type = zipfile.ZIP_DEFLATED
+            target.writestr(about, _content(package, rel))
+    data = file.getvalue()
+    return Archive(Blob(hashlib.sha256(data).hexdigest(), len(data)), data)
+
+
+def _names(package: Path) -> Iterator[str]:
+    """Names of the package's files, relative to it, in no order."""
+    zipped = _zip_around(package)
+    if zipped is None:
+        yield from (entry.path[len(str(package)) + 1 :] for entry in _entries(str(package)))
+        return
+    prefix = f"{package.relative_to(zipped).as_posix()}/"
+    with zipfile.ZipFile(zipped) as source:
+        for name in source.namelist():
+            rel = name.removeprefix(prefix)
+            if name.startswith(prefix) and rel and all(map(_is_ours, rel.split("/"))):
+                yield rel
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as listing:
+        for entry in filter(lambda each: _is_ours(each.name), listing):
+            if entry.is_dir():
+                yield from _entries(entry.path)
+            else:
+                yield entry
+
+
+def _is_ours(name: str) -> bool:
+    return bool(name) and not name.startswith(_LEFT_OUT) and not name.endswith(".pyc")
+
+
+def _content(package: Path, rel: str) -> bytes:
+    zipped = _zip_around(package)
+    if zipped is None:
+        return (package / rel).read_bytes()
+    with zipfile.ZipFile(zipped) as source:
+        return source.read((package / rel).relative_to(zipped).as_posix())
+
+
+def _zip_around(package: Path) -> Path | None:
+    return None if package.is_dir() else next(filter(Path.is_file, package.parents), None)
+
+
+def _stamps(package: Path, began_ns: int) -> tuple[str, bool]:
+    """What changes when a file does, as text, and whether a later change might not show."""
+    zipped = _zip_around(package)
+    found = (
+        {entry.path: stamp_of(entry.stat()) for entry in _entries(str(package))}
+        if zipped is None
+        else {str(zipped): stamp_of(zipped.stat())}
+    )
+    if not found:
+        raise FileNotFoundError(f"there is nothing in {package}")
+    text = json.dumps([_SCHEMA, sorted(found.items())])
+    racy = not all(cache.trusted(stamp, began_ns) for stamp in found.values())
+    return hashlib.sha256(text.encode()).hexdigest(), racy
+
+
+def _noted(note: Path, stamps: str) -> Archive | None:
+    try:
+        line, _, data = cache.read(note).partition(b"\n")
+        head = json.loads(line)
+        if head["stamps"] != stamps:
+            return None
+        return Archive(Blob(head["digest"], len(data)), data)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(note: Path, stamps: str, made: Archive) -> None:
+    head = {"stamps": stamps, "digest": made.blob.digest}
+    try:
+        cache.write(note, json.dumps(head).encode() + b"\n" + made.data)
+    except OSError as error:
+        _log.debug("the archive of kinetic could not be remembered in %s: %s", note, error)

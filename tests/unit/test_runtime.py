@@ -1,0 +1,123 @@
+"""kinetic as an archive: the same files give the same bytes, wherever and whenever they lie; an
+unchanged package is not packed again."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kinetic._source import runtime
+from kinetic.errors import UsageError
+
+PACKAGE = Path(runtime.__file__).parents[1]
+LONG_AGO = (1e9, 1e9)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A small package, written long ago."""
+    folder = tmp_path / "site-packages" / "kinetic"
+    (folder / "_host").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "",
+        "a.py": "A = 1\n",
+        "_host/bootstrap.py": "go()\n",
+    }.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def names_in(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as made:
+        return made.namelist()
+
+
+def test_it_holds_the_whole_package_and_nothing_else(tmp_path):
+    made = runtime.archive(tmp_path)
+    assert made.blob.digest == hashlib.sha256(made.data).hexdigest()
+    assert made.blob.size_bytes == len(made.data) < 1_000_000
+    found = names_in(made.data)
+    assert found == sorted(found)
+    assert {"kinetic/runner/__main__.py", "kinetic/py.typed"} <= set(found)
+    assert [n for n in found if "__pycache__" in n or n.endswith(".pyc")] == []
+    listed = subprocess.run(
+        ["git", "ls-files", "kinetic"], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+    assert set(found) >= {n for n in listed.stdout.split() if (PACKAGE.parent / n).exists()}
+
+
+def test_the_runner_starts_from_it(tmp_path):
+    with zipfile.ZipFile(io.BytesIO(runtime.archive(tmp_path).data)) as made:
+        made.extractall(tmp_path / "unpacked")
+    env = {"PYTHONPATH": str(tmp_path / "unpacked"), "PATH": os.environ["PATH"]}
+    ended = subprocess.run(
+        [sys.executable, "-m", "kinetic.runner"], env=env, cwd="/", capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert "is not set: python -m kinetic.runner is started by a backend" in ended.stderr
+
+
+def test_times_modes_and_order_do_not_matter(package, tmp_path):
+    first = runtime.archive(tmp_path / "cache", package)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "a.cpython-311.pyc").write_bytes(b"x")
+    other = tmp_path / "elsewhere" / "kinetic"
+    shutil.copytree(package, other)
+    for path in other.rglob("*.py"):
+        path.chmod(0o755)
+        os.utime(path, LONG_AGO)
+    assert runtime.archive(tmp_path / "cache", other).data == first.data
+
+
+def test_a_package_in_a_zip_gives_the_same_archive(package, tmp_path):
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as zipped:
+        for path in sorted(package.rglob("*"), reverse=True):
+            zipped.write(path, f"lib/kinetic/{path.relative_to(package).as_posix()}")
+    inside = tmp_path / "app.pyz" / "lib" / "kinetic"
+    assert runtime.archive(tmp_path, inside).data == runtime.archive(tmp_path, package).data
+    assert runtime.bootstrap(inside) == runtime.bootstrap(package) == "go()\n"
+
+
+def test_a_change_is_seen_at_once(package, tmp_path):
+    before = runtime.archive(tmp_path, package)
+    (package / "a.py").write_text("A = 2\n")
+    after = runtime.archive(tmp_path, package)
+    assert after.blob != before.blob
+    (package / "b.py").write_text("")
+    assert "kinetic/b.py" in names_in(runtime.archive(tmp_path, package).data)
+
+
+def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
+    zipped = tmp_path / "app.pyz"
+    with zipfile.ZipFile(zipped, "w") as target:
+        target.write(package / "a.py", "kinetic/a.py")
+    # Times of the inode cannot be set, and fresh ones are not trusted: the note is made as for
+    # files that were written long ago.
+    stamps, _ = runtime._stamps(zipped / "kinetic", 0)
+    made = runtime.archive(tmp_path, zipped / "kinetic")
+    note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]
+    assert not note.exists()
+    runtime._remember(note, stamps, made)
+    assert runtime._noted(note, stamps) == made
+    assert runtime._noted(note, "others") is None
+    note.write_bytes(note.read_bytes()[:-1])
+    assert runtime._noted(note, stamps) is None
+    assert runtime.archive(tmp_path, zipped / "kinetic") == made
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):
+    (tmp_path / "cache").write_text("not a folder")
+    assert runtime.archive(tmp_path / "cache", package).blob.size_bytes > 0
+
+
+def test_a_package_that_is_gone(tmp_path):
+    with pytest.raises(UsageError, match="Install it again"):
+        runtime.archive(tmp_path, tmp_path / "gone" / "kinetic")
