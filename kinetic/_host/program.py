@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout, record
@@ -114,7 +113,7 @@ class _Leading(_Host):
             attempt=who.attempt,
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
-        ).lead(replace(who.endpoint, target=_listening_at(who)), who.key)
+        ).lead(who.endpoint, who.key)
 
 
 class _Joining(_Host):
@@ -151,13 +150,6 @@ class _Joining(_Host):
             client.report(lost)
             return DELIVERED
         return UNDELIVERED
-
-
-def _listening_at(who: Identity) -> str:
-    """Hosts of a simulated slice are all on this machine; others reach it by any of its
-    addresses."""
-    address = who.address if who.simulated else "0.0.0.0"
-    return f"{address}:{who.target.rpartition(':')[2]}"
 
 
 def leave(code: int) -> None:

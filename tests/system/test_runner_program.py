@@ -84,11 +84,30 @@ class Gang:
             "KINETIC_SIMULATED": "1",
         }
         env = dict(os.environ) | told | more
+        if "KINETIC_TOKEN" in more:
+            del env["KINETIC_HOST_INDEX"], env["KINETIC_CREDENTIALS"]
         return subprocess.Popen([sys.executable, "-m", "kinetic.runner"], env=env)
 
     def run(self) -> list[int]:
         with self._port:
             hosts = [self.start(host) for host in range(self._plan.hosts)]
+            return [host.wait() for host in hosts]
+
+    def run_as_pods(self) -> list[int]:
+        """Run the hosts as a cluster does: all from one template, each at its own address."""
+        secrets = [(self._secrets / name).read_text() for name in ("token", "tls.crt", "tls.key")]
+        names = ("KINETIC_TOKEN", "KINETIC_TLS_CERTIFICATE", "KINETIC_TLS_KEY")
+        template = dict(zip(names, secrets, strict=True)) | {
+            "KINETIC_COORDINATOR": f"127.77.0.1:{self._port.getsockname()[1]}",
+            "KINETIC_JOB_INDEX": "0",
+            "KINETIC_HOSTS_PER_SLICE": str(self._plan.hosts),
+        }
+        own = [
+            {"KINETIC_POD_INDEX": str(host), "KINETIC_HOST_ADDRESS": f"127.77.0.{host + 1}"}
+            for host in range(self._plan.hosts)
+        ]
+        with self._port:
+            hosts = [self.start(host, **template, **told) for host, told in enumerate(own)]
             return [host.wait() for host in hosts]
 
 
@@ -107,6 +126,11 @@ def test_hosts_of_their_own_form_a_gang(plan, home):
         b"host 0 speaks\n",
         b"host 1 speaks\n",
     ]
+
+
+def test_hosts_of_one_template_form_a_gang(plan, home):
+    assert Gang(plan, home).run_as_pods() == [0, 0]
+    assert outcome_of(plan, home).ok
 
 
 def test_a_host_that_is_not_told_who_it_is_says_so():

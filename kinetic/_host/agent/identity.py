@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
+from typing import NamedTuple
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.values import dataclass
@@ -33,6 +34,7 @@ class Identity:
         key: PEM of the certificate's private key; "" on all hosts but the leader.
         is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
+        is_mirrored: whether the agent repeats the worker's output on its own standard streams.
         attempt: which start of the gang this is, from 1.
         failed_before: why the attempt before this one failed; "" for the first.
         base_env: variables that the worker starts from.
@@ -55,6 +57,7 @@ class Identity:
     key: str = field(default="", repr=False)
     is_program: bool = False
     simulated: bool = False
+    is_mirrored: bool = False
     attempt: int = 1
     failed_before: str = ""
     base_env: Mapping[str, str] = field(default_factory=dict)
@@ -70,29 +73,35 @@ class Identity:
 
 
 def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
-    """Read the identity from `KINETIC_*` variables, as a cluster's manifests set them, and the
-    secrets of the gang from the folder that `KINETIC_CREDENTIALS` names: `token`, `tls.crt`, and
-    for the leader `tls.key`.
+    """Read the identity from `KINETIC_*` variables, as a cluster's manifests set them.
+
+    The index is `KINETIC_HOST_INDEX`; a template that all hosts of a cluster share has
+    `KINETIC_JOB_INDEX` (the slice), `KINETIC_POD_INDEX` (in it) and `KINETIC_HOSTS_PER_SLICE`
+    instead. The secrets of the gang lie in the folder that `KINETIC_CREDENTIALS` names (`token`,
+    `tls.crt`, and for the leader `tls.key`), or are `KINETIC_TOKEN`, `KINETIC_TLS_CERTIFICATE` and
+    `KINETIC_TLS_KEY`.
 
     Raises:
         UsageError: a variable or a file is missing or malformed.
     """
     env = dict(os.environ if environ is None else environ)
     try:
-        host, job_id = int(env["KINETIC_HOST_INDEX"]), env["KINETIC_JOB_ID"]
-        secrets = Path(env["KINETIC_CREDENTIALS"])
+        host, job_id = _index(env), env["KINETIC_JOB_ID"]
+        secrets = _secrets(env, leads=host == 0)
+        address = env.get("KINETIC_HOST_ADDRESS", "127.0.0.1")
         return Identity(
             store_uri=env["KINETIC_STORE"],
             job_id=job_id,
             host=host,
             hosts=int(env["KINETIC_HOSTS"]),
-            target=env["KINETIC_COORDINATOR"],
-            token=(secrets / "token").read_text().strip(),
-            certificate=(secrets / "tls.crt").read_text(),
-            key=(secrets / "tls.key").read_text() if host == 0 else "",
-            address=env.get("KINETIC_HOST_ADDRESS", "127.0.0.1"),
+            target=_target(env["KINETIC_COORDINATOR"], address, leads=host == 0),
+            token=secrets.token,
+            certificate=secrets.certificate,
+            key=secrets.key,
+            address=address,
             scratch=f"{env.get('KINETIC_SCRATCH', '/tmp/kinetic')}/{job_id}-{host}",
             simulated=env.get("KINETIC_SIMULATED") == "1",
+            is_mirrored=env.get("KINETIC_TEE") == "1",
             is_program=True,
             attempt=int(env.get("KINETIC_ATTEMPT", "1")),
             failed_before=env.get("KINETIC_FAILED_BEFORE", ""),
@@ -114,11 +123,46 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
 
 
+class _Secrets(NamedTuple):
+    """What lets a host take part in its gang; the key only lets it lead."""
+
+    token: str
+    certificate: str
+    key: str
+
+
+def _index(env: Mapping[str, str]) -> int:
+    if "KINETIC_HOST_INDEX" in env or "KINETIC_POD_INDEX" not in env:
+        return int(env["KINETIC_HOST_INDEX"])
+    slice_, per_slice = env["KINETIC_JOB_INDEX"], env["KINETIC_HOSTS_PER_SLICE"]
+    return int(slice_) * int(per_slice) + int(env["KINETIC_POD_INDEX"])
+
+
+def _secrets(env: Mapping[str, str], *, leads: bool) -> _Secrets:
+    if "KINETIC_CREDENTIALS" in env or "KINETIC_TOKEN" not in env:
+        folder = Path(env["KINETIC_CREDENTIALS"])
+        key = (folder / "tls.key").read_text() if leads else ""
+        token = (folder / "token").read_text()
+        return _Secrets(token.strip(), (folder / "tls.crt").read_text(), key)
+    key = env["KINETIC_TLS_KEY"] if leads else ""
+    return _Secrets(env["KINETIC_TOKEN"].strip(), env["KINETIC_TLS_CERTIFICATE"], key)
+
+
+def _target(coordinator: str, address: str, *, leads: bool) -> str:
+    """Where this host reaches the leader. The leader itself listens on its own address: several may
+    share a machine, and a cluster may not know its name yet."""
+    if not leads:
+        return coordinator
+    port = coordinator.rpartition(":")[2]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 _OF_THE_HOST = frozenset(
     f"KINETIC_{name}"
     for name in (
         *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
-        *("SCRATCH", "SIMULATED", "STORE", "UNREACHABLE_AFTER_S"),
+        *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
+        *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S"),
     )
 )
 """Variables that the function does not get."""
