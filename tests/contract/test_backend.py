@@ -6,6 +6,7 @@ protocol. What a backend does not have is skipped.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -78,7 +79,7 @@ def ended(backend, ref):
 
 
 def test_every_promise_has_a_test():
-    numbers = set(map(int, re.findall(r"^ *(\d+)\. ", Backend.__doc__, re.MULTILINE)))
+    numbers = set(map(int, re.findall(r"^    (\d+)\. ", inspect.getdoc(Backend), re.MULTILINE)))
     optional = {
         each.__name__
         for each in vars(base).values()

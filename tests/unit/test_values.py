@@ -85,7 +85,7 @@ def test_the_standard_library_takes_it_for_a_dataclass() -> None:
             assert (x, y) == (1, 2)
 
 
-def test_processes_of_a_small_job_compile_only_init_for_most_values() -> None:
+def test_processes_of_a_small_job_compile_only_init_of_their_values() -> None:
     code = (
         "import dataclasses, kinetic\n"
         "from kinetic._host.local import zygote\n"
@@ -94,9 +94,8 @@ def test_processes_of_a_small_job_compile_only_init_for_most_values() -> None:
         "ours = [m for n, m in list(sys.modules.items()) if n.startswith('kinetic.')]\n"
         "found = {v for m in ours for v in vars(m).values() if isinstance(v, type)}\n"
         "kinds = {v for v in found if dataclasses.is_dataclass(v) and v.__module__[:3] == 'kin'}\n"
-        "print(sum(k.__dataclass_params__.frozen for k in kinds))\n"
-        "print(len(kinds))\n"
+        "print(*sorted(k.__qualname__ for k in kinds if k.__dataclass_params__.frozen))\n"
+        "print(len(kinds) > 40)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    slow, made = done.stdout.splitlines()
-    assert int(slow) * 5 <= int(made)
+    assert done.stdout.splitlines() == ["", "True"]
