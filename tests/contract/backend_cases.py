@@ -38,7 +38,6 @@ def local(store, **options):
 
 
 def programs(store):
-    pytest.importorskip("cryptography")
     return ProgramsBackend(store, worker_environ(), settings.load().cache_dir / "programs")
 
 

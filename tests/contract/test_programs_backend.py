@@ -21,8 +21,6 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 
-pytest.importorskip("cryptography")
-
 
 @pytest.fixture
 def store(home):

@@ -19,8 +19,6 @@ from kinetic._core import layout
 from kinetic._store.memory import MemoryStore
 from kinetic._store.served import ServedStore, serving
 
-pytest.importorskip("cryptography")
-
 CALL_S = 0.03
 
 

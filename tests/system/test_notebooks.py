@@ -7,15 +7,13 @@ import json
 import os
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 
 import kinetic
 from kinetic import errors
-
-pytest.importorskip("ipykernel")
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-from jupyter_client.manager import KernelManager  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200.0

@@ -20,8 +20,6 @@ from kinetic._core.exits import Exit
 from kinetic._store.memory import MemoryStore
 from kinetic._store.served import serving
 
-pytest.importorskip("cryptography")
-
 
 def run(accelerator, **options):
     return kinetic.run(accelerator=accelerator, backend="programs", **options)

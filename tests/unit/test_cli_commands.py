@@ -20,7 +20,7 @@ from kinetic._backends.base import LogRequest
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
-from kinetic._core.log_format import STDERR
+from kinetic._core.log_format import STDERR, Position
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -363,7 +363,9 @@ def test_following_ends_with_the_job(world: World, capfd: Capture) -> None:
     world.backend.at_end = lambda: world.succeed("job-00000001")
     assert world("jobs", "logs", "-f", "job-0") == 0
     assert capfd.readouterr().out == "a\n"
-    assert world.backend.requests[0] == LogRequest((0,), True, None)
+    begin, rest = world.backend.requests
+    assert begin == LogRequest((0,), True, None)
+    assert rest == replace(begin, after={0: Position(1, 2)}), "what is left after the verdict"
 
 
 def test_a_reader_that_goes_away_is_no_error(world: World) -> None:

@@ -126,8 +126,6 @@ def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
 
 @pytest.mark.parametrize("address", ["unix", "127.0.0.1:0"])
 def test_a_gang_joins_runs_and_ends(serve, agents, address):
-    if address != "unix":
-        pytest.importorskip("cryptography")
     served = serve(3) if address == "unix" else serve(3, address)
     gang = agents(served)
     for agent in gang:
@@ -148,7 +146,6 @@ def test_a_gang_joins_runs_and_ends(serve, agents, address):
 
 
 def test_the_address_that_was_bound_is_returned(serve):
-    pytest.importorskip("cryptography")
     assert serve(1, "127.0.0.1:0").endpoint.target.removeprefix("127.0.0.1:") != "0"
 
 
@@ -395,7 +392,6 @@ def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serv
 
 
 def test_over_tcp_only_the_jobs_own_certificate_is_accepted(serve, opened):
-    pytest.importorskip("cryptography")
     served = serve(1, "127.0.0.1:0")
     other = certificate.make(served.endpoint.tls_name).certificate
     deceived = opened(Agent(replace(served.endpoint, certificate=other), 0, clock=Hurried()))
@@ -411,7 +407,6 @@ def test_over_tcp_only_the_jobs_own_certificate_is_accepted(serve, opened):
 
 
 def test_a_port_that_cannot_be_bound_says_so():
-    pytest.importorskip("cryptography")
 
     async def start() -> None:
         endpoint = Endpoint("192.0.2.1:1", TOKEN, JOB)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from mypy import api
 
 pytestmark = pytest.mark.timeout(900)  # without a cache, and beside other work, mypy takes minutes
 
@@ -15,7 +16,6 @@ CASES = ROOT / "tests" / "typing"
 
 
 def check(file: Path, cache: Path) -> tuple[str, int]:
-    api = pytest.importorskip("mypy.api")
     arguments = [
         "--strict",
         "--config-file",
