@@ -1,0 +1,1 @@
+"""Jobs as Jobs and JobSets of a Kubernetes cluster."""

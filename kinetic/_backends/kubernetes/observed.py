@@ -1,0 +1,309 @@
+"""Reading what the API server sends: the gang that a workload asks for, and its pods as values.
+
+In: workloads (Job, JobSet) and pods as plain documents. Out: `GangShape`, `Pod`. Pure.
+
+Traps that are handled here once: a container has ended about a second before its pod's phase says
+so; conditions stay in the list with status False; a pod on a dead node stays "running"; names of
+pods are random and are used again after a restart, so a host is found by its labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+from typing import Any
+
+from kinetic._core.values import dataclass
+
+Document = dict[str, Any]
+
+JOBSET = "JobSet"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+JOB_INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
+REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
+CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
+RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+SIDECARS = frozenset({"gke-gcsfuse-sidecar"})
+IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+NEVER_STARTED = frozenset({"StartError", "ContainerCannotRun"})
+
+
+def condition(thing: Document, kind: str) -> Document | None:
+    """Return the condition of this type that holds now. Conditions that no longer hold stay in the
+    list, with status False."""
+    for found in (thing.get("status") or {}).get("conditions") or ():
+        if found.get("type") == kind and found.get("status") == "True":
+            return dict(found)
+    return None
+
+
+def metadata(thing: Document) -> Document:
+    """Return the metadata of an object."""
+    return thing.get("metadata") or {}
+
+
+def labels(thing: Document) -> Mapping[str, str]:
+    """Return the labels of an object."""
+    return metadata(thing).get("labels") or {}
+
+
+def is_suspended(workload: Document) -> bool:
+    """Whether a workload waits until somebody, such as a queue, resumes it."""
+    return bool((workload.get("spec") or {}).get("suspend"))
+
+
+@dataclass(frozen=True)
+class PodSet:
+    """Pods that share a template.
+
+    Attributes:
+        name: of the replicated job; "" in a Job.
+        replicas: how many Jobs, one for each slice.
+        pods_each: pods of one of them.
+        first_host: the host that its first pod is.
+        template: the pod's template.
+    """
+
+    name: str
+    replicas: int
+    pods_each: int
+    first_host: int
+    template: Document = field(default_factory=dict)
+
+    @property
+    def pods(self) -> int:
+        """How many pods it has when it is complete."""
+        return self.replicas * self.pods_each
+
+
+@dataclass(frozen=True)
+class GangShape:
+    """Which pods a workload wants, and which host each of them is. Hosts are numbered in the order
+    of the replicated jobs, then of slices, then of the pods of a slice."""
+
+    sets: tuple[PodSet, ...]
+
+    @property
+    def hosts(self) -> int:
+        """How many pods there are when all are there."""
+        return sum(s.pods for s in self.sets)
+
+    def host_of(self, pod: Document) -> int:
+        """Return the host that a pod is."""
+        known = labels(pod)
+        name = known.get(REPLICATED_JOB_LABEL, "")
+        of = next((s for s in self.sets if s.name == name), self.sets[0])
+        index = known.get(INDEX_LABEL) or (metadata(pod).get("annotations") or {}).get(INDEX_LABEL)
+        slice_index = _number(known.get(JOB_INDEX_LABEL))
+        return of.first_host + slice_index * of.pods_each + _number(index)
+
+
+def shape_of(workload: Document) -> GangShape:
+    """Return which pods a Job or a JobSet wants."""
+    spec = workload.get("spec") or {}
+    if not _is_jobset(workload):
+        return GangShape((_set_of("", 1, spec, 0),))
+    sets: list[PodSet] = []
+    for replicated in spec.get("replicatedJobs") or ():
+        job = (replicated.get("template") or {}).get("spec") or {}
+        first = sum(s.pods for s in sets)
+        sets.append(_set_of(replicated.get("name", ""), replicated.get("replicas", 1), job, first))
+    return GangShape(tuple(sets) or (PodSet("", 1, 1, 0),))
+
+
+def _is_jobset(workload: Document) -> bool:
+    # the items of a list have no kind
+    return workload.get("kind") == JOBSET or "replicatedJobs" in (workload.get("spec") or {})
+
+
+def _set_of(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
+    parallelism = job.get("parallelism", 1)
+    each = min(parallelism, job.get("completions") or parallelism)
+    return PodSet(name, replicas, each, first_host, job.get("template") or {})
+
+
+class Stage(StrEnum):
+    """How far a pod is."""
+
+    UNSCHEDULED = "unscheduled"
+    """It has no node yet."""
+    STARTING = "starting"
+    """It has a node, and its container does not run yet, or not again."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What a pod says of itself.
+
+    Attributes:
+        name, uid: of the object.
+        host: the host that it is.
+        restart: the restart of the JobSet that it belongs to, from 0.
+        node: where it runs, or "".
+        stage: how far it is.
+        has_run: its program was started once, whatever became of it.
+        is_ready: the cluster hears from it.
+        is_deleting: it was told to end.
+        waiting_reason, waiting_message: why its container does not run, such as ImagePullBackOff.
+        unschedulable: the scheduler's sentence, or "".
+        disruption, disruption_message: why the cluster ended it, such as EvictionByEvictionAPI, or
+            "".
+        exit_code: of its container, once it has ended; None also where nobody could report it.
+        exit_reason: such as OOMKilled, StartError, or Evicted.
+        exit_message: the last lines that it printed, or what the runtime says.
+        finished_at: when its container ended, in whole seconds, as text.
+        image: of its container.
+        memory_limit: of its container, as written, or "".
+    """
+
+    name: str
+    uid: str
+    host: int
+    restart: int
+    created_at: str
+    node: str
+    stage: Stage
+    has_run: bool
+    is_ready: bool
+    is_deleting: bool
+    waiting_reason: str
+    waiting_message: str
+    unschedulable: str
+    disruption: str
+    disruption_message: str
+    exit_code: int | None
+    exit_reason: str
+    exit_message: str
+    finished_at: str
+    image: str
+    memory_limit: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its program has ended."""
+        return self.stage in (Stage.SUCCEEDED, Stage.FAILED)
+
+
+def pod_of(document: Document, shape: GangShape) -> Pod:
+    """Return what a pod's document says."""
+    meta, spec = metadata(document), document.get("spec") or {}
+    status = document.get("status") or {}
+    container = main_container(document)
+    state, before = _state_of(status, container.get("name", ""))
+    terminated = state.get("terminated") or before.get("terminated") or {}
+    ran = any(
+        end and end.get("reason") not in NEVER_STARTED
+        for end in (state.get("terminated"), before.get("terminated"))
+    )
+    waiting = _waiting(status, state)
+    scheduled = _condition_of_any_status(status, "PodScheduled")
+    disruption = condition(document, "DisruptionTarget") or {}
+    stage = _stage(document, state)
+    at_end = stage is Stage.FAILED and not terminated
+    return Pod(
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        host=shape.host_of(document),
+        restart=_number(labels(document).get(RESTART_LABEL)),
+        created_at=meta.get("creationTimestamp") or "",
+        node=spec.get("nodeName") or "",
+        stage=stage,
+        has_run=ran or "running" in state,
+        is_ready=condition(document, "Ready") is not None,
+        is_deleting="deletionTimestamp" in meta,
+        waiting_reason=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        unschedulable=scheduled.get("message") or "" if scheduled.get("status") == "False" else "",
+        disruption=disruption.get("reason") or "",
+        disruption_message=disruption.get("message") or "",
+        exit_code=terminated.get("exitCode"),
+        exit_reason=terminated.get("reason") or (status.get("reason") or "" if at_end else ""),
+        exit_message=terminated.get("message") or (status.get("message") or "" if at_end else ""),
+        finished_at=terminated.get("finishedAt") or "",
+        image=container.get("image") or "",
+        memory_limit=((container.get("resources") or {}).get("limits") or {}).get("memory") or "",
+    )
+
+
+def main_container(pod: Document) -> Document:
+    """Return the container that runs the job: the one that is named as the default, else the first
+    that is no known sidecar."""
+    containers: list[Document] = (pod.get("spec") or {}).get("containers") or [{}]
+    wanted = (metadata(pod).get("annotations") or {}).get(DEFAULT_CONTAINER)
+    named = [c for c in containers if c.get("name") == wanted]
+    own = [c for c in containers if c.get("name") not in SIDECARS]
+    return (named or own or containers)[0]
+
+
+def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...]:
+    """Return the newest pod of each host, by host, without those of restarts that are over."""
+    shape = shape_of(workload)
+    uid = metadata(workload).get("uid")
+    owner = JOBSET_UID_LABEL if _is_jobset(workload) else CONTROLLER_UID_LABEL
+    restarts = (workload.get("status") or {}).get("restarts") or 0
+    newest: dict[int, Pod] = {}
+    for document in pods:
+        if labels(document).get(owner, uid) != uid:
+            continue  # of a workload that had the same name
+        pod = pod_of(document, shape)
+        if pod.restart < restarts:
+            continue
+        other = newest.get(pod.host)
+        if other is None or _age(pod) > _age(other):
+            newest[pod.host] = pod
+    return tuple(newest[host] for host in sorted(newest))
+
+
+def _age(pod: Pod) -> tuple[int, str, bool]:
+    # two pods of a host may be created within the same second: the older one has ended
+    return pod.restart, pod.created_at, not (pod.has_ended or pod.is_deleting)
+
+
+def _stage(document: Document, state: Document) -> Stage:
+    phase = (document.get("status") or {}).get("phase")
+    if phase in ("Succeeded", "Failed"):
+        return Stage(phase.lower())
+    spec = document.get("spec") or {}
+    terminated = state.get("terminated")
+    if terminated and spec.get("restartPolicy") == "Never":
+        return Stage.SUCCEEDED if terminated.get("exitCode") == 0 else Stage.FAILED
+    if "running" in state:
+        return Stage.RUNNING
+    return Stage.STARTING if spec.get("nodeName") else Stage.UNSCHEDULED
+
+
+def _state_of(status: Document, container: str) -> tuple[Document, Document]:
+    """Return the state of the container, and the one before."""
+    known: Sequence[Document] = status.get("containerStatuses") or ()
+    own = next((c for c in known if c.get("name") == container), {})
+    return own.get("state") or {}, own.get("lastState") or {}
+
+
+def _waiting(status: Document, state: Document) -> Document:
+    """Return why a container waits: one that prepares the pod is asked first, as all others wait
+    for it."""
+    for other in status.get("initContainerStatuses") or ():
+        waiting = (other.get("state") or {}).get("waiting")
+        if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
+            return dict(waiting)
+    return state.get("waiting") or {}
+
+
+def _condition_of_any_status(status: Document, kind: str) -> Document:
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+
+
+def _number(text: Any) -> int:
+    try:
+        return int(text)
+    except (TypeError, ValueError):
+        return 0

@@ -1,0 +1,134 @@
+"""What a real control plane sent: see tests/recordings/README.md."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ARCHIVE = Path(__file__).resolve().parents[1] / "recordings" / "recordings.tar.xz"
+WORKLOADS = ("jobs", "jobsets")
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One event of a watch.
+
+    Attributes:
+        t: seconds since the workload was created.
+        watch: jobs, jobsets, pods, events, nodes, quotas, workloads, services.
+        kind: ADDED, MODIFIED, DELETED.
+        object: as the server sent it.
+    """
+
+    t: float
+    watch: str
+    kind: str
+    object: Document
+
+
+@dataclass
+class World:
+    """What exists after some events, by watch and uid."""
+
+    t: float = 0.0
+    objects: dict[str, dict[str, Document]] = field(default_factory=dict)
+
+    def apply(self, row: Row) -> None:
+        known = self.objects.setdefault(row.watch, {})
+        uid = row.object["metadata"]["uid"]
+        self.t = row.t
+        if row.kind == "DELETED":
+            known.pop(uid, None)
+        else:
+            known[uid] = row.object
+
+    def all(self, watch: str) -> list[Document]:
+        return list(self.objects.get(watch, {}).values())
+
+
+@cache
+def _files() -> dict[str, str]:
+    with tarfile.open(ARCHIVE) as archive:
+        return {
+            member.name: content.read().decode()
+            for member in archive.getmembers()
+            if (content := archive.extractfile(member)) is not None
+        }
+
+
+@cache
+def scenarios() -> tuple[str, ...]:
+    """The folders that have watches."""
+    return tuple(sorted(n.split("/")[0] for n in _files() if n.endswith("/events.jsonl")))
+
+
+def document(scenario: str, file: str) -> Any:
+    return json.loads(_files()[f"{scenario}/{file}"])
+
+
+def exchanges(scenario: str) -> list[Document]:
+    return [json.loads(line) for line in _files()[f"{scenario}/exchanges.jsonl"].splitlines()]
+
+
+def exchange(scenario: str, what: str) -> Document:
+    """The one request whose description begins so."""
+    return next(e for e in exchanges(scenario) if e["what"].startswith(what))
+
+
+@cache
+def rows(scenario: str) -> tuple[Row, ...]:
+    return tuple(_rows(scenario))
+
+
+def _rows(scenario: str) -> Iterator[Row]:
+    last: dict[str, Document] = {}
+    for line in _files()[f"{scenario}/events.jsonl"].splitlines():
+        row = json.loads(line)
+        if "patch" in row:
+            row["object"] = _merged(last[row["uid"]], row["patch"])
+        if "object" not in row:
+            continue  # a request, something done to the world, or a row that was left out
+        last[row["object"]["metadata"]["uid"]] = row["object"]
+        yield Row(row["t"], row["watch"], row["type"], row["object"])
+
+
+def _merged(old: Document, patch: Document) -> Document:
+    new = dict(old)
+    for key, value in patch.items():
+        if value is None:
+            new.pop(key, None)
+        elif isinstance(value, dict) and "[]" in value:
+            changed = value["[]"]
+            new[key] = [
+                _merged(item, changed[str(n)]) if str(n) in changed else item
+                for n, item in enumerate(old[key])
+            ]
+        elif isinstance(value, dict) and isinstance(new.get(key), dict):
+            new[key] = _merged(new[key], value)
+        else:
+            new[key] = value
+    return new
+
+
+def worlds(scenario: str) -> Iterator[tuple[Row, World]]:
+    """Each event, and what existed after it."""
+    world = World()
+    for row in rows(scenario):
+        world.apply(row)
+        yield row, world
+
+
+def world_at(scenario: str, t: float) -> World:
+    """What existed after so many seconds."""
+    world = World()
+    for row in rows(scenario):
+        if row.t > t:
+            break
+        world.apply(row)
+    return world
