@@ -1,0 +1,221 @@
+"""The objects of a bucket, and what is asked of them: versions, preconditions, pages of names.
+
+In: names, content, the parameters of a request. Out: objects and resources as JSON documents, or a
+`Refusal` as the real service words it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+
+import google_crc32c
+
+MAX_NAME_BYTES = 1024
+PAGE = 1000
+
+_REASONS = {400: "invalid", 401: "required", 403: "forbidden", 404: "notFound", 410: "gone"}
+_REASONS |= {412: "conditionNotMet", 429: "rateLimitExceeded", 503: "backendError"}
+
+
+class Refusal(Exception):
+    """An answer that is not a success."""
+
+    def __init__(self, status: int, message: str = "") -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+    def document(self) -> dict[str, object]:
+        reason = _REASONS.get(self.status, "backendError")
+        error = {"message": self.message, "domain": "global", "reason": reason}
+        return {"error": {"code": self.status, "message": self.message, "errors": [error]}}
+
+
+def crc32c(data: bytes) -> str:
+    return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
+
+
+def md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data).digest()).decode()
+
+
+@dataclass(frozen=True)
+class Object:
+    bucket: str
+    name: str
+    data: bytes
+    generation: int
+    metageneration: int = 1
+    content_type: str = "application/octet-stream"
+    metadata: dict[str, str] = field(default_factory=dict)
+    created_at: float = 0.0
+
+    def resource(self) -> dict[str, object]:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.created_at))
+        moment += f".{int(self.created_at % 1 * 1000):03}Z"
+        found: dict[str, object] = {
+            "kind": "storage#object",
+            "id": f"{self.bucket}/{self.name}/{self.generation}",
+            "name": self.name,
+            "bucket": self.bucket,
+            "generation": str(self.generation),
+            "metageneration": str(self.metageneration),
+            "contentType": self.content_type,
+            "storageClass": "STANDARD",
+            "size": str(len(self.data)),
+            "md5Hash": md5(self.data),
+            "crc32c": crc32c(self.data),
+            "etag": base64.b64encode(str(self.generation).encode()).decode(),
+            "timeCreated": moment,
+            "updated": moment,
+            "timeStorageClassUpdated": moment,
+        }
+        if self.metadata:
+            found["metadata"] = self.metadata
+        return found
+
+
+class Buckets:
+    """All buckets, with the newest version of each object."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[str, dict[str, Object]] = {}
+        self._generations = itertools.count(int(time.time() * 1e6))
+
+    def create(self, bucket: str) -> None:
+        with self._lock:
+            self._objects.setdefault(bucket, {})
+
+    def names(self, bucket: str) -> list[str]:
+        with self._lock:
+            return sorted(self._of(bucket))
+
+    def resource(self, bucket: str) -> dict[str, object]:
+        with self._lock:
+            self._of(bucket)
+        return {
+            "kind": "storage#bucket",
+            "id": bucket,
+            "name": bucket,
+            "location": "US",
+            "locationType": "multi-region",
+            "projectNumber": "1",
+            "storageClass": "STANDARD",
+            "metageneration": "1",
+        }
+
+    def find(self, bucket: str, name: str, query: dict[str, str]) -> Object:
+        with self._lock:
+            found = self._of(bucket).get(name)
+            wanted = query.get("generation")
+            if found is None or wanted not in (None, str(found.generation)):
+                raise Refusal(404, f"No such object: {bucket}/{name}")
+            check_preconditions(found, query, reading=True)
+            return found
+
+    def insert(
+        self,
+        bucket: str,
+        name: str,
+        data: bytes,
+        query: dict[str, str],
+        resource: dict[str, object],
+        content_type: str = "",
+    ) -> Object:
+        check_name(name)
+        for field_name, digest in (("crc32c", crc32c), ("md5Hash", md5)):
+            told = resource.get(field_name)
+            if told and told != digest(data):
+                kind = {"crc32c": "CRC32C", "md5Hash": "MD5 hash"}[field_name]
+                raise Refusal(
+                    400,
+                    f'Provided {kind} "{told}" doesn\'t match calculated {kind} "{digest(data)}".',
+                )
+        kind = str(resource.get("contentType") or content_type or "application/octet-stream")
+        metadata = resource.get("metadata") or {}
+        assert isinstance(metadata, dict)
+        with self._lock:
+            there = self._of(bucket)
+            check_preconditions(there.get(name), query)
+            made = Object(
+                bucket,
+                name,
+                data,
+                next(self._generations),
+                content_type=kind,
+                metadata=metadata,
+                created_at=time.time(),
+            )
+            there[name] = made
+            return made
+
+    def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
+        with self._lock:
+            there = self._of(bucket)
+            found = there.get(name)
+            if found is None or query.get("generation") not in (None, str(found.generation)):
+                raise Refusal(404, f"No such object: {bucket}/{name}")
+            check_preconditions(found, query)
+            del there[name]
+
+    def page(self, bucket: str, query: dict[str, str]) -> dict[str, object]:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        size = max(1, min(PAGE, int(query.get("maxResults", PAGE))))
+        after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
+        with self._lock:
+            there = dict(self._of(bucket))
+        entries: dict[str, Object | None] = {}
+        for name, there_now in there.items():
+            if not name.startswith(prefix) or name < query.get("startOffset", ""):
+                continue
+            if query.get("endOffset") and name >= query["endOffset"]:
+                continue
+            cut = name.find(delimiter, len(prefix)) if delimiter else -1
+            if cut < 0:
+                entries[name] = there_now
+            else:
+                entries[name[: cut + len(delimiter)]] = None
+        # By the bytes of UTF-8, which is the order of code points.
+        rest = [name for name in sorted(entries) if name > after or not after]
+        found: dict[str, object] = {"kind": "storage#objects"}
+        shown = rest[:size]
+        if items := [entry.resource() for name in shown if (entry := entries[name])]:
+            found["items"] = items
+        if prefixes := [name for name in shown if entries[name] is None]:
+            found["prefixes"] = prefixes
+        if len(rest) > size:
+            found["nextPageToken"] = base64.urlsafe_b64encode(shown[-1].encode()).decode()
+        return found
+
+    def _of(self, bucket: str) -> dict[str, Object]:
+        if bucket not in self._objects:
+            raise Refusal(404, "The specified bucket does not exist.")
+        return self._objects[bucket]
+
+
+def check_name(name: str) -> None:
+    if not name or "\n" in name or "\r" in name or name in (".", ".."):
+        raise Refusal(400, f"Invalid object name: {name!r}")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise Refusal(400, "The specified object name is too long.")
+
+
+def check_preconditions(found: Object | None, query: dict[str, str], reading: bool = False) -> None:
+    """Refuse unless the object is as the request wants it: 304 where a reader has it already."""
+    numbers = {
+        "Generation": found.generation if found else 0,
+        "Metageneration": found.metageneration if found else 0,
+    }
+    for field_name, number in numbers.items():
+        wanted = query.get(f"if{field_name}Match")
+        if wanted is not None and int(wanted) != number:
+            raise Refusal(412, "At least one of the pre-conditions you specified did not hold.")
+        unwanted = query.get(f"if{field_name}NotMatch")
+        if unwanted is not None and int(unwanted) == number:
+            raise Refusal(304 if reading else 412, "At least one of the pre-conditions failed.")
