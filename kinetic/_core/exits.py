@@ -6,7 +6,7 @@ In: an `Exit`. Out: its `ExitKind`: rank in blame, error, exit code, how it is s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -68,6 +68,19 @@ class ExitCode(Enum):
     SIGNAL = "128 + the signal"
 
 
+class ProgramCode(IntEnum):
+    """What `python -m kinetic.runner` exits with; a cluster decides by it whether to start the
+    hosts again."""
+
+    DELIVERED = 0
+    """The report was delivered; on host 0: the outcome was written."""
+    UNDELIVERED = 1
+    UNUSABLE = 2
+    """This host could not begin."""
+    CODE_FAILED = 42
+    """Delivered, and this host's code failed by itself: it would fail again."""
+
+
 CAUSE_RANK = 1
 SILENT_RANK = 3
 CONSEQUENCE_RANK = 5
@@ -105,6 +118,11 @@ class ExitKind(NamedTuple):
     def code_failed(self) -> bool:
         """Whether code failed that the other hosts run too, and may fail in the same way."""
         return self.rank == CAUSE_RANK and not self.fatal
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the host failed in a way that machines have no part in."""
+        return self.code_failed or not (self.retryable or self.of_the_job)
 
 
 _STOPPED = HostState.STOPPED

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
-from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit
+from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit, ProgramCode
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
@@ -200,6 +200,12 @@ class Outcome:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise CorruptRecord(f"The outcome of the job is damaged: {problem!r}.") from problem
+
+
+def program_code(report: HostReport) -> ProgramCode:
+    """Return what the program of a host exits with whose report was delivered."""
+    own = report.exit.kind.is_final and blame_rank(report) < CONSEQUENCE_RANK
+    return ProgramCode.CODE_FAILED if own else ProgramCode.DELIVERED
 
 
 def blame_rank(report: HostReport) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kinetic._core import layout, record
+from kinetic._core.exits import ProgramCode
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._host.agent.identity import Identity
@@ -104,6 +105,13 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
         where = who.job_id, who.attempt, who.host
         return folder / layout.log(*where), folder / layout.log_index(*where)
     return Path(who.scratch) / f"log-{who.host}", Path(who.scratch) / f"log-{who.host}.idx"
+
+
+def delivered(status: int) -> ProgramCode | None:
+    """Return the exit code of an agent that has delivered its report; None for any other end."""
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else ProgramCode.UNDELIVERED
+    good = (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED)
+    return ProgramCode(code) if code in good else None
 
 
 def cause_of_death(status: int) -> str:

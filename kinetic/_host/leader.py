@@ -26,7 +26,7 @@ from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.loop import ALONE_S
-from kinetic._host.agents import Agents, cause_of_death
+from kinetic._host.agents import Agents, cause_of_death, delivered
 from kinetic._store import footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
@@ -152,7 +152,8 @@ class Leader:
             return False
         gang = self._gang
         for host, status in self._agents.dead():
-            report = self._agents.report_left_by(host, gang.spec.attempt) if status == 0 else None
+            left = delivered(status) is not None
+            report = self._agents.report_left_by(host, gang.spec.attempt) if left else None
             if report is None:
                 gang.lost(host, cause_of_death(status), time.monotonic())
             else:
@@ -216,11 +217,11 @@ class Leader:
         spec = self._gang.spec
         alone = spec.hosts == 1
         for host, status in self._agents.dead():
-            left = alone and status == 0
-            report = self._agents.report_left_by(host, spec.attempt) if left else None
+            left = delivered(status) is not None
+            report = self._agents.report_left_by(host, spec.attempt) if alone and left else None
             if report is not None:
                 coordinator.report(report)
-            elif alone or status != 0:
+            elif alone or not left:
                 coordinator.lost(host, cause_of_death(status))
         if not self._agents.pids:
             all_gone.set()

@@ -1,8 +1,8 @@
 """One host of a gang whose hosts are programs: its agent's parent; on host 0, the gang's leader.
 
-In: an identity (`KINETIC_*` variables), the plan in a store of any kind. Out: an exit code. Host 0
-leads: it serves the gang over TCP and writes the outcome. The others join it, and ask it afterwards
-whether there is another attempt.
+In: an identity (`KINETIC_*` variables), the plan in a store of any kind. Out: a `ProgramCode`.
+Host 0 leads: it serves the gang over TCP and writes the outcome. The others join it, and ask it
+afterwards whether there is another attempt.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ import time
 from pathlib import Path
 
 from kinetic._core import layout, record
-from kinetic._core.exits import Exit
-from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
 from kinetic._host import leader
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
-from kinetic._host.agents import Agents, cause_of_death
+from kinetic._host.agents import Agents, cause_of_death, delivered
 from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic._system import processes
 from kinetic.errors import KineticError
 
-DELIVERED, UNDELIVERED, UNUSABLE = 0, 1, 2
-"""Exit codes: the report was delivered (on host 0: the outcome was written), it was not, this host
-could not begin."""
 REPORT_S = 5.0
 """How long the host of a dead agent tries to report to the leader."""
 
@@ -46,7 +43,7 @@ def main() -> int:
         Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
-        return UNUSABLE
+        return ProgramCode.UNUSABLE
     processes.set_title(f"kinetic-host {who.job_id} host {who.host}")
     processes.adopt_orphans()
     processes.raise_file_limit()
@@ -91,7 +88,8 @@ class _Leading(_Host):
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
                 self._start_over(ended.outcome.reason)
         leader.conclude(self._store, self._plan.job_id, ended, self._plan)
-        return DELIVERED
+        own = next((report for report in ended.outcome.reports if report.host == 0), None)
+        return ProgramCode.DELIVERED if own is None else program_code(own)
 
     def _attempt(self) -> Attempt:
         try:
@@ -124,7 +122,9 @@ class _Joining(_Host):
         self._agents.fork([self._who])
         code = self._await_agent()
         self._clear_up()
-        if code != UNDELIVERED and self._who.attempt <= self._plan.options.retries:
+        repeats = self._who.attempt <= self._plan.options.retries
+        # A cluster ends all hosts when one exits with a failure: the leader comes first.
+        if code is ProgramCode.CODE_FAILED or (code is ProgramCode.DELIVERED and repeats):
             from kinetic._rpc.client import next_attempt
 
             following = next_attempt(self._who.endpoint, self._who.host)
@@ -132,15 +132,17 @@ class _Joining(_Host):
                 self._start_over(following)
         return code
 
-    def _await_agent(self) -> int:
+    def _await_agent(self) -> ProgramCode:
         while not (dead := list(self._agents.dead())):
             self._agents.await_death(1.0)
         ((_, status),) = dead
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (DELIVERED, UNDELIVERED):
-            return os.WEXITSTATUS(status)
+        if (code := delivered(status)) is not None:
+            return code
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ProgramCode.UNDELIVERED:
+            return ProgramCode.UNDELIVERED
         return self._tell_of(cause_of_death(status))
 
-    def _tell_of(self, death: str) -> int:
+    def _tell_of(self, death: str) -> ProgramCode:
         from kinetic._rpc.client import AgentClient
 
         who = self._who
@@ -148,8 +150,8 @@ class _Joining(_Host):
         lost = HostReport(who.host, Exit.AGENT_LOST, death)
         with contextlib.closing(client), contextlib.suppress(KineticError):
             client.report(lost)
-            return DELIVERED
-        return UNDELIVERED
+            return ProgramCode.DELIVERED
+        return ProgramCode.UNDELIVERED
 
 
 def leave(code: int) -> None:

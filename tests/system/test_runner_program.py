@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.exits import Exit
+from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.options import Options
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
@@ -35,22 +36,32 @@ def devices():
     return jax.device_count()
 
 
-@pytest.fixture
-def plan(home):
+def fail_on_host_1():
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
+        raise ValueError("on purpose")
+    time.sleep(1000)
+
+
+def planned(home, func, **options):
     store = LocalStore(home)
-    packed = call.pack(devices, (), {}, env_vars={}, shipped=Shipped())
+    packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data)
     made = Plan(
         job_id="job-00c0ffee",
-        name="devices",
+        name=func.__name__,
         place=Place("gke"),
-        options=Options(resolve("tpu-v6e-8")),
+        options=Options(resolve("tpu-v6e-8"), **options),
         payload=Blob(packed.digest, packed.size_bytes),
         versions=packed.versions,
         created_at=0.0,
     )
     store.put(layout.plan(made.job_id), json.dumps(made.to_json()).encode())
     return made
+
+
+@pytest.fixture
+def plan(home):
+    return planned(home, devices)
 
 
 class Gang:
@@ -131,6 +142,19 @@ def test_hosts_of_their_own_form_a_gang(plan, home):
 def test_hosts_of_one_template_form_a_gang(plan, home):
     assert Gang(plan, home).run_as_pods() == [0, 0]
     assert outcome_of(plan, home).ok
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_host_whose_code_failed_says_so_once_the_leader_has_judged(home, retries):
+    plan = planned(home, fail_on_host_1, retries=retries)
+    assert Gang(plan, home).run() == [ProgramCode.DELIVERED, ProgramCode.CODE_FAILED]
+    outcome = outcome_of(plan, home)
+    assert (outcome.attempt, outcome.blamed) == (retries + 1, (1,))
+
+
+def test_the_leaders_own_failure_is_its_exit_code(home):
+    plan = planned(home, "none".index)
+    assert Gang(plan, home).run()[0] == ProgramCode.CODE_FAILED
 
 
 def test_a_host_that_is_not_told_who_it_is_says_so():

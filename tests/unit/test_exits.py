@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from kinetic._core.exits import KINDS, SILENT_RANK, Exit, ExitCode, HostState
+import pytest
+
+from kinetic._core.exits import KINDS, SILENT_RANK, Exit, ExitCode, HostState, ProgramCode
+from kinetic._core.outcome import HostReport, RemoteError, program_code
 from kinetic.errors import HostLost, JobFailed
+
+CODE_FAILED = {Exit.RAISED, Exit.SYS_EXIT, Exit.UNPICKLE_FAILED, Exit.SETUP_FAILED}
 
 
 def test_every_exit_has_a_row():
@@ -25,9 +30,16 @@ def test_who_failed_by_itself_comes_before_who_fell_silent_and_who_was_stopped()
 
 
 def test_code_that_fails_the_same_way_everywhere():
-    assert {exit for exit in Exit if exit.kind.code_failed} == {
-        Exit.RAISED,
-        Exit.SYS_EXIT,
-        Exit.UNPICKLE_FAILED,
-        Exit.SETUP_FAILED,
-    }
+    assert {exit for exit in Exit if exit.kind.code_failed} == CODE_FAILED
+
+
+@pytest.mark.parametrize("exit", Exit)
+def test_a_program_tells_its_cluster_whether_it_would_fail_again(exit):
+    final = exit in CODE_FAILED | {Exit.RESULT_UNPICKLABLE}
+    expected = ProgramCode.CODE_FAILED if final else ProgramCode.DELIVERED
+    assert program_code(HostReport(0, exit)) is expected
+
+
+def test_an_echo_of_another_hosts_death_may_be_tried_again():
+    echo = RemoteError("JaxRuntimeError", "connection closed", "", consequence=True)
+    assert program_code(HostReport(1, Exit.RAISED, error=echo)) is ProgramCode.DELIVERED

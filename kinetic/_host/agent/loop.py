@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core import layout
-from kinetic._core.exits import Exit
+from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.machine import Activity, Heartbeat, HostView
-from kinetic._core.outcome import HostReport
+from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
@@ -101,8 +101,7 @@ class Agent:
     # -- life --------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run to the end; return the exit code of the agent process (0: the report was
-        delivered)."""
+        """Run to the end; return the exit code of the agent process, see `ProgramCode`."""
         os.setpgid(0, 0)
         processes.adopt_orphans()
         name = f"{self._who.job_id} host {self._who.host}"
@@ -147,7 +146,9 @@ class Agent:
                 self._step()
         finally:
             self._clean_up()
-        return 0 if self._has_reported() else 1
+        if self._report is None or not self._has_reported():
+            return ProgramCode.UNDELIVERED
+        return program_code(self._report)
 
     def _watch(self) -> None:
         handlers: list[tuple[Any, Callable[[], None]]] = [
