@@ -15,7 +15,9 @@ from kinetic._core.values import dataclass
 
 if TYPE_CHECKING:
     from kinetic._core.endpoint import Endpoint
+    from kinetic._core.exits import Exit
     from kinetic._core.log_format import LogChunk, Position
+    from kinetic._core.outcome import HostReport
     from kinetic._core.plan import Plan
 
 Document = dict[str, Any]
@@ -23,11 +25,21 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class HostStatus:
-    """What a backend knows of one host."""
+    """What a backend knows of one host. `exit` says how it ended, where the phase does not."""
 
     host: int
     phase: JobStatus
     reason: str = ""
+    exit: Exit | None = None
+
+    def as_report(self) -> HostReport:
+        """Return what the host would have reported, had it been able to."""
+        from kinetic._core.exits import Exit  # lists of jobs do without
+        from kinetic._core.outcome import HostReport
+
+        never = self.phase is JobStatus.PENDING
+        exit = self.exit or (Exit.NEVER_JOINED if never else Exit.AGENT_LOST)
+        return HostReport(self.host, exit, self.reason)
 
 
 @dataclass(frozen=True)

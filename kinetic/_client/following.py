@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kinetic._backends.base import Backend, LogRequest
+from kinetic._backends.base import Backend, LogRequest, Status
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
@@ -211,8 +211,8 @@ def settle_many(
     going_on = [ref for ref in refs if found[ref.job_id] is None]
     known = backend.status(going_on) if going_on else {}
     for ref in going_on:
-        phase = known[ref.job_id].phase
-        found[ref.job_id] = _caught(partial(_settled, store, ref, phase, now))
+        told = known[ref.job_id]
+        found[ref.job_id] = _caught(partial(_settled, store, ref, told, now))
     return found
 
 
@@ -223,26 +223,26 @@ def _caught(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
         return error
 
 
-def _settled(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome | None:
-    """Return the verdict of a job that had none when its backend said `phase`."""
-    status = _status_without_verdict(store, ref, phase, now)
+def _settled(store: Store, ref: JobRef, told: Status, now: float) -> Outcome | None:
+    """Return the verdict of a job that had none when its backend was asked."""
+    status = _status_without_verdict(store, ref, told.phase, now)
     if status is JobStatus.NOT_FOUND:
         raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
     if not status.ended:
         return None
-    return stored(store, ref, now) or _judge_orphan(store, ref, phase, now)
+    return stored(store, ref, now) or _judge_orphan(store, ref, told, now)
 
 
 def standing(
-    store: Store, ref: JobRef, phase: JobStatus, now: float
+    store: Store, ref: JobRef, told: Status, now: float
 ) -> tuple[JobStatus, Outcome | None]:
-    """Return what a job is of which its backend says `phase`, and the verdict where there is one.
+    """Return what a job is of which its backend says this, and the verdict where there is one.
 
     A job whose supervisor was killed is judged by what its hosts reported.
     """
-    found = stored(store, ref, now)
+    phase, found = told.phase, stored(store, ref, now)
     if found is None and phase.ended and phase is not JobStatus.NOT_FOUND:
-        found = _judge_orphan(store, ref, phase, now)
+        found = _judge_orphan(store, ref, told, now)
     if found is not None:
         return status_of_verdict(found.verdict), found
     return _status_without_verdict(store, ref, phase, now), None
@@ -293,11 +293,11 @@ def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
     return list(_reports(store, ref, attempt)), attempt
 
 
-def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome:
+def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
     """Judge a job whose supervisor was killed first, and leave the verdict for others; the first
     one to do so is right.
     """
-    outcome = _judged_orphan(store, ref, phase, now)
+    outcome = _judged_orphan(store, ref, told, now)
     try:
         first = index.write_outcome(store, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
@@ -306,11 +306,18 @@ def _judge_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Ou
     return outcome if first else stored(store, ref, now) or outcome
 
 
-def _judged_orphan(store: Store, ref: JobRef, phase: JobStatus, now: float) -> Outcome:
-    gone = phase is JobStatus.NOT_FOUND
+def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
+    gone = told.phase is JobStatus.NOT_FOUND
     if not gone and not ref.place.is_supervised:
         reports, attempt = _last_attempt(store, ref)
-        return judge_leaderless(ref.hosts, reports, now=now, attempt=attempt)
+        return judge_leaderless(
+            ref.hosts,
+            reports,
+            told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
+            reason=told.reason,
+            now=now,
+            attempt=attempt,
+        )
     reason = (
         "the job was never started: its submission was interrupted"
         if gone

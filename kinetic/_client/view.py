@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinetic._backends import registry
-from kinetic._backends.base import Backend, Controls, LogRequest, Processes, Signals, phase_of
+from kinetic._backends.base import Backend, Controls, LogRequest, Processes, Signals
 from kinetic._client import following
 from kinetic._client import result as collecting
 from kinetic._core import layout
@@ -110,7 +110,7 @@ class JobView:
         if found is not None:
             return status_of_verdict(found.verdict)
         return following.standing(
-            self._store, self.ref, phase_of(self._backend, self.ref), time.time()
+            self._store, self.ref, self._backend.status([self.ref])[self.job_id], time.time()
         )[0]
 
     def outcome(self) -> Outcome | None:

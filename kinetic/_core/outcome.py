@@ -264,13 +264,28 @@ def judge(
 
 
 def judge_leaderless(
-    hosts: int, reports: Sequence[HostReport], *, now: float, attempt: int = 1
+    hosts: int,
+    reports: Sequence[HostReport],
+    *,
+    told: Sequence[HostReport] = (),
+    reason: str = "",
+    now: float,
+    attempt: int = 1,
 ) -> Outcome:
     """Decide what became of a gang whose leader, host 0, was lost before it could judge.
 
-    Promises: (1) a gang whose hosts have all returned has succeeded; (2) otherwise host 0 is to
-    blame, whatever the others reported: they lost their leader; (3) a failure reported by host 0
-    itself stands.
+    Args:
+        hosts: the size of the gang.
+        reports: by the hosts themselves.
+        told: what the backend says of hosts; it counts where a host has not reported.
+        reason: why, as far as the backend knows; "" if it does not.
+        now: in seconds since the epoch.
+        attempt: the last one.
+
+    Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang of which no host
+    ever ran, or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame,
+    whatever the others reported: they lost their leader; (4) a failure reported by host 0 itself
+    stands.
     """
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:
@@ -278,11 +293,21 @@ def judge_leaderless(
     own = next((r for r in reports if r.host == 0), None)
     if own is not None and own.exit.kind.rank <= SILENT_RANK and not own.ok:
         return judge(hosts, reports, blamed=(0,), now=now, attempt=attempt)
-    detail = "The program that led the gang ended without a verdict."
+    reported = {r.host for r in reports}
+    others = [r for r in told if r.host not in reported]
+    if any(r.exit is Exit.CANCELLED for r in others) or (others and not reports and _idle(others)):
+        all_of_them = [*reports, *others]
+        return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
+    seen = next((r.detail for r in others if r.host == 0 and r.detail), "")
+    detail = seen or "The program that led the gang ended without a verdict."
     lost = HostReport(0, Exit.AGENT_LOST, detail)
-    others = [r for r in reports if r.host != 0]
-    reason = f"{name_of((0,), hosts)}, which led the gang, was lost"
-    return judge(hosts, [lost, *others], blamed=(0,), reason=reason, now=now, attempt=attempt)
+    rest = [r for r in (*reports, *others) if r.host != 0]
+    why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {seen}" if seen else "")
+    return judge(hosts, [lost, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
+
+
+def _idle(told: Sequence[HostReport]) -> bool:
+    return all(r.exit is Exit.NEVER_JOINED for r in told)
 
 
 def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:

@@ -209,7 +209,7 @@ class AppContext:
         from kinetic._client import following  # imported late: a list of running jobs needs none
 
         try:
-            state, _ = following.standing(self.store, ref, status.phase, self.now())
+            state, _ = following.standing(self.store, ref, status, self.now())
         except KineticError:
             return Standing(UNKNOWN)
         return Standing(state, status.reason)

@@ -41,3 +41,28 @@ def test_a_leader_that_returned_and_was_lost_before_the_others_ended_is_to_blame
 def test_hosts_that_have_all_returned_have_succeeded():
     reports = [HostReport(0, Exit.RETURNED, result_digest="00"), HostReport(1, Exit.RETURNED)]
     assert judge_leaderless(2, reports, now=9.0).ok
+
+
+def test_a_gang_that_never_ran_ended_as_the_backend_says():
+    told = [
+        HostReport(0, Exit.NEVER_JOINED),
+        HostReport(1, Exit.NEVER_JOINED, "no node takes it"),
+    ]
+    outcome = judge_leaderless(2, [], told=told, reason="no node pool has 4x4", now=9.0)
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "no node pool has 4x4")
+    assert [r.exit for r in outcome.reports] == [Exit.NEVER_JOINED, Exit.NEVER_JOINED]
+
+
+def test_a_gang_that_was_cancelled_is_cancelled():
+    told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
+    outcome = judge_leaderless(
+        2, [HostReport(1, Exit.STOPPED)], told=told, reason="The job was cancelled.", now=9.0
+    )
+    assert (outcome.verdict, outcome.reason) == (Verdict.CANCELLED, "The job was cancelled.")
+
+
+def test_what_the_backend_says_of_host_0_is_told():
+    told = [HostReport(0, Exit.AGENT_LOST, "its pod was evicted"), HostReport(1, Exit.AGENT_LOST)]
+    outcome = judge_leaderless(2, [HostReport(1, Exit.STOPPED, "mine")], told=told, now=9.0)
+    assert outcome.reason == "host 0 of 2, which led the gang, was lost: its pod was evicted"
+    assert outcome.reports[1].detail == "mine"
