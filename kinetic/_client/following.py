@@ -24,13 +24,23 @@ from kinetic._core.values import dataclass
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
 from kinetic._store.many import at_once
-from kinetic.errors import BackendUnavailable, CorruptRecord, KineticError, NotFound, StoreError
+from kinetic.errors import (
+    BackendUnavailable,
+    CorruptRecord,
+    KineticError,
+    NotFound,
+    StoreError,
+    StoreFull,
+    UnsupportedVersion,
+)
 
 _log = logging.getLogger("kinetic.following")
 PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 TRIES = 10
 """In a row, of which none brought anything: half a minute."""
+QUIET_S = 60.0
+"""Failures that are further apart do not count as "in a row"."""
 TRIES_UNTOLD = 3
 LOOK_EVERY_S = 0.25
 
@@ -65,9 +75,11 @@ def follow(
     Promises: (1) exactly one `Finished`, and nothing after it; (2) a verdict even when the job's
     supervisor was killed; (3) at least every tenth of a second an event, so that the caller can
     look at its clock; (4) a stream that breaks is taken up where it broke: nothing is lost, nothing
-    comes twice. A backend that does not answer is asked again for as long as the job goes on.
+    comes twice. A backend that does not answer is asked again for as long as the job goes on, a
+    distant store for half a minute.
 
     Raises:
+        StoreError: the store does not answer.
         NotFound: the job's records were removed.
         UsageError: the job has had no such attempt.
         UnsupportedVersion: another version of kinetic runs the job: its output is not to be had.
@@ -88,12 +100,17 @@ def follow(
             # The stream may have ended early, just before the job did: what is left is read once
             # more. Where there is no verdict, the job was not started yet, or the stream broke.
             pause_s = PAUSE_S if outcome is None else 0.0
-        except BackendUnavailable as error:
-            pause_s = reading.failed(error)
-            outcome = outcome or stored(store, ref, now())
+        except (BackendUnavailable, StoreError) as error:
+            if not _may_pass(store, error):
+                raise
+            pause_s = reading.failed(error, now())
+            if isinstance(error, BackendUnavailable):
+                outcome = outcome or _peeked(store, ref, now())
             if outcome is not None and reading.is_hopeless:
                 _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
                 break
+            if isinstance(error, StoreError) and reading.is_hopeless:
+                raise
         for slept_s in _slices(pause_s):
             yield Tick()
             pause(slept_s)
@@ -106,17 +123,19 @@ def chunks(
     ref: JobRef,
     request: LogRequest,
     *,
+    now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
     """Yield a job's output: what is there, or with `follow` until the job has ended; None while
     nothing is new.
 
     Raises:
-        BackendUnavailable: what is there cannot be read; it was tried for half a minute.
+        BackendUnavailable, StoreError: what is there cannot be read; it was tried for half a
+            minute.
         UsageError, UnsupportedVersion: as for `follow`.
     """
     if request.follow:
-        for event in follow(backend, store, ref, request, pause=pause):
+        for event in follow(backend, store, ref, request, now=now, pause=pause):
             yield event if isinstance(event, LogChunk) else None
         return
     _check(store, ref, request)
@@ -125,9 +144,9 @@ def chunks(
         try:
             yield from reading.stream()
             return
-        except BackendUnavailable as error:
-            pause_s = reading.failed(error)
-            if reading.is_hopeless:
+        except (BackendUnavailable, StoreError) as error:
+            pause_s = reading.failed(error, now())
+            if reading.is_hopeless or not _may_pass(store, error):
                 raise
         for slept_s in _slices(pause_s):
             yield None
@@ -143,6 +162,24 @@ def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
         attempts.check(store, ref.job_id, request.attempt)
 
 
+def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
+    """Whether asking again may help: not where a folder of this machine cannot be read."""
+    if isinstance(error, BackendUnavailable):
+        return True
+    lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)
+    return not lasting and store.as_folder() is None
+
+
+def _peeked(store: Store, ref: JobRef, now: float) -> Outcome | None:
+    """The stored verdict; None also where the store does not answer just now."""
+    try:
+        return stored(store, ref, now)
+    except StoreError as error:
+        if not _may_pass(store, error):
+            raise
+        return None
+
+
 class _Reading:
     """A job's output, over as many streams as it takes."""
 
@@ -151,6 +188,7 @@ class _Reading:
         self._ref = ref
         self._request = request
         self._failures = 0
+        self._failed_at = -math.inf
 
     def stream(self) -> Iterator[LogChunk | None]:
         """Yield what follows the last chunk that came, until the stream ends."""
@@ -164,8 +202,11 @@ class _Reading:
         finally:
             self._request = replace(self._request, after=read)
 
-    def failed(self, error: BackendUnavailable) -> float:
+    def failed(self, error: KineticError, now: float) -> float:
         """Count a failure; return for how long to wait."""
+        if now - self._failed_at > QUIET_S:
+            self._failures = 0
+        self._failed_at = now
         self._failures += 1
         if self._failures == TRIES_UNTOLD:
             _log.warning(
@@ -367,8 +408,8 @@ class StatusWatch:
         self._next_look = self._clock() + LOOK_EVERY_S
         try:
             status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
-        except BackendUnavailable:
-            return  # Following says so, and goes on.
+        except (BackendUnavailable, StoreError):
+            return  # Following meets it too: it goes on, or raises it.
         if status is not self._last:
             self._last = status
             self._on_status(status)

@@ -29,7 +29,7 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._store import index as stored
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
+from kinetic.errors import KineticError, NotFound, StoreError, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
     from kinetic._client.debugging import PortForward
@@ -410,12 +410,17 @@ class JobHandle(JobView, Generic[R_co]):
                         f"The wait for {self.job_id} was given up. It keeps running; "
                         f"{self._way_back()}"
                     )
-                if self._clock() >= deadline and self._stored() is None:
+                if self._clock() >= deadline and not self._has_verdict():
                     raise WaitTimeout(
                         f"{self.job_id} has not ended within {patience:g} s. It keeps running; "
                         f"{self._way_back()}"
                     )
         raise NotFound(f"{self.job_id} ended without a verdict.")
+
+    def _has_verdict(self) -> bool:
+        with contextlib.suppress(StoreError):  # The caller's patience has ended all the same.
+            return self._stored() is not None
+        return False
 
     def _free(self, *, records: bool, timeout: Duration) -> None:
         """Clean up after the value was fetched; failing at that must not cost the value."""

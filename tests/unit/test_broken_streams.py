@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,13 @@ from kinetic._core.log_format import STDOUT, LogChunk, Position
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
-from kinetic.errors import BackendUnavailable
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import (
+    BackendUnavailable,
+    StoreError,
+    StoreFull,
+    UnsupportedVersion,
+)
 
 HOSTS = 2
 
@@ -146,6 +153,73 @@ def test_a_status_that_cannot_be_had_is_asked_for_again(store):
     backend.status = status
     events = follow(backend, LogRequest())
     assert [e.data for e in events if isinstance(e, LogChunk)] == [b"a\n"]
+
+
+class Flickering(MemoryStore):
+    """A distant store that fails so many times, then answers again."""
+
+    failures = 0
+    error: type[StoreError] = StoreError
+
+    def get(self, key: str) -> bytes:
+        if self.failures:
+            self.failures -= 1
+            raise self.error("The store answers 503.")
+        return super().get(key)
+
+
+@pytest.mark.parametrize("hosts", [(0,), ()])
+@pytest.mark.parametrize("failures", [1, following.TRIES - 1])
+def test_a_distant_store_that_fails_for_a_moment_is_asked_again(caplog, hosts, failures):
+    caplog.set_level(logging.WARNING)
+    store = Flickering()
+    job = put_ref(store, ref(hosts=1))
+    backend = Breaking(store, job, printed((0, b"a\n")), [Break(1, raises=False)], ends_with=1)
+    store.failures = failures
+    events = follow(backend, LogRequest(hosts))
+    assert [e.data for e in events if isinstance(e, LogChunk)] == [b"a\n"] * len(hosts)
+    assert isinstance(events[-1], Finished)
+    assert len(caplog.messages) == (failures > 1)
+
+
+def test_a_distant_store_that_goes_on_failing_is_an_error():
+    store = Flickering()
+    job = put_ref(store, ref(hosts=1))
+    store.failures = 10**6
+    with pytest.raises(StoreError, match="503"):
+        follow(Breaking(store, job, [], [], ends_with=0), LogRequest(()))
+    assert 10**6 - store.failures == following.TRIES
+
+
+def test_failures_long_apart_are_several_short_ones():
+    store = Flickering()
+    job = put_ref(store, ref(hosts=1))
+    backend = Breaking(store, job, [], [], ends_with=3 * following.TRIES)
+    store.failures = 2 * following.TRIES
+    clock = itertools.count(NOW, following.QUIET_S + 1)
+    request, now = LogRequest(()), clock.__next__
+    events = following.follow(backend, store, job, request, now=now, pause=lambda _: None)
+    assert isinstance(list(events)[-1], Finished)
+
+
+@pytest.mark.parametrize("error", [UnsupportedVersion, StoreFull])
+def test_what_will_not_pass_is_told_at_once(error):
+    store = Flickering()
+    job = put_ref(store, ref(hosts=1))
+    store.failures, store.error = 1, error
+    with pytest.raises(error):
+        follow(Breaking(store, job, [], [], ends_with=0), LogRequest(()))
+
+
+def test_a_folder_that_cannot_be_read_is_told_at_once(tmp_path):
+    class Shut(LocalStore):
+        def get(self, key: str) -> bytes:
+            raise StoreError("Permission denied")
+
+    store = Shut(tmp_path)
+    job = put_ref(store, ref(hosts=1))
+    with pytest.raises(StoreError, match="denied"):
+        follow(Breaking(store, job, [], [], ends_with=5), LogRequest(()))
 
 
 def test_a_caller_can_look_at_its_clock_while_a_backend_does_not_answer(store):
