@@ -187,11 +187,12 @@ def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
         if error.errno in _FULL:
             raise
         return False  # no hard links here, or too many
-    with store_files.opened(path) as content:
-        digest, size = (
-            hashlib.file_digest(content, "sha256").hexdigest(),
-            os.fstat(content.fileno()).st_size,
-        )
+    try:
+        with store_files.opened(path) as content:
+            size = os.fstat(content.fileno()).st_size
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+    except IsADirectoryError as error:  # a symlink, a FIFO, ...
+        raise stored.damaged(what, file.digest) from error
     if (digest, size) != (file.digest, file.size_bytes):
         raise stored.damaged(what, file.digest)
     return True

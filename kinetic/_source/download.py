@@ -181,11 +181,13 @@ def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> 
 def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> _Pack:
     try:
         file = stack.enter_context(files.opened(path))
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         _forget(store, tree, name)
         raise CorruptRecord(
             "A pack of the source tree is missing from the store: submit the job again."
         ) from error
+    except OSError as error:
+        raise StoreError(f"A pack of the source tree could not be read: {error}.") from error
     try:
         size = packs.index_bytes(file.read(packs.HEAD_BYTES))
         if size > os.fstat(file.fileno()).st_size:
@@ -257,7 +259,9 @@ def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iter
             for chunk in files.chunks(source):
                 digest.update(chunk)
                 yield chunk
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except IsADirectoryError as error:  # a symlink to itself, a FIFO, ...
+        raise stored.damaged(what, file.digest) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise stored.missing(what) from error
     if digest.hexdigest() != file.digest:
         raise stored.damaged(what, file.digest)

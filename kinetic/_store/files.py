@@ -1,7 +1,7 @@
 """Local files: reading regular files only, and writing atomically.
 
-In: paths. Out: content; an error at once for a FIFO, a socket, a device or a folder, which could
-block a reader forever.
+In: paths. Out: content; an error at once for a FIFO, a socket, a device, a folder or a loop of
+symlinks, of which some could block a reader forever.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kinetic.errors import CorruptRecord, StoreError, StoreFull
 
-_NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)
-"""Errors of opening a socket or a missing device."""
+_NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP, errno.ELOOP)
+"""Errors of opening a socket, a missing device, or a symlink that leads to itself."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 CHUNK_BYTES = 1 << 20
 

@@ -131,7 +131,7 @@ class LocalStore:
         path = self._locate(key)
         try:
             with _explained(f"look for {key!r}", self._text):
-                return stat.S_ISREG(os.stat(path).st_mode)
+                return _is_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -205,6 +205,15 @@ class LocalStore:
                 yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")
             elif is_file and not is_folder:
                 yield prefix + name
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 @contextmanager

@@ -141,6 +141,15 @@ def test_damaged_content_is_told_and_forgotten(store, tree, name):
     )
 
 
+@pytest.mark.parametrize("kind", [layout.PACKS, layout.BLOBS])
+def test_a_loop_of_symlinks_is_missing_content(store, tree, kind):
+    for key in list(store.list(kind)):
+        store.delete(key)
+        store.path(key).symlink_to(store.path(key))
+    with pytest.raises(CorruptRecord, match="submit the job again"):
+        cached_copy.provide(store, tree, cached_copy.root_of(store))
+
+
 def test_a_full_disk_is_told_and_leaves_nothing(store, tree, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -743,6 +743,32 @@ def test_what_is_missing_is_noticed_and_mended(root, place, small, monkeypatch):
         assert shape(place / f"again{number}") == shape(root)
 
 
+@pytest.mark.parametrize("small", [0, 1000])
+def test_a_loop_of_symlinks_is_missing_content(root, place, small, monkeypatch):
+    monkeypatch.setattr(packs, "SMALL_BYTES", small)
+    write(root, {"a": "1", "b": "2"})
+    made, store = sent(root, place)
+    for number, digest in enumerate((made.digests()["a"], made.tree.manifest.digest)):
+        (key,) = keys_of(store, digest)
+        store.delete(key)
+        store.path(key).symlink_to(store.path(key))
+        assert not store.has(key)
+        with pytest.raises(CorruptRecord, match="submit the job again"):
+            bundle.unpack(store, made.tree, place / f"dest{number}")
+        bundle.upload(made, store)
+        bundle.unpack(store, made.tree, place / f"again{number}")
+        assert shape(place / f"again{number}") == shape(root)
+
+
+def test_a_file_in_place_of_all_packs(root, place):
+    write(root, {"a": "1"})
+    made, store = sent(root, place)
+    shutil.rmtree(store.path(layout.PACKS))
+    store.path(layout.PACKS).touch()
+    with pytest.raises(CorruptRecord, match="A pack of the source tree is missing"):
+        bundle.unpack(store, made.tree, place / "dest")
+
+
 def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
     write(root, {"a": "1"})
     made, store = sent(root, place)
