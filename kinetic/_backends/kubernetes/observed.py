@@ -155,6 +155,7 @@ class Pod:
         is_deleting: it was told to end.
         waiting_reason, waiting_message: why its container does not run, such as ImagePullBackOff.
         unschedulable: the scheduler's sentence, or "".
+        unschedulable_since: when it said so first, as text.
         disruption, disruption_message: why the cluster ended it, such as EvictionByEvictionAPI, or
             "".
         exit_code: of its container, once it has ended; None also where nobody could report it.
@@ -178,6 +179,7 @@ class Pod:
     waiting_reason: str
     waiting_message: str
     unschedulable: str
+    unschedulable_since: str
     disruption: str
     disruption_message: str
     exit_code: int | None
@@ -206,9 +208,11 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     )
     waiting = _waiting(status, state)
     scheduled = _condition_of_any_status(status, "PodScheduled")
+    refused = scheduled if scheduled.get("status") == "False" else {}
     disruption = condition(document, "DisruptionTarget") or {}
     stage = _stage(document, state)
-    at_end = stage is Stage.FAILED and not terminated
+    # the kubelet's reason, such as Evicted or NodeShutdown, says more than the container's
+    ended = status if stage is Stage.FAILED else {}
     return Pod(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
@@ -222,12 +226,13 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         is_deleting="deletionTimestamp" in meta,
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",
-        unschedulable=scheduled.get("message") or "" if scheduled.get("status") == "False" else "",
+        unschedulable=refused.get("message") or "",
+        unschedulable_since=refused.get("lastTransitionTime") or "",
         disruption=disruption.get("reason") or "",
         disruption_message=disruption.get("message") or "",
         exit_code=terminated.get("exitCode"),
-        exit_reason=terminated.get("reason") or (status.get("reason") or "" if at_end else ""),
-        exit_message=terminated.get("message") or (status.get("message") or "" if at_end else ""),
+        exit_reason=ended.get("reason") or terminated.get("reason") or "",
+        exit_message=ended.get("message") or terminated.get("message") or "",
         finished_at=terminated.get("finishedAt") or "",
         image=container.get("image") or "",
         memory_limit=((container.get("resources") or {}).get("limits") or {}).get("memory") or "",

@@ -1,0 +1,324 @@
+"""Why a job is not running: from what the cluster holds to one finding.
+
+In: `Observed`: the workload, its pods, Jobs and events, the nodes, Kueue's Workload, names of
+secrets; and the time. Out: the most important `Finding`, or None when there is nothing to say.
+Pure, so any process says the same of the same objects.
+
+A Job never says that it cannot run: it has one active pod and no condition, for ever. The reason is
+somewhere else for each case: on the pod (no node, image, Secret), in events of the pod (volumes) or
+of the Job (quota, admission), or on Kueue's Workload. What the object says is looked at first;
+events only explain it, because they stay for an hour after their cause is gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+
+from kinetic._backends.kubernetes import losses, queueing, scheduling
+from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.observed import (
+    IMAGE_REASONS,
+    Document,
+    Pod,
+    Stage,
+    condition,
+    current_pods,
+    is_suspended,
+    metadata,
+    shape_of,
+)
+from kinetic._core.values import dataclass
+
+__all__ = ["Finding", "Kind", "Observed", "diagnose"]
+
+_HOPELESS_IMAGE = (
+    "not found",
+    "notfound",
+    "denied",
+    "unauthorized",
+    "forbidden",
+    "invalid",
+    "couldn't parse",
+    "no match for platform",
+    "no matching manifest",
+)
+_ORDINARY = ("follower pod node selector", "already exists", "object is being deleted")
+"""Warnings of a gang that starts as it should."""
+_MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found')
+_ACCOUNT = re.compile(r'service ?account "?([^"\s:]+)"? not found', re.IGNORECASE)
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<name>[^,]+), requested: (?P<requested>.+?), used: (?P<used>.+?), "
+    r"limited: (?P<limited>.+)$"
+)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is known of a job. Only the workload is needed; what is not known makes the finding less
+    exact, never wrong.
+
+    Attributes:
+        workload: the Job or JobSet.
+        pods: its pods, with the last that was seen of those that are gone.
+        jobs: the Jobs that a JobSet made.
+        events: of the workload, its Jobs and pods, and of Kueue's Workload.
+        nodes: of the cluster; None when they may not be listed.
+        queue_workload: Kueue's Workload of it.
+        queue_position: how many jobs of the queue come before it, or None.
+        secrets: the names of the job's own secrets that are there; None when not looked up.
+        own_secret: the name of the secret that kinetic makes for the job.
+    """
+
+    workload: Document
+    pods: Sequence[Document] = ()
+    jobs: Sequence[Document] = ()
+    events: Sequence[Document] = ()
+    nodes: Sequence[Document] | None = None
+    queue_workload: Document | None = None
+    queue_position: int | None = None
+    secrets: Collection[str] | None = None
+    own_secret: str = ""
+
+
+def diagnose(
+    seen: Observed, now: float | None = None, *, scale_up_s: float = scheduling.SCALE_UP_S
+) -> Finding | None:
+    """Return what keeps a job from running, or ended it; None when it runs or has succeeded.
+
+    Args:
+        seen: what is known of it.
+        now: seconds since the epoch by the cluster's clock. Without it nothing is hopeless only
+            because it has taken long.
+        scale_up_s: how long an autoscaler may take to say whether it adds nodes.
+    """
+    if condition(seen.workload, "Complete") or condition(seen.workload, "Completed"):
+        return None
+    pods = current_pods(seen.workload, seen.pods)
+    queued = is_suspended(seen.workload) or queueing.was_evicted(seen.queue_workload)
+    if queued:
+        return queueing.why_suspended(seen.workload, seen.queue_workload, seen.queue_position)
+    jobs = [seen.workload, *seen.jobs]
+    lost = losses.why_stopped(jobs) or losses.why_lost(pods)
+    if lost is None and condition(seen.workload, "Failed"):
+        lost = losses.why_gone(jobs, seen.events)
+    if lost is not None:
+        return _final(seen.workload, lost)
+    if condition(seen.workload, "Failed"):
+        return _unexplained(seen.workload)
+    for look in (_stuck, _not_created):
+        finding = look(seen, pods)
+        if finding is not None:
+            return finding
+    finding = scheduling.why_unscheduled(
+        seen.workload, pods, seen.events, seen.nodes, now=now, scale_up_s=scale_up_s
+    )
+    return finding or _secret_missing(seen, pods) or _preparing(seen, pods)
+
+
+def _final(workload: Document, finding: Finding) -> Finding:
+    """What ended a job that is not tried again is final."""
+    if not condition(workload, "Failed") or finding.hopeless:
+        return finding
+    return Finding(finding.kind, finding.sentence, True, finding.hosts)
+
+
+def _unexplained(workload: Document) -> Finding:
+    failed = condition(workload, "Failed") or {}
+    said = failed.get("message") or failed.get("reason") or "no reason given"
+    return Finding(Kind.HOST_FAILED, f"The cluster says that the job failed: {said}.", True)
+
+
+def events_of(events: Sequence[Document], name: str) -> list[Document]:
+    """Return the events about an object, the newest last."""
+    about = [e for e in events if (e.get("involvedObject") or {}).get("name") == name]
+    return sorted(about, key=event_time)
+
+
+def event_time(event: Document) -> str:
+    """Return when an event happened last: it comes in two shapes, by who wrote it."""
+    series = event.get("series") or {}
+    return str(
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or metadata(event).get("creationTimestamp")
+        or ""
+    )
+
+
+def seconds_of(timestamp: str) -> float | None:
+    """Return a timestamp as seconds since the epoch, or None where it is none."""
+    try:
+        return datetime.fromisoformat(timestamp).astimezone(UTC).timestamp()
+    except ValueError:
+        return None
+
+
+# --- the pod has a node, and its program does not start
+
+
+def _stuck(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+    starting = [pod for pod in pods if pod.stage is Stage.STARTING]
+    looks: tuple[Callable[[Observed, Pod], Finding | None], ...] = (_image, _config, _volume)
+    for look in looks:
+        found = [(pod.host, f) for pod in starting if (f := look(seen, pod)) is not None]
+        if found:
+            first = found[0][1]
+            alike = tuple(host for host, f in found if f.kind is first.kind)
+            return Finding(first.kind, first.sentence, first.hopeless, alike)
+    return None
+
+
+def _image(_seen: Observed, pod: Pod) -> Finding | None:
+    if pod.waiting_reason not in IMAGE_REASONS:
+        return None
+    said = pod.waiting_message.rpartition("ErrImagePull: ")[2]
+    hopeless = pod.waiting_reason == "InvalidImageName" or any(
+        words in said.lower() for words in _HOPELESS_IMAGE
+    )
+    advice = "Check container_image=, and that the nodes may read the repository."
+    text = f"The image {pod.image} cannot be pulled: {_shortened(said) or pod.waiting_reason}."
+    return Finding(Kind.IMAGE_PULL, f"{text} {advice}", hopeless)
+
+
+def _config(seen: Observed, pod: Pod) -> Finding | None:
+    reason, said = pod.waiting_reason, pod.waiting_message
+    if reason == "CreateContainerConfigError":
+        return _missing(seen, said) or Finding(
+            Kind.START_ERROR, f"Host {pod.host} cannot be set up: {_shortened(said)}.", True
+        )
+    if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
+        text = f"Host {pod.host} does not start: {reason}: {_shortened(said)}."
+        return Finding(Kind.START_ERROR, text)
+    return None
+
+
+def _missing(seen: Observed, said: str) -> Finding | None:
+    """A Secret or ConfigMap that a pod needs, and that is not there."""
+    named = _MISSING.search(said)
+    if named is None:
+        return None
+    kind, name = named[1], named[2]
+    if kind == "secret" and name == seen.own_secret:
+        return _interrupted(name)
+    if kind == "secret":
+        advice = "Create it, or take it out of the pod's settings."
+        text = f"The secret {name} does not exist in the namespace of the job. {advice}"
+        return Finding(Kind.MISSING_SECRET, text, hopeless=True)
+    text = f"The config map {name} does not exist in the namespace of the job. Create it."
+    return Finding(Kind.MISSING_VOLUME, text, hopeless=True)
+
+
+def _interrupted(name: str) -> Finding:
+    return Finding(
+        Kind.MISSING_SECRET,
+        f"The job's own secret {name} is not there: its submission is going on, or was "
+        "interrupted. If nothing submits it any more, cancel the job and run it again.",
+    )
+
+
+def _secret_missing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+    wanted = seen.own_secret and seen.secrets is not None and not any(p.has_run for p in pods)
+    if not wanted or seen.own_secret in (seen.secrets or ()):
+        return None
+    return _interrupted(seen.own_secret)
+
+
+def _volume(seen: Observed, pod: Pod) -> Finding | None:
+    """The status says ContainerCreating, as for each pod that starts: only events tell."""
+    if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
+        return None
+    for event in reversed(events_of(seen.events, pod.name)):
+        if event.get("reason") in ("Pulling", "Pulled", "Created", "Started"):
+            return None  # volumes come before images
+        said = event.get("message") or ""
+        if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
+            text = f"A volume of host {pod.host} cannot be mounted: {_shortened(said)}."
+            return _missing(seen, said) or Finding(Kind.MISSING_VOLUME, text)
+        if event.get("reason") == "FailedCreatePodSandBox":
+            text = f"The node {pod.node} cannot start pods: {_shortened(said)}."
+            return Finding(Kind.START_ERROR, text)
+    return None
+
+
+# --- there is no pod
+
+
+def _not_created(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+    wanted = shape_of(seen.workload).hosts
+    if len(pods) >= wanted:
+        return None
+    makers = {metadata(job).get("name") for job in (seen.workload, *seen.jobs)}
+    name = str(metadata(seen.workload).get("name", ""))
+    refused = [
+        event
+        for event in sorted(seen.events, key=event_time)
+        if event.get("reason") in ("FailedCreate", "JobCreationFailed")
+        and _is_of(event, makers, name)
+        and not any(words in (event.get("message") or "") for words in _ORDINARY)
+    ]
+    if not refused:
+        return None
+    have = {pod.host for pod in pods}
+    missing = tuple(host for host in range(wanted) if host not in have)
+    return _refusal((refused[-1].get("message") or "").removeprefix("Error creating: "), missing)
+
+
+def _is_of(event: Document, makers: Collection[object], workload: str) -> bool:
+    about = event.get("involvedObject") or {}
+    name = str(about.get("name", ""))
+    return about.get("kind") in ("Job", "JobSet") and (
+        name in makers or name.startswith(f"{workload}-")
+    )
+
+
+def _refusal(said: str, hosts: tuple[int, ...]) -> Finding:
+    quota = _QUOTA.search(said)
+    if quota is not None:
+        text = (
+            f"The quota {quota['name']} of the namespace does not let "
+            f"{'the job' if not hosts else f'{len(hosts)} of its pods'} in: it allows "
+            f"{quota['limited']}, {quota['used']} is taken, and a pod needs {quota['requested']}."
+        )
+        advice = "Other jobs must end first, or an administrator must raise it."
+        return Finding(Kind.QUOTA, f"{text} {advice}", _over(quota), hosts)
+    account = _ACCOUNT.search(said)
+    if account is not None:
+        name = account[1].rpartition("/")[2]
+        text = f"The service account {name} does not exist in the namespace of the job."
+        return Finding(Kind.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", True, hosts)
+    passing = "failed calling webhook" in said or "timeout" in said or "etcdserver" in said
+    what = "is not answering" if passing else "refuses the pods of the job"
+    text = f"The cluster {what}: {_shortened(said)}."
+    return Finding(Kind.REFUSED, text, not passing, hosts)
+
+
+def _over(quota: re.Match[str]) -> bool:
+    """Whether one pod alone needs more than the quota will ever give."""
+    limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
+    needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
+    return any(
+        needs[k].isdigit() and limits[k].isdigit() and int(needs[k]) > int(limits[k])
+        for k in needs.keys() & limits.keys()
+    )
+
+
+# --- nothing is wrong
+
+
+def _preparing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
+    for pod in pods:
+        if pod.stage is not Stage.STARTING:
+            continue
+        last = [e.get("reason") for e in events_of(seen.events, pod.name)]
+        if last and last[-1] == "Pulling":
+            hosts = tuple(p.host for p in pods if p.stage is Stage.STARTING)
+            return Finding(Kind.PREPARING, f"The image {pod.image} is being pulled.", False, hosts)
+    return None
+
+
+def _shortened(text: str) -> str:
+    one_line = " ".join(text.split()).rstrip(". ")
+    return one_line if len(one_line) <= 400 else f"{one_line[:400]} …"

@@ -1,0 +1,214 @@
+"""Why hosts were lost: from how their pods ended to the one to blame.
+
+In: the pods of a gang, conditions and events of its Jobs. Out: a `Finding`, the host to blame
+first. Pure.
+
+When each host ended does not tell who was first: times have whole seconds, and the order of a
+watch's events is not theirs (hosts that die of a peer's death are often reported before it). So
+hosts are ranked by how they ended, and only then by time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.observed import Document, Pod, Stage, condition
+
+USER_CODE_RAISED = 42
+"""What a host ends with when the user's function raised."""
+_ECHOES = (
+    "distributed service detected fatal errors",
+    "coordination service",
+    "heartbeat",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "peer",
+)
+"""Words in the last lines of a host that ended because another one had."""
+_SIGNALS = {
+    129: "SIGHUP",
+    130: "SIGINT",
+    132: "SIGILL",
+    134: "SIGABRT",
+    135: "SIGBUS",
+    136: "SIGFPE",
+    137: "SIGKILL",
+    139: "SIGSEGV",
+    143: "SIGTERM",
+}
+_SHUT_DOWN = ("Terminated", "NodeShutdown", "Preempting")
+_NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (
+        Kind.PREEMPTED,
+        "a pod with a higher priority took its place. Raise priority=, or wait for free nodes",
+    ),
+    "EvictionByEvictionAPI": (
+        Kind.EVICTED,
+        "its node was drained: by an upgrade, by the autoscaler, or by kubectl drain",
+    ),
+    "DeletionByTaintManager": (
+        Kind.NODE_LOST,
+        "its node {node} stopped answering, so the cluster gave the host up",
+    ),
+    "DeletionByPodGC": (Kind.NODE_LOST, "its node {node} is gone"),
+}
+_POD_IN_MESSAGE = re.compile(r"for pod \S+?/(\S+) failed with exit code (\d+)")
+
+
+def why_lost(pods: Sequence[Pod]) -> Finding | None:
+    """Return which hosts were lost and why, or None when none was.
+
+    Args:
+        pods: one for each host; the last that was seen of it, if it is gone.
+    """
+    lost = sorted((p for p in pods if _is_lost(p)), key=_blame)
+    if not lost:
+        return None
+    first = lost[0]
+    kind, text, hopeless = _cause(first)
+    hosts = tuple(pod.host for pod in lost)
+    verb = (
+        "failed" if kind in (Kind.HOST_FAILED, Kind.BAD_COMMAND, Kind.START_ERROR) else "was lost"
+    )
+    return Finding(kind, f"Host {first.host} {verb}: {text}.{_others(hosts)}", hopeless, hosts)
+
+
+def why_stopped(jobs: Iterable[Document]) -> Finding | None:
+    """Return that the cluster stopped the job because of its deadline, or None."""
+    for job in jobs:
+        for kind in ("FailureTarget", "Failed"):
+            if (condition(job, kind) or {}).get("reason") == "DeadlineExceeded":
+                text = "The job ran longer than its deadline allows, so the cluster stopped it."
+                return Finding(Kind.DEADLINE, f"{text} Raise timeout=.", hopeless=True)
+    return None
+
+
+def why_gone(jobs: Iterable[Document], events: Iterable[Document]) -> Finding | None:
+    """Return why a Job failed whose pods are not there any more, from its condition or its events.
+
+    Args:
+        jobs: the workload and the Jobs that a JobSet made.
+        events: of these.
+    """
+    said = [
+        c for job in jobs for kind in ("FailureTarget", "Failed") if (c := condition(job, kind))
+    ]
+    said += [event for event in events if event.get("type") == "Warning"]
+    for found in said:
+        named = _POD_IN_MESSAGE.search(found.get("message") or "")
+        if named and found.get("reason") == "PodFailurePolicy":
+            host, code = _index_of(named[1]), int(named[2])
+            return Finding(Kind.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,))
+    return None
+
+
+def _is_lost(pod: Pod) -> bool:
+    silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
+    # a pod that was told to end did so because of another one, or of the user
+    told = pod.is_deleting and pod.exit_code not in range(1, 128)
+    return (pod.stage is Stage.FAILED and not told) or bool(pod.disruption) or silent
+
+
+def _blame(pod: Pod) -> tuple[int, str, int]:
+    return _rank(pod), pod.finished_at or "9", pod.host
+
+
+def _rank(pod: Pod) -> int:
+    """How much a host is to blame, lower is more."""
+    if pod.disruption or pod.exit_reason in ("OOMKilled", "Evicted", "StartError", *_SHUT_DOWN):
+        return 0
+    if pod.is_deleting:  # it was told to end, so it did
+        return 5
+    if pod.exit_code is None:  # nobody hears from it
+        return 1
+    echoes = any(word in pod.exit_message.lower() for word in _ECHOES)
+    if pod.exit_code < 128:
+        return 3 if echoes else 1
+    return 4 if echoes or pod.exit_code == 143 else 2
+
+
+def _cause(pod: Pod) -> tuple[Kind, str, bool]:
+    if pod.disruption:
+        kind, text = _disrupted(pod)
+        return kind, text, False
+    if pod.exit_reason in _SHUT_DOWN:
+        return Kind.PREEMPTED, _shut_down(pod, pod.exit_message), False
+    if pod.exit_reason in ("OOMKilled", "Evicted"):
+        return (*_memory(pod), False)
+    if pod.exit_reason in ("StartError", "ContainerCannotRun"):
+        missing = any(words in pod.exit_message for words in _NO_PROGRAM)
+        kind = Kind.BAD_COMMAND if missing else Kind.START_ERROR
+        advice = f"Check that the image {pod.image} has the program" if missing else ""
+        text = f"its program could not be started: {_last_line(pod.exit_message)}"
+        return kind, ". ".join(t for t in (text, advice) if t), missing
+    if pod.stage is Stage.RUNNING:
+        text = f"its node {pod.node} does not answer. It may come back; else the cluster gives"
+        return Kind.NODE_LOST, f"{text} the host up after some minutes", False
+    if pod.exit_code is None:
+        return Kind.NODE_LOST, pod.exit_message or pod.exit_reason or "its pod failed", False
+    text = _code(pod.exit_code)
+    if pod.exit_code in (126, 127):
+        return Kind.BAD_COMMAND, f"{text}, so a command was not found{_tail(pod)}", True
+    return Kind.HOST_FAILED, f"{text}{_tail(pod)}", False
+
+
+def _disrupted(pod: Pod) -> tuple[Kind, str]:
+    if pod.disruption in _DISRUPTIONS:
+        kind, text = _DISRUPTIONS[pod.disruption]
+        return kind, text.format(node=pod.node)
+    said = (pod.disruption_message or pod.disruption).rstrip(".")
+    if "shutdown" in f"{said} {pod.exit_message}".lower():
+        return Kind.PREEMPTED, _shut_down(pod, said)
+    return Kind.EVICTED, f"the cluster ended its pod: {said}"
+
+
+def _shut_down(pod: Pod, said: str) -> str:
+    text = f"its node {pod.node} was shut down, as spot nodes and nodes under maintenance are"
+    return f"{text}: {said.rstrip('.')}" if said else text
+
+
+def _memory(pod: Pod) -> tuple[Kind, str]:
+    if pod.exit_reason == "Evicted":
+        said = pod.exit_message.rstrip(".") or "its node ran out of resources"
+        kind = Kind.OUT_OF_MEMORY if "memory" in said else Kind.EVICTED
+        return kind, f"its node {pod.node} evicted it: {said}"
+    limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "the memory of its node"
+    advice = "Use less memory on the host, or machines with more"
+    return Kind.OUT_OF_MEMORY, f"it used more memory than {limit}. {advice}"
+
+
+def _code(code: int) -> str:
+    if code == USER_CODE_RAISED:
+        return "its function raised"
+    if code in _SIGNALS:
+        return f"it was killed by {_SIGNALS[code]} (exit code {code})"
+    return f"it ended with exit code {code}"
+
+
+def _tail(pod: Pod) -> str:
+    last = _last_line(pod.exit_message)
+    return f": {last}" if last else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300].rstrip(".") if lines else ""
+
+
+def _others(hosts: tuple[int, ...]) -> str:
+    if len(hosts) == 1:
+        return ""
+    rest = sorted(hosts[1:])
+    named = ", ".join(str(host) for host in rest)
+    return f" Host{'s' if len(rest) > 1 else ''} {named} ended after it."
+
+
+def _index_of(pod: str) -> int:
+    # <workload>-<replicated job>-<job>-<pod>-<random>, or <workload>-<pod>-<random>
+    parts = pod.split("-")
+    return int(parts[-2]) if len(parts) > 2 and parts[-2].isdigit() else 0

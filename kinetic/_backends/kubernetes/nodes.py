@@ -1,0 +1,110 @@
+"""The node pools of a cluster, from its nodes.
+
+In: nodes as the API server sends them. Out: `NodePool`s: what `kinetic accelerators --live` shows,
+and what a job that finds no node is told about. Pure. A pool that is scaled to zero has no nodes
+and is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kinetic._backends.kubernetes.observed import Document, condition, labels, metadata
+from kinetic._core.values import dataclass
+
+POOL_LABEL = "cloud.google.com/gke-nodepool"
+TPU_LABEL = "cloud.google.com/gke-tpu-accelerator"
+TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
+GPU_LABEL = "cloud.google.com/gke-accelerator"
+SPOT_LABEL = "cloud.google.com/gke-spot"
+RESERVATION_LABEL = "cloud.google.com/reservation-name"
+MACHINE_LABEL = "node.kubernetes.io/instance-type"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+TPU, GPU = "google.com/tpu", "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class NodePool:
+    """Nodes of one kind.
+
+    Attributes:
+        name: of the pool; "" where nodes belong to none.
+        accelerator: as the label of its nodes says, such as tpu-v6e-slice; "" for plain machines.
+        topology: of the slice that its nodes form, such as 4x4, or "".
+        machine: the machine type.
+        zone: where they are.
+        chips_each: chips, or GPUs, of one node.
+        nodes: how many there are now.
+        ready: how many of them take pods.
+        spot: they may be taken away.
+        reservation: what they are reserved under, or "".
+    """
+
+    name: str
+    accelerator: str
+    topology: str
+    machine: str
+    zone: str
+    chips_each: int
+    nodes: int
+    ready: int
+    spot: bool
+    reservation: str
+
+    def __str__(self) -> str:
+        kind = " ".join(part for part in (self.accelerator, self.topology) if part)
+        counted = f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
+        return f"{self.name or 'without a pool'} ({kind or self.machine or 'cpu'}, {counted})"
+
+
+def pools_of(nodes: Iterable[Document]) -> tuple[NodePool, ...]:
+    """Return the pools of a cluster: those with accelerators first, then by name."""
+    found: dict[tuple[str, ...], list[Document]] = {}
+    for node in nodes:
+        known = labels(node)
+        accelerator = known.get(TPU_LABEL) or known.get(GPU_LABEL) or ""
+        kind = (known.get(TOPOLOGY_LABEL, ""), known.get(MACHINE_LABEL, ""))
+        key = (known.get(POOL_LABEL, ""), accelerator, *kind, known.get(ZONE_LABEL, ""))
+        found.setdefault(key, []).append(node)
+    pools = [_pool(key, of_pool) for key, of_pool in found.items()]
+    return tuple(sorted(pools, key=lambda p: (not p.accelerator, p.name, p.zone)))
+
+
+def _pool(key: tuple[str, ...], nodes: list[Document]) -> NodePool:
+    name, accelerator, topology, machine, zone = key
+    known = labels(nodes[0])
+    return NodePool(
+        name=name,
+        accelerator=accelerator,
+        topology=topology,
+        machine=machine,
+        zone=zone,
+        chips_each=max(chips_of(node) for node in nodes),
+        nodes=len(nodes),
+        ready=sum(takes_pods(node) for node in nodes),
+        spot=known.get(SPOT_LABEL) == "true",
+        reservation=known.get(RESERVATION_LABEL, ""),
+    )
+
+
+def chips_of(node: Document) -> int:
+    """Return how many chips or GPUs a node offers to pods."""
+    offered = (node.get("status") or {}).get("allocatable") or {}
+    return int(offered.get(TPU) or offered.get(GPU) or 0)
+
+
+def takes_pods(node: Document) -> bool:
+    """Whether new pods may come to a node."""
+    return condition(node, "Ready") is not None and not (node.get("spec") or {}).get(
+        "unschedulable"
+    )
+
+
+def matching(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
+    """Return the nodes that have all of these labels."""
+    return [n for n in nodes if all(labels(n).get(k) == v for k, v in selector.items())]
+
+
+def by_name(nodes: Iterable[Document]) -> dict[str, Document]:
+    """Return the nodes by name."""
+    return {metadata(node).get("name", ""): node for node in nodes}

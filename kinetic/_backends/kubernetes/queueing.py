@@ -1,0 +1,120 @@
+"""What a suspended job waits for: Kueue's words on its Workload, as a finding.
+
+In: the Job or JobSet, Kueue's Workload that belongs to it, its place in the queue. Out: a
+`Finding`. Pure. The job itself only says that it is suspended.
+"""
+
+from __future__ import annotations
+
+from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.observed import (
+    QUEUE_LABEL,
+    Document,
+    condition,
+    labels,
+    metadata,
+)
+
+_NEVER = ("ExceedsMaxQuota", "Misconfigured")
+_NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
+
+
+def was_evicted(queue_workload: Document | None) -> bool:
+    """Whether the queue took a job's place away and has not given it back."""
+    if queue_workload is None or condition(queue_workload, "Finished"):
+        return False
+    evicted = condition(queue_workload, "Evicted") or condition(queue_workload, "Preempted")
+    return evicted is not None and condition(queue_workload, "Admitted") is None
+
+
+def why_suspended(
+    workload: Document, queue_workload: Document | None, position: int | None = None
+) -> Finding:
+    """Return what a suspended job waits for.
+
+    Args:
+        workload: the Job or JobSet.
+        queue_workload: Kueue's Workload, or None when there is none (yet).
+        position: how many jobs of its queue come before it.
+    """
+    queue = labels(workload).get(QUEUE_LABEL, "")
+    name = metadata(workload).get("name", "")
+    if not queue:
+        text = "The job is suspended, and no queue is named that would resume it."
+        command = f"kubectl patch {_resource(workload)} {name} --type merge -p"
+        return Finding(
+            Kind.SUSPENDED, f'{text} Resume it: {command} \'{{"spec":{{"suspend":false}}}}\'.'
+        )
+    if queue_workload is None:
+        text = f"The job waits for the queue {queue}, which has not taken note of it yet."
+        return Finding(Kind.QUEUED, f"{text} If this stays so, check that Kueue is installed.")
+    for look in (_deactivated, _preempted, _checks, _reserved):
+        finding = look(queue, queue_workload)
+        if finding is not None:
+            return _placed(finding, position)
+    return _placed(Finding(Kind.QUEUED, f"The job waits in the queue {queue}."), position)
+
+
+def _placed(finding: Finding, position: int | None) -> Finding:
+    if position is None or finding.hopeless:
+        return finding
+    before = {0: "It is the next", 1: "One job comes before it"}
+    text = before.get(position, f"{position} jobs come before it")
+    return Finding(finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts)
+
+
+def _deactivated(queue: str, workload: Document) -> Finding | None:
+    if (workload.get("spec") or {}).get("active", True):
+        return None
+    evicted = condition(workload, "Evicted") or {}
+    said = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
+    return Finding(
+        Kind.QUEUE_REFUSED, f"The queue {queue} has put the job out for good{said}.", hopeless=True
+    )
+
+
+def _preempted(queue: str, workload: Document) -> Finding | None:
+    found = condition(workload, "Preempted") or condition(workload, "Evicted")
+    if found is None or condition(workload, "Admitted"):
+        return None
+    said = _clean(found.get("message") or found.get("reason"))
+    text = f"The queue {queue} took the job's place away: {said}. It waits to get it back."
+    return Finding(Kind.PREEMPTED, text)
+
+
+def _checks(queue: str, workload: Document) -> Finding | None:
+    """A job whose quota is reserved may still wait, such as for nodes to be provisioned."""
+    if condition(workload, "QuotaReserved") is None:
+        return None
+    for check in (workload.get("status") or {}).get("admissionChecks") or ():
+        said = _clean(check.get("message")) or "no reason given"
+        if check.get("state") == "Rejected":
+            text = f"The check {check.get('name')} of the queue {queue} rejects the job: {said}."
+            return Finding(Kind.QUEUE_REFUSED, text, hopeless=True)
+        if check.get("state") in ("Pending", "Retry"):
+            text = f"Nodes are being provisioned for the job ({check.get('name')}): {said}."
+            return Finding(Kind.PROVISIONING, text)
+    return None
+
+
+def _reserved(queue: str, workload: Document) -> Finding | None:
+    conditions = (workload.get("status") or {}).get("conditions") or ()
+    found = next((c for c in conditions if c.get("type") == "QuotaReserved"), None)
+    if found is None or found.get("status") == "True":
+        return None
+    said = _clean(found.get("message"))
+    if found.get("reason") in _NEVER or any(words in said for words in _NEVER_WORDS):
+        text = f"The queue {queue} can never admit the job: {said}."
+        other = "name another queue= (kubectl get localqueues)"
+        missing = "doesn't exist" in said
+        advice = f"{other[0].upper()}{other[1:]}." if missing else f"Ask for less, or {other}."
+        return Finding(Kind.QUEUE_REFUSED, f"{text} {advice}", hopeless=True)
+    return Finding(Kind.QUEUED, f"The job waits in the queue {queue}: {said}.")
+
+
+def _clean(text: object) -> str:
+    return " ".join(str(text or "").split()).rstrip(". ")
+
+
+def _resource(workload: Document) -> str:
+    return "jobset" if "replicatedJobs" in (workload.get("spec") or {}) else "job"

@@ -1,0 +1,183 @@
+"""Why pods get no nodes: from the scheduler's and the autoscaler's words, and the nodes there are.
+
+In: the workload, its pods, events, nodes, the time. Out: a `Finding`, or None when all pods have
+nodes. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+
+from kinetic._backends.kubernetes import nodes as pools
+from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.observed import Document, Pod, PodSet, Stage, labels, shape_of
+
+SCALE_UP_S = 60.0
+"""An autoscaler says within this time whether it adds nodes; a cluster where nothing was said has
+none."""
+_SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
+_GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
+_REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
+
+
+def why_unscheduled(
+    workload: Document,
+    pods: Sequence[Pod],
+    events: Sequence[Document],
+    nodes: Sequence[Document] | None,
+    *,
+    now: float | None,
+    scale_up_s: float = SCALE_UP_S,
+) -> Finding | None:
+    """Return why some pods have no nodes.
+
+    Args:
+        workload: the Job or JobSet.
+        pods: one for each host.
+        events: of the pods.
+        nodes: of the cluster, or None when they may not be listed.
+        now: seconds since the epoch, or None.
+        scale_up_s: how long to wait for an autoscaler's word.
+    """
+    stuck = [pod for pod in pods if pod.stage is Stage.UNSCHEDULED and pod.unschedulable]
+    if not stuck:
+        return None
+    hosts = tuple(pod.host for pod in stuck)
+    placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in pods)
+    reason, said = _last_word(stuck, events)
+    if reason in ("TriggeredScaleUp", *_REQUEST):
+        return Finding(Kind.PROVISIONING, _added(said), hosts=hosts)
+    needed = shape_of(workload)
+    of = next(s for s in reversed(needed.sets) if s.first_host <= hosts[0])
+    waited = _is_over(stuck, now, scale_up_s)
+    finding = _from_nodes(of, stuck[0], nodes, hosts=hosts, placed=placed, wanted=needed.hosts)
+    if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
+        text = f"{finding.sentence} The cluster tried to add nodes and failed: {_brief(said)}."
+        return Finding(Kind.NO_SCALE_UP, text, hosts=hosts)
+    if reason == "NotTriggerScaleUp":
+        full = "max node group size" in said or "max cluster" in said
+        kind = finding.kind if finding.kind is Kind.NO_NODE_POOL and not full else Kind.NO_SCALE_UP
+        text = f"{finding.sentence} The cluster adds no nodes for it: {_brief(said)}."
+        impossible = finding.kind is Kind.NO_NODE_POOL and not full
+        return Finding(kind, text, impossible, hosts)
+    if finding.kind is Kind.NO_NODE_POOL and waited:
+        return Finding(finding.kind, finding.sentence, True, hosts)
+    return finding
+
+
+def _last_word(stuck: Sequence[Pod], events: Sequence[Document]) -> tuple[str, str]:
+    """Return the newest event of an autoscaler about these pods: its reason and its message."""
+    names = {pod.name for pod in stuck}
+    said = [
+        event
+        for event in events
+        if event.get("reason") in _SCALED + _REQUEST
+        and (event.get("involvedObject") or {}).get("name") in names
+    ]
+    if not said:
+        return "", ""
+    last = max(said, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+    return str(last.get("reason")), str(last.get("message") or "")
+
+
+def _is_over(stuck: Sequence[Pod], now: float | None, scale_up_s: float) -> bool:
+    if now is None:
+        return False
+    try:
+        since = min(datetime.fromisoformat(pod.unschedulable_since) for pod in stuck)
+    except (ValueError, TypeError):
+        return False
+    return now - since.timestamp() > scale_up_s
+
+
+def _added(said: str) -> str:
+    groups = [f"{name} from {old} to {new} nodes" for name, old, new in _GROUPS.findall(said)]
+    if groups:
+        return f"Nodes are being added for the job: {', '.join(groups)}."
+    return "Nodes are being added for the job."
+
+
+def _from_nodes(
+    of: PodSet,
+    pod: Pod,
+    nodes: Sequence[Document] | None,
+    *,
+    hosts: tuple[int, ...],
+    placed: int,
+    wanted: int,
+) -> Finding:
+    selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
+    kind = _kind_of(selector)
+    there = None if nodes is None else pools.matching(nodes, selector)
+    scheduler = _brief(pod.unschedulable)
+    if placed:
+        some = f"{placed} of {wanted} hosts have nodes; {_named(hosts)} {_verb(hosts)} for one"
+        text = f"{some}{kind and f' with {kind}'}. {_sizes(of, there)}"
+        advice = "The job starts when all have one."
+        return Finding(Kind.PARTIAL_SLICE, f"{text}{advice} {_says(scheduler)}", hosts=hosts)
+    if there == [] or (there is None and not _is_short(scheduler)):
+        offers = _offers(nodes)
+        text = f"No node of the cluster has {kind or 'what the pods ask for'}."
+        return Finding(Kind.NO_NODE_POOL, f"{text} {offers}{_says(scheduler)}", hosts=hosts)
+    if there and _most(there) < of.pods_each:
+        text = f"Only {_most(there)} of the {of.pods_each} nodes of a slice with {kind} are there."
+        return Finding(Kind.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
+    count = f"The {len(there)} nodes" if there else "The nodes"
+    text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
+    return Finding(Kind.NO_ROOM, f"{text} {_says(scheduler)}", hosts=hosts)
+
+
+def _is_short(scheduler: str) -> bool:
+    """Whether nodes that would do have too little left, as opposed to none that would do."""
+    return "Insufficient" in scheduler or "unschedulable" in scheduler or "taint" in scheduler
+
+
+def _kind_of(selector: Document) -> str:
+    accelerator = selector.get(pools.TPU_LABEL) or selector.get(pools.GPU_LABEL) or ""
+    topology = selector.get(pools.TOPOLOGY_LABEL, "")
+    named = " ".join(part for part in (accelerator, topology) if part)
+    known = (pools.TPU_LABEL, pools.GPU_LABEL, pools.TOPOLOGY_LABEL)
+    rest = ", ".join(f"{k}={v}" for k, v in sorted(selector.items()) if k not in known)
+    return " and ".join(part for part in (named, rest) if part)
+
+
+def _most(there: Sequence[Document]) -> int:
+    """The nodes of the largest pool: a slice is a pool."""
+    sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in there)
+    return max(sizes.values())
+
+
+def _sizes(of: PodSet, there: Sequence[Document] | None) -> str:
+    if not there or _most(there) >= of.pods_each:
+        return ""
+    return f"The cluster has {_most(there)} such nodes, and a slice needs {of.pods_each}. "
+
+
+def _offers(nodes: Sequence[Document] | None) -> str:
+    if nodes is None:
+        return ""
+    offered = [str(pool) for pool in pools.pools_of(nodes) if pool.accelerator]
+    if not offered:
+        return "It has no nodes with accelerators now. "
+    return f"Its node pools: {'; '.join(offered)}. "
+
+
+def _says(scheduler: str) -> str:
+    return f"The scheduler says: {scheduler}."
+
+
+def _brief(said: str) -> str:
+    """Without the scheduler's thoughts about other ways, which are long and help nobody."""
+    text = re.split(r"\.? (?:no new claims|preemption:)", said)[0]
+    return " ".join(text.removeprefix("pod ").split()).rstrip(". ")
+
+
+def _named(hosts: tuple[int, ...]) -> str:
+    return f"host{'s' if len(hosts) > 1 else ''} {', '.join(map(str, hosts))}"
+
+
+def _verb(hosts: tuple[int, ...]) -> str:
+    return "wait" if len(hosts) > 1 else "waits"
