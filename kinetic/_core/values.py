@@ -4,15 +4,14 @@ make.
 In: a class with annotated fields. Out: a frozen dataclass.
 
 The standard library compiles six methods for each class, four of them for `frozen`, and a process
-of a job makes fifty such classes before it can begin. Here only `__init__` is compiled; the other
-methods are the same functions for all classes. `replace`, `fields`, `asdict` and type checkers see
-a dataclass.
+of a job makes fifty such classes before it can begin. Here nothing is compiled: the methods are the
+same functions for all classes. `replace`, `fields`, `asdict` and type checkers see a dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -27,14 +26,61 @@ def _frozen(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], type[T]]:
     assert frozen, "values are frozen"
 
     def made(cls: type[T]) -> type[T]:
-        own = {name for name in _METHODS if name in vars(cls)}
-        kind: type[T] = dataclasses.dataclass(repr=False, eq=False)(cls)
+        own = {name for name in ("__init__", *_METHODS) if name in vars(cls)}
+        kind: type[T] = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        if "__init__" not in own:
+            setattr(kind, "__init__", _initializer(kind))  # noqa: B010 - mypy forbids the assignment
         for name, method in _METHODS.items():
             if name not in own and (repr or name != "__repr__"):
                 setattr(kind, name, method)
         return kind
 
     return made
+
+
+def _initializer(kind: type[Any]) -> Callable[..., None]:
+    """Return the `__init__` of a class: takes its fields by position and by name."""
+    fields, missing = dataclasses.fields(kind), dataclasses.MISSING
+    names = tuple([each.name for each in fields])
+    known, count = frozenset(names), len(names)
+    defaults = {each.name: each.default for each in fields if each.default is not missing}
+    call = f"{kind.__qualname__}.__init__()"
+    factories = {
+        each.name: each.default_factory for each in fields if each.default_factory is not missing
+    }
+
+    def init(self: Any, /, *args: Any, **given: Any) -> None:
+        state = self.__dict__
+        state.update(zip(names, args))  # noqa: B905 - counted below; this is called often
+        if not given and len(args) == count:
+            return
+        state.update(given)
+        if len(state) != len(args) + len(given) or not known.issuperset(given):
+            raise TypeError(f"{call} {_misfit(names, args, given)}")
+        if len(state) == count:
+            return
+        for name in names:
+            if name in state:
+                continue
+            if name in defaults:
+                state[name] = defaults[name]
+            elif name in factories:
+                state[name] = factories[name]()
+            else:
+                raise TypeError(f"{call} missing 1 required positional argument: {name!r}")
+
+    return init
+
+
+def _misfit(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> str:
+    """What is wrong with arguments that are too many."""
+    if len(args) > len(names):
+        return f"takes {len(names)} values, but {len(args)} were given"
+    for name in given:
+        if name not in names:
+            return f"got an unexpected keyword argument {name!r}"
+    twice = [name for name in names[: len(args)] if name in given]
+    return f"got multiple values for argument {twice[0]!r}"
 
 
 def _compared(value: Any) -> tuple[Any, ...]:
@@ -58,11 +104,8 @@ def _hash(self: Any) -> int:
     return hash(_compared(self))
 
 
-def _setattr(self: Any, name: str, value: Any) -> None:
-    """Take each field once, from `__init__`."""
-    if name in self.__dict__ or name not in type(self).__dataclass_fields__:
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-    self.__dict__[name] = value
+def _setattr(_self: Any, name: str, _value: Any) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
 def _delattr(_self: Any, name: str) -> None:

@@ -62,6 +62,21 @@ def test_a_value_is_made_shown_and_compared_like_a_dataclass() -> None:
         Point()  # type: ignore[call-arg]
 
 
+def test_a_value_is_made_only_from_its_own_fields() -> None:
+    tags = {"a": 1}
+    assert Point(1, 2, tags, "s3") == Point(x=1, tags=tags, y=2)
+    assert Point(1, secret="s3").secret == "s3"
+    assert Point(1).tags is not Point(1).tags
+    wrong = {
+        "got an unexpected keyword argument 'z'": lambda: Point(1, z=2),  # type: ignore[call-arg]
+        "got multiple values for argument 'x'": lambda: Point(1, x=2),  # type: ignore[misc]
+        "takes 4 values, but 5 were given": lambda: Point(1, 2, {}, "", 5),  # type: ignore[call-arg]
+    }
+    for reason, make in wrong.items():
+        with pytest.raises(TypeError, match=re.escape(f"Point.__init__() {reason}")):
+            make()
+
+
 def test_a_value_cannot_be_changed() -> None:
     one = Point(1)
     for name in ("x", "tags", "unknown"):
@@ -85,7 +100,7 @@ def test_the_standard_library_takes_it_for_a_dataclass() -> None:
             assert (x, y) == (1, 2)
 
 
-def test_processes_of_a_small_job_compile_only_init_of_their_values() -> None:
+def test_processes_of_a_small_job_compile_nothing_for_their_values() -> None:
     code = (
         "import dataclasses, kinetic\n"
         "from kinetic._host.local import zygote\n"
@@ -94,7 +109,8 @@ def test_processes_of_a_small_job_compile_only_init_of_their_values() -> None:
         "ours = [m for n, m in list(sys.modules.items()) if n.startswith('kinetic.')]\n"
         "found = {v for m in ours for v in vars(m).values() if isinstance(v, type)}\n"
         "kinds = {v for v in found if dataclasses.is_dataclass(v) and v.__module__[:3] == 'kin'}\n"
-        "print(*sorted(k.__qualname__ for k in kinds if k.__dataclass_params__.frozen))\n"
+        "values = {k for k in kinds if k.__setattr__ is not object.__setattr__}\n"
+        "print(*sorted(k.__qualname__ for k in values if k.__dataclass_params__.init))\n"
         "print(len(kinds) > 40)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
