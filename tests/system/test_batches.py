@@ -183,9 +183,17 @@ def test_another_process_attaches_and_cancels(tmp_path):
     assert "BatchError: 8 of 8 inputs" in err
 
 
+WAITS_FOR_ITS_THREADS = """
+    import threading
+
+    threading._register_atexit(print, "the main thread is over", flush=True)
+"""
+
+
 def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
     gate = tmp_path / "gate"
-    with script(tmp_path, SUBMITTER, gate, start_new_session=True) as process:
+    body = WAITS_FOR_ITS_THREADS + SUBMITTER
+    with script(tmp_path, body, gate, start_new_session=True) as process:
         group_id = process.stdout.readline().strip()
         batch = kinetic.attach_batch(group_id)
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
@@ -198,7 +206,7 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
             told,
         )
         assert process.poll() is None, "it goes on submitting"
-        time.sleep(0.2)  # Python has told of the first one, and waits for its threads.
+        assert process.stdout.readline() == "the main thread is over\n"
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PATIENCE_S)
     assert (

@@ -93,18 +93,24 @@ def test_cancelling_a_job_whose_supervisor_is_dead_does_nothing(home):
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
 def test_a_process_that_is_stopped_for_a_moment_harms_nothing(which, home):
-    handle = started(home, func=return_soon)
+    handle = started(home, func=return_when_let_go)
     pid = who(handle, which)
     stop(pid)
     time.sleep(1.5)
     os.kill(pid, signal.SIGCONT)
+    let_go(home)
     assert handle.result() == "value"
 
 
-def return_soon(marker):
+def return_when_let_go(marker):
     Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}").touch()
-    time.sleep(3)
+    while not Path(f"{marker}-let-go").exists():
+        time.sleep(0.01)
     return "value"
+
+
+def let_go(home):
+    (home.parent / "marker-let-go").touch()
 
 
 def test_a_stopped_agent_is_a_lost_host(home):
@@ -160,9 +166,10 @@ def step_now_and_then(marker):
 
     multihost_utils.process_allgather(np.ones(1))
     Path(f"{marker}-{jax.process_index()}").touch()
-    for _ in range(4):
+    seen = np.zeros(1)
+    while not seen.all():
         time.sleep(0.8)
-        multihost_utils.process_allgather(np.ones(1))
+        seen = multihost_utils.process_allgather(np.ones(1) * Path(f"{marker}-let-go").exists())
     return "value"
 
 
@@ -178,6 +185,7 @@ def test_a_machine_that_was_suspended_blames_no_host(home):
     time.sleep(15)
     for pid in whole:
         os.kill(pid, signal.SIGCONT)
+    let_go(home)
     assert handle.result() == "value"
 
 

@@ -166,14 +166,15 @@ import os, sys, time
 import kinetic
 
 @kinetic.run(accelerator="tpu-v6e-8")
-def long(leader_returns):
+def long(leader_returns, gate):
     print("running", flush=True)
     if leader_returns and os.environ["KINETIC_HOST_INDEX"] == "0":
         return "value"
-    time.sleep(1.5)
+    while not os.path.exists(gate):
+        time.sleep(0.01)
     return "value"
 
-long(os.environ.get("PHASE") == "reporting")
+long(os.environ.get("PHASE") == "reporting", os.environ["GATE"])
 """
 
 
@@ -195,10 +196,13 @@ def wait_for_caller(phase, caller, home):
 @pytest.mark.parametrize("phase", PHASES)
 def test_killing_the_caller(phase, home, monkeypatch, nothing_left):
     """The job goes on without its caller; another process finds it and gets the value."""
+    gate = home.parent / "gate"
     monkeypatch.setenv("PHASE", phase)
+    monkeypatch.setenv("GATE", str(gate))
     with start_script(home, CALLER) as caller:
         wait_for_caller(phase, caller, home)
         caller.kill()
+    gate.touch()
     (handle,) = kinetic.list_jobs()
     if phase == "joining":
         let_go(phase, processes(handle)[1])
@@ -227,8 +231,12 @@ def close_terminal(caller, terminal):
 
 
 @pytest.mark.parametrize("ending", [kill_group, close_terminal])
-def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, nothing_left):
+def test_what_ends_the_callers_whole_session_does_not_end_the_job(
+    ending, home, monkeypatch, nothing_left
+):
     """A terminal window that is closed sends SIGHUP to all that runs in it."""
+    gate = home.parent / "gate"
+    monkeypatch.setenv("GATE", str(gate))
     ours, theirs = os.openpty()
     own_terminal = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     terminal = [ours]
@@ -244,6 +252,7 @@ def test_what_ends_the_callers_whole_session_does_not_end_the_job(ending, home, 
         wait_until(lambda: b"running" in os.read(ours, 4096), "nothing was printed")
         ending(caller, terminal)
         caller.wait(PATIENCE_S)
+    gate.touch()
     for fd in terminal:
         os.close(fd)
     assert caller.returncode in (-signal.SIGHUP, -signal.SIGKILL)
