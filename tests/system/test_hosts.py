@@ -71,13 +71,13 @@ def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
     from kinetic._store.local import LocalStore
 
     marker = home.parent / "running"
-    impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=1.0)
+    impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
     with registry.substituted("local", lambda _, store: impatient):
         handle = kinetic.run(accelerator="cpu", backend="local")(sleep_long).run_async(str(marker))
     told = wait_until(handle.processes, "no supervisor")
     wait_until(marker.exists, "not started")
     os.kill(told["supervisor"], signal.SIGSTOP)
-    with pytest.raises(errors.SupervisorLost, match="has not answered for 1 s"):
+    with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
         JobHandle(handle.ref).result()
 
 

@@ -50,7 +50,7 @@ def run(project: Path, *argv: str, accelerator: str = TWO, **variables: str) -> 
         env=env | {"PYTHONPATH": str(ROOT)} | variables,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "proxy" not in done.stderr.lower(), done.stderr
