@@ -27,7 +27,7 @@ from kinetic._host.agents import Agents, cause_of_death, delivered
 from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
-from kinetic._system import processes
+from kinetic._system import processes, streams
 from kinetic.errors import KineticError
 
 REPORT_S = 5.0
@@ -36,6 +36,7 @@ REPORT_S = 5.0
 
 def main() -> int:
     """Run this host until the job has ended. Another attempt is an exec of this process."""
+    streams.replace_closed()
     try:
         who = identity.from_environ()
         store = open_store(who.store_uri)

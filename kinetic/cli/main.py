@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from kinetic._system import streams
 from kinetic.cli import exit_codes, output
 from kinetic.cli.lazy import Lazy, LazyGroup, suggested
 from kinetic.version import __version__
@@ -132,7 +133,7 @@ def root(ctx: click.Context, /, *, profile: str | None) -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    output.replace_closed_streams()
+    streams.replace_closed()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     _exit(call(sys.argv[1:]))
 

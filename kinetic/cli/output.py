@@ -343,21 +343,6 @@ class Streams:
         sys.stdout.flush()
 
 
-def replace_closed_streams() -> None:
-    """Open /dev/null in place of standard streams that were closed at start (None in Python)."""
-    import os
-
-    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            # open() takes the lowest free descriptor: this one. Child processes inherit it.
-            os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(fd, True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
-
-
 def silence_stdout() -> None:
     """Discard further output: the reader of the pipe has gone."""
     import os

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -69,12 +70,12 @@ class Gang:
 
     def __init__(self, plan: Plan, home: Path) -> None:
         self._plan, self._home = plan, home
-        self._port = socket.socket()
+        self.port = socket.socket()
         # Held for the leader: what listens there must say so too.
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind(("127.0.0.1", 0))
+        self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.port.bind(("127.0.0.1", 0))
         self.endpoint = Endpoint(
-            f"127.0.0.1:{self._port.getsockname()[1]}", TOKEN, plan.job_id, attempt=1
+            f"127.0.0.1:{self.port.getsockname()[1]}", TOKEN, plan.job_id, attempt=1
         )
         made = certificate.make(self.endpoint.tls_name)
         self.endpoint = replace(self.endpoint, certificate=made.certificate)
@@ -83,7 +84,9 @@ class Gang:
         for name, text in [("token", TOKEN), ("tls.crt", made.certificate), ("tls.key", made.key)]:
             (self._secrets / name).write_text(text)
 
-    def start(self, host: int, **more: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: int, output: IO[bytes] | None = None, closing: str = "", **more: str
+    ) -> subprocess.Popen[bytes]:
         told = {
             "KINETIC_STORE": str(self._home),
             "KINETIC_JOB_ID": self._plan.job_id,
@@ -97,10 +100,11 @@ class Gang:
         env = dict(os.environ) | told | more
         if "KINETIC_TOKEN" in more:
             del env["KINETIC_HOST_INDEX"], env["KINETIC_CREDENTIALS"]
-        return subprocess.Popen([sys.executable, "-m", "kinetic.runner"], env=env)
+        command = ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "kinetic.runner"]
+        return subprocess.Popen(command, env=env, stdout=output, stderr=output)
 
     def run(self) -> list[int]:
-        with self._port:
+        with self.port:
             hosts = [self.start(host) for host in range(self._plan.hosts)]
             return [host.wait() for host in hosts]
 
@@ -109,7 +113,7 @@ class Gang:
         secrets = [(self._secrets / name).read_text() for name in ("token", "tls.crt", "tls.key")]
         names = ("KINETIC_TOKEN", "KINETIC_TLS_CERTIFICATE", "KINETIC_TLS_KEY")
         template = dict(zip(names, secrets, strict=True)) | {
-            "KINETIC_COORDINATOR": f"127.77.0.1:{self._port.getsockname()[1]}",
+            "KINETIC_COORDINATOR": f"127.77.0.1:{self.port.getsockname()[1]}",
             "KINETIC_JOB_INDEX": "0",
             "KINETIC_HOSTS_PER_SLICE": str(self._plan.hosts),
         }
@@ -117,7 +121,7 @@ class Gang:
             {"KINETIC_POD_INDEX": str(host), "KINETIC_HOST_ADDRESS": f"127.77.0.{host + 1}"}
             for host in range(self._plan.hosts)
         ]
-        with self._port:
+        with self.port:
             hosts = [self.start(host, **template, **told) for host, told in enumerate(own)]
             return [host.wait() for host in hosts]
 
@@ -155,6 +159,23 @@ def test_a_host_whose_code_failed_says_so_once_the_leader_has_judged(home, retri
 def test_the_leaders_own_failure_is_its_exit_code(home):
     plan = planned(home, "none".index)
     assert Gang(plan, home).run()[0] == ProgramCode.CODE_FAILED
+
+
+def shown(gang: Gang, host: int, path: Path, closing: str = "") -> subprocess.Popen[bytes]:
+    """Start a host that repeats its output there, or has closed streams."""
+    with open(path, "wb") as output:
+        return gang.start(host, output, closing, KINETIC_TEE="1")
+
+
+@pytest.mark.parametrize("closing", ["", ">&-", ">&- 2>&- <&-"])
+def test_output_is_also_what_the_program_prints(plan, home, closing):
+    gang, paths = Gang(plan, home), [home.parent / f"output-{host}" for host in (0, 1)]
+    with gang.port:
+        hosts = [shown(gang, host, path, closing) for host, path in enumerate(paths)]
+        assert [host.wait() for host in hosts] == [0, 0]
+    lines = [b"host 0 speaks\n", b"host 1 speaks\n"]
+    assert [LocalStore(home).get(layout.log(plan.job_id, 1, i)) for i in (0, 1)] == lines
+    assert [path.read_bytes() for path in paths] == ([b"", b""] if closing else lines)
 
 
 def test_a_host_that_is_not_told_who_it_is_says_so():

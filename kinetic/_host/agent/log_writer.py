@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetic._core.log_format import RECORD, STDERR, STDOUT, encode_record
+from kinetic._host.agent.mirror import Mirror
 
 if TYPE_CHECKING:
     from kinetic._store.base import Store
@@ -66,6 +67,11 @@ class HostLog:
         self._allowed_bytes = 0
         self._own_bytes = 0
         self._segments: SegmentWriter | None = None
+        self._mirror: Mirror | None = None
+
+    def show_on(self, mirror: Mirror) -> None:
+        """Repeat there what is written from now on."""
+        self._mirror = mirror
 
     def send_by(self, segments: SegmentWriter) -> None:
         """Send the log to the store while it is written."""
@@ -98,6 +104,8 @@ class HostLog:
 
     def write(self, stream: int, data: bytes) -> None:
         """Append a chunk: first the bytes, then the record that points at their end."""
+        if self._mirror is not None:
+            self._mirror.write(stream, data)
         written = self._append(self._log, data[: self._allowance(len(data))])
         self._keep_account(stream, data, written)
 
@@ -126,6 +134,8 @@ class HostLog:
         """Append lines of kinetic's own, even when there is no room for output any more."""
         lead = "\n" if self._ends_inside_a_line() else ""
         data = f"{lead}{text}\n".encode(errors="backslashreplace")
+        if self._mirror is not None:
+            self._mirror.write(stream, data)
         written = self._append(self._log, data)
         self._own_bytes += written
         self._keep_account(stream, data, written)
@@ -161,17 +171,24 @@ class HostLog:
                 os.close(fd)
         if self._segments is not None:
             self._segments.close()
+        if self._mirror is not None:
+            self._mirror.close()
 
 
-def open_log(store: Store, key: str, paths: tuple[Path, Path]) -> HostLog:
+def open_log(
+    store: Store, key: str, paths: tuple[Path, Path], *, mirrored: bool = False
+) -> HostLog:
     """Open the files of a host; they are in the store, or what is written there is sent to it.
 
     Args:
         store: the job's.
         key: of the log.
         paths: `log` and `log.idx`.
+        mirrored: whether this process's standard streams get the output too.
     """
     log = HostLog(*paths)
+    if mirrored:
+        log.show_on(Mirror())
     if store.as_folder() is None:
         from kinetic._store.log_segments import SegmentWriter
 

@@ -113,7 +113,7 @@ class Agent:
         )
         self._memory = memory.Watch(self._worker.pid)
         key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
-        self._log = open_log(self._store, key, self._log_paths)
+        self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
         self._tees = tees(
             self._worker.out,
             self._worker.err,

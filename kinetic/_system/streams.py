@@ -1,0 +1,23 @@
+"""The standard streams of a program, whatever it was started with.
+
+In: descriptors 0, 1 and 2. Out: open ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def replace_closed() -> None:
+    """Open /dev/null in place of standard streams that were closed at start (None in Python):
+    whatever took their numbers would get what is printed."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # open() takes the lowest free descriptor: this one. Child processes inherit it.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))

@@ -1,0 +1,113 @@
+"""Output that is repeated on the standard streams of a host: never at the cost of its log."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic._core.log_format import FAILURE, STDERR, STDOUT
+from kinetic._host.agent import mirror
+from kinetic._host.agent.log_writer import HostLog
+from kinetic._host.agent.mirror import Mirror
+
+PATIENCE_S = 200.0
+
+
+@pytest.fixture
+def streams():
+    """Pipes in place of standard output and standard error: their readers, their writers."""
+    pipes = os.pipe(), os.pipe()
+    (out, out_writer), (err, err_writer) = pipes
+    yield (out, err), (out_writer, err_writer)
+    for fd in (out, err, out_writer, err_writer):
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+def read_all(reader: int, writer: int) -> bytes:
+    os.close(writer)
+    with open(reader, "rb", closefd=False) as file:
+        return file.read()
+
+
+def test_output_is_repeated_and_kinetics_own_lines_are_too(streams, tmp_path):
+    (out, err), writers = streams
+    log = HostLog(tmp_path / "log", tmp_path / "log.idx")
+    shown = Mirror(*writers)
+    log.show_on(shown)
+    log.write(STDOUT, b"one\n")
+    log.write(STDERR, b"two\n")
+    log.say("Traceback", FAILURE)
+    shown.close(PATIENCE_S)
+    log.close()
+    assert read_all(out, writers[0]) == b"one\n"
+    assert read_all(err, writers[1]) == b"two\nTraceback\n"
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\nTraceback\n"
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1)), max_size=20))
+def test_streams_that_share_a_reader_keep_their_order(chunks):
+    reader, writer = os.pipe()
+    shown = Mirror(writer, writer)
+    for stream, data in chunks:
+        shown.write(stream, data)
+    shown.close(PATIENCE_S)
+    assert read_all(reader, writer) == b"".join(data for _, data in chunks)
+    os.close(reader)
+
+
+def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_path):
+    (out, err), writers = streams
+    log = HostLog(tmp_path / "log", tmp_path / "log.idx")
+    shown = Mirror(*writers)
+    log.show_on(shown)
+    lines = [b"%07d\n" % number for number in range(4 * mirror.KEEP_BYTES // 8)]
+    for start in range(0, len(lines), 1000):
+        log.write(STDOUT, b"".join(lines[start : start + 1000]))
+    assert (tmp_path / "log").read_bytes() == b"".join(lines)
+    shown.close(0.0)  # It gives up: nobody reads.
+    got = b""
+    while b"\n" not in (words := _read(err)):
+        got += _read(out)
+    got += _read(out)
+    assert b"".join(lines).startswith(got)
+    assert words.startswith(b"kinetic: ")
+    assert int(words.split()[1]) == 8 * len(lines) - len(got)
+
+
+def _read(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.mark.parametrize("gone", ["reader", "writer"])
+def test_a_stream_that_is_closed_costs_the_log_nothing(streams, tmp_path, gone):
+    (out, _), writers = streams
+    log = HostLog(tmp_path / "log", tmp_path / "log.idx")
+    os.close(out if gone == "reader" else writers[0])
+    shown = Mirror(*writers)
+    log.show_on(shown)
+    log.write(STDOUT, b"one\n")
+    log.write(STDERR, b"two\n")
+    shown.close(PATIENCE_S)
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    assert os.read(streams[0][1], 100) == b"two\n"
+
+
+def test_a_full_disk_costs_the_log_nothing(tmp_path):
+    log = HostLog(tmp_path / "log", tmp_path / "log.idx")
+    with open("/dev/full", "wb") as full:
+        log.show_on(Mirror(full.fileno(), full.fileno()))
+        log.write(STDOUT, b"one\n")
+        log.close()
+    assert (tmp_path / "log").read_bytes() == b"one\n"
