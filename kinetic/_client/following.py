@@ -331,7 +331,7 @@ def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
 
 def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
     attempt = attempts.newest(store, ref.job_id)
-    return list(_reports(store, ref, attempt)), attempt
+    return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
 
 
 def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
@@ -368,15 +368,6 @@ def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outco
     if not gone and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
     return outcome
-
-
-def _reports(store: Store, ref: JobRef, attempt: int) -> Iterator[HostReport]:
-    for host in range(ref.hosts):
-        try:
-            key = layout.report(ref.job_id, attempt, host)
-            yield HostReport.from_json(record.parse(store.get(key)))
-        except (NotFound, CorruptRecord):
-            continue  # The judge takes a host without a report for lost.
 
 
 def _as_agents_saw_it(outcome: Outcome) -> str:

@@ -77,6 +77,9 @@ class ProgramCode(IntEnum):
     UNDELIVERED = 1
     UNUSABLE = 2
     """This host could not begin."""
+    START_AGAIN = 3
+    """On host 0: the next attempt is due, and a host is missing, so the cluster has to start all of
+    them."""
     CODE_FAILED = 42
     """Delivered, and this host's code failed by itself: it would fail again."""
 

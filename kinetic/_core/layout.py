@@ -13,6 +13,7 @@ In: ids and indices. Out: keys with "/" between parts.
     listed/<job_id>/end-<text>            and of its end, in the keys themselves (see _store.index)
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            the verdict: written last, once
+    jobs/<job_id>/cancelled.json          somebody has asked for its end, where a cluster stops it
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
     jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
         outcome.json                      its verdict; exists if and only if attempt n+1 has begun
@@ -96,6 +97,11 @@ def plan(job_id: str) -> str:
 def outcome(job_id: str) -> str:
     """The verdict."""
     return f"{job(job_id)}/outcome.json"
+
+
+def cancelled(job_id: str) -> str:
+    """Exists when somebody has asked for the end of a job that a cluster stops."""
+    return f"{job(job_id)}/cancelled.json"
 
 
 def events(job_id: str) -> str:

@@ -49,6 +49,10 @@ ROLL_CALL_S = 10.0
 LOOK_EVERY_S = 0.5
 """How often the leader looks whether the job's records are still there."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
+STOPPED_BY_CLUSTER = "The cluster stopped its pod."
+LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
+LOOK_FAR_EVERY_S = 10.0
+"""... in a store where each look is a request."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Leader:
     """Leads one attempt.
 
     Promises:
-        1. SIGTERM cancels the gang while it is served; after that the signal stays pending.
+        1. SIGTERM cancels the gang while it is served; after that the signal stays pending. Where
+           `is_cancelled` says that nobody asked for it, host 0 is lost, unless another one was.
         2. A gang of one host that is over at once is never served: no event loop, no gRPC.
         3. When it returns, all agents of this process have ended.
     """
@@ -103,12 +108,14 @@ class Leader:
         attempt: int = 1,
         heartbeat_timeout_s: float = 10.0,
         has_records: Callable[[], bool],
+        is_cancelled: Callable[[], bool] = lambda: True,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
         self._store = store
         self._agents = agents
         self._has_records = has_records
+        self._is_cancelled = is_cancelled
         self._on_ready = on_ready
         self._removed = False
         self._events = EventLog(store, layout.events(plan.job_id))
@@ -174,7 +181,7 @@ class Leader:
         await coordinator.start()
         loop, all_gone = asyncio.get_running_loop(), asyncio.Event()
         handlers: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: coordinator.cancel("The job was cancelled."),
+            signal.SIGTERM: lambda: self._on_sigterm(coordinator, loop),
             signal.SIGCHLD: lambda: self._reap(coordinator, all_gone),
         }
         for signum, handler in handlers.items():
@@ -191,26 +198,38 @@ class Leader:
         ended = self._judged()
         if ended.may_repeat(self._plan.options.retries) and not ended.unwanted:
             reason = ended.outcome.reason
-            self._all_go_on = await coordinator.roll_call(self._others, reason, ROLL_CALL_S)
+            lost = {report.host for report in ended.outcome.reports if report.exit in LOST}
+            self._all_go_on = lost.isdisjoint(self._others) and await coordinator.roll_call(
+                self._others, reason, ROLL_CALL_S
+            )
         await coordinator.stop()
         # A later SIGTERM must not kill this process before it has written the verdict.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def _on_sigterm(self, coordinator: Coordinator, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the gang; or, where a cluster stops the pod of host 0 for another reason, find out
+        which host was lost before: all pods are stopped when one is."""
+        if self._is_cancelled():
+            coordinator.cancel("The job was cancelled.")
+            return
+        patience_s = self._gang.spec.heartbeat_timeout_s + 1.0
+        loop.call_later(patience_s, lambda: coordinator.lost(0, STOPPED_BY_CLUSTER))
 
     async def _watch_records(self, coordinator: Coordinator) -> None:
         """End the job when its records are removed: it could not be found, watched or cancelled
         any more."""
         import asyncio
 
+        pause_s = LOOK_EVERY_S if self._store.as_folder() is not None else LOOK_FAR_EVERY_S
         while self._has_records():
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(pause_s)
         self._removed = True
         coordinator.cancel("The job's records were removed while it ran.")
 
     def _kill_silent(self) -> None:
         """Do not wait for agents that never joined or fell silent, nor, when the records were
         removed, for those that had not connected: the socket is gone with the records."""
-        silent = (Exit.NEVER_JOINED, Exit.AGENT_LOST)
-        hosts = [r.host for r in self._gang.reports if r.exit in silent or self._removed]
+        hosts = [r.host for r in self._gang.reports if r.exit in LOST or self._removed]
         self._agents.signal(signal.SIGKILL, hosts)
 
     def _reap(self, coordinator: Coordinator, all_gone: asyncio.Event) -> None:

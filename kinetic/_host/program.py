@@ -13,13 +13,14 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
-from kinetic._host import leader
+from kinetic._host import leader, pod
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
@@ -46,6 +47,17 @@ def main() -> int:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
     processes.set_title(f"kinetic-host {who.job_id} host {who.host}")
+    if who.is_pod and not identity.has_attempt():
+        try:
+            attempt = pod.attempt_of(who, plan, store)
+        except KineticError as error:
+            sys.stderr.write(f"kinetic.runner: {error}\n")
+            return ProgramCode.UNUSABLE
+        if attempt is None:
+            sys.stderr.write(f"kinetic.runner: {who.job_id} has ended: nothing is run again.\n")
+            return ProgramCode.DELIVERED
+        if attempt != who.attempt or who.restarts:  # An agent is forked before gRPC has threads.
+            _exec(identity.of_attempt(attempt))
     processes.adopt_orphans()
     processes.raise_file_limit()
     host = _Leading(who, plan, store) if who.host == 0 else _Joining(who, plan, store)
@@ -68,9 +80,8 @@ class _Host:
         shutil.rmtree(self._who.scratch, ignore_errors=True)
 
     def _start_over(self, reason: str) -> None:
-        """Exec as the same host of the next attempt, with the same process id and descriptors."""
-        env = identity.of_next_attempt(self._who, reason)
-        os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
+        """Become the same host of the next attempt."""
+        _exec(identity.of_attempt(self._who.attempt + 1, reason))
 
 
 class _Leading(_Host):
@@ -83,11 +94,15 @@ class _Leading(_Host):
         ended = self._attempt()
         self._clear_up()
         if ended.may_repeat(self._plan.options.retries):
-            if ended.unwanted or signal.SIGTERM in signal.sigpending():
+            stopped = signal.SIGTERM in signal.sigpending()
+            if ended.unwanted or (stopped and self._is_cancelled()):
                 ended = ended.cancelled()
-            elif ended.all_go_on:
+            elif ended.all_go_on and not stopped:
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
                 self._start_over(ended.outcome.reason)
+            elif self._who.is_pod:
+                leader.repeat(self._store, self._plan.job_id, ended.outcome)
+                return ProgramCode.START_AGAIN
         leader.conclude(self._store, self._plan.job_id, ended, self._plan)
         own = next((report for report in ended.outcome.reports if report.host == 0), None)
         return ProgramCode.DELIVERED if own is None else program_code(own)
@@ -99,6 +114,9 @@ class _Leading(_Host):
             reason = f"Host 0 could not lead the gang: {type(error).__name__}: {error}"
             attempt, now = self._who.attempt, time.time()
             return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
+
+    def _is_cancelled(self) -> bool:
+        return not self._who.is_pod or pod.is_cancelled(self._store, self._plan.job_id)
 
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
@@ -112,6 +130,7 @@ class _Leading(_Host):
             attempt=who.attempt,
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
+            is_cancelled=self._is_cancelled,
         ).lead(who.endpoint, who.key)
 
 
@@ -120,6 +139,8 @@ class _Joining(_Host):
 
     def run(self) -> int:
         """Take part in the gang; return when this host is not needed any more."""
+        if self._who.is_pod:  # The leader says when to end; all pods are stopped when one is lost.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         self._agents.fork([self._who])
         code = self._await_agent()
         self._clear_up()
@@ -153,6 +174,11 @@ class _Joining(_Host):
             client.report(lost)
             return ProgramCode.DELIVERED
         return ProgramCode.UNDELIVERED
+
+
+def _exec(env: Mapping[str, str]) -> None:
+    """Start anew, with the same process id and descriptors."""
+    os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
 
 
 def leave(code: int) -> None:

@@ -71,9 +71,16 @@ class _Caller:
         """Call once; raises grpc.RpcError."""
         return self._stub(method)(request, timeout=timeout_s, metadata=self._metadata)
 
-    def call(self, method: codec.Method, request: Any, timeout_s: float = _CALL_S) -> Any:
+    def call(
+        self,
+        method: codec.Method,
+        request: Any,
+        timeout_s: float = _CALL_S,
+        give_up_s: float | None = None,
+    ) -> Any:
         """Call until there is an answer; raises CoordinatorLost after `give_up_s`."""
-        patience = _Patience(self.give_up_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
+        limit_s = self.give_up_s if give_up_s is None else give_up_s
+        patience = _Patience(limit_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -143,9 +150,11 @@ class AgentClient:
         host: int,
         *,
         unreachable_after_s: float = 30.0,
+        join_timeout_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._caller = _Caller(endpoint, unreachable_after_s, clock)
+        self._join_timeout_s = max(join_timeout_s, unreachable_after_s)
         self._host = host
         self._patience = _Patience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
         self._watcher: threading.Thread | None = None
@@ -156,13 +165,12 @@ class AgentClient:
         `address`.
 
         Raises:
-            CoordinatorLost: no answer for `unreachable_after_s`, or the coordinator is another
-                job's.
+            CoordinatorLost: no answer for `join_timeout_s`, or the coordinator is another job's.
             UsageError: the gang has no host with this index.
         """
-        reply = self._call(
-            codec.JOIN, pb.JoinRequest(host=self._host, incarnation=incarnation, address=address)
-        )
+        request = pb.JoinRequest(host=self._host, incarnation=incarnation, address=address)
+        reply = self._caller.call(codec.JOIN, request, give_up_s=self._join_timeout_s)
+        self._patience.renew()
         return codec.view_from_wire(reply)
 
     def heartbeat(self, beat: Heartbeat) -> bool:

@@ -38,6 +38,8 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A leader's name is known some time after its pod: gRPC would ask again only after 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     # Notice a peer that vanished silently (its machine lost power).
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

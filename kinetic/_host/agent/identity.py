@@ -36,6 +36,8 @@ class Identity:
         simulated: whether the chips are virtual devices of the processor.
         is_mirrored: whether the agent repeats the worker's output on its own standard streams.
         attempt: which start of the gang this is, from 1.
+        is_pod: whether a cluster started this host, and may start it again.
+        restarts: how often the cluster has started all pods again; 0 where it does not say.
         failed_before: why the attempt before this one failed; "" for the first.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
@@ -43,6 +45,7 @@ class Identity:
         debug_port: where the debugger of a debug job listens; 0 for any free port.
         unreachable_after_s: how long the coordinator may be out of reach before the worker is
             ended.
+        join_timeout_s: how long the coordinator may take to be there at all.
     """
 
     store_uri: str
@@ -59,12 +62,15 @@ class Identity:
     simulated: bool = False
     is_mirrored: bool = False
     attempt: int = 1
+    is_pod: bool = False
+    restarts: int = 0
     failed_before: str = ""
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
     debug_port: int = 0
     unreachable_after_s: float = 30.0
+    join_timeout_s: float = 30.0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -103,11 +109,14 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             simulated=env.get("KINETIC_SIMULATED") == "1",
             is_mirrored=env.get("KINETIC_TEE") == "1",
             is_program=True,
-            attempt=int(env.get("KINETIC_ATTEMPT", "1")),
+            attempt=int(env.get("KINETIC_ATTEMPT", "0")) or 1,
+            is_pod="KINETIC_POD_INDEX" in env,
+            restarts=int(env.get("KINETIC_RESTARTS") or "0"),
             failed_before=env.get("KINETIC_FAILED_BEFORE", ""),
             base_env={k: v for k, v in env.items() if k not in _OF_THE_HOST},
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
             unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "10")),
+            join_timeout_s=float(env.get("KINETIC_JOIN_TIMEOUT_S", "30")),
         )
     except KeyError as error:
         raise UsageError(
@@ -162,15 +171,22 @@ _OF_THE_HOST = frozenset(
     for name in (
         *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
-        *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S"),
+        *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
+        *("RESTARTS",),
     )
 )
 """Variables that the function does not get."""
 
 
-def of_next_attempt(who: Identity, reason: str) -> dict[str, str]:
-    """Return the environment that makes this host the same one of the next attempt."""
-    return os.environ | {"KINETIC_ATTEMPT": str(who.attempt + 1), "KINETIC_FAILED_BEFORE": reason}
+def of_attempt(attempt: int, failed_before: str = "") -> dict[str, str]:
+    """Return the environment that makes this host the same one of this attempt."""
+    told = {"KINETIC_ATTEMPT": str(attempt), "KINETIC_FAILED_BEFORE": failed_before}
+    return os.environ | told
+
+
+def has_attempt() -> bool:
+    """Whether this host was told its attempt: its own program did so, not the cluster."""
+    return "KINETIC_ATTEMPT" in os.environ
 
 
 def variables_of_the_job() -> dict[str, str]:

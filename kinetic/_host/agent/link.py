@@ -97,7 +97,12 @@ class Link:
         )
 
         who = self._identity
-        client = AgentClient(who.endpoint, who.host, unreachable_after_s=who.unreachable_after_s)
+        client = AgentClient(
+            who.endpoint,
+            who.host,
+            unreachable_after_s=who.unreachable_after_s,
+            join_timeout_s=who.join_timeout_s,
+        )
         try:
             self._serve(client)
         except CoordinatorLost as error:
