@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kinetic
-from kinetic._host.worker import command
+from kinetic._host.worker import command, report
 from kinetic._source import shipment
 from kinetic.cli import program
 from kinetic.cli.program import Kind, Program
@@ -109,6 +109,33 @@ def test_a_command_has_our_streams(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("line", "code"), [("exit 3", 3), ("kill -9 $$", 137), ("exit 0", 0)])
 def test_a_command_ends_with_its_own_code(line: str, code: int) -> None:
     assert command.call(["sh", "-c", line]) == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "args", "sentence"),
+    [
+        ("command", "sh", ("-c", "exit 5"), "The command exited with code 5."),
+        ("command", "no-such-command-here", (), "The command exited with code 127."),
+        ("script", "s.py", (), "The script called sys.exit(5)."),
+        ("module", "kn_exits", (), "The module called sys.exit('no')."),
+        ("script", "gone.py", (), "The script exited with code 127."),
+    ],
+)
+def test_what_ended_is_called_what_it_is(
+    tmp_path: Path, kind: str, target: str, args: tuple[str, ...], sentence: str
+) -> None:
+    write(tmp_path / "s.py", "import sys; sys.exit(5)")
+    write(tmp_path / "kn_exits.py", "import sys; sys.exit('no')")
+    with pytest.raises(SystemExit) as caught:
+        command.run(kind, target, args)
+    assert report.exit_detail(caught.value) == sentence
+
+
+def test_a_script_that_is_stopped_by_sigterm_is_stopped(tmp_path: Path) -> None:
+    stop = "from kinetic._host.worker.report import Terminated; raise Terminated(143)"
+    write(tmp_path / "s.py", stop)
+    with pytest.raises(report.Terminated):
+        command.run("script", "s.py", ())
 
 
 def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

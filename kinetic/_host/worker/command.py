@@ -1,7 +1,7 @@
 """What `kinetic run` runs on every host: a script, a module, or any command.
 
 In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit
-code, by `sys.exit`. Called as the function of the job, in the worker's main thread, with the
+code, as a `SystemExit`. Called as the function of the job, in the worker's main thread, with the
 caller's folder as working directory.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from kinetic._host.agent import identity
+from kinetic._host.worker.report import ProgramExited, Terminated, short_repr
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
@@ -35,12 +36,18 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
     other variables of the job.
     """
     args = filled_in(target if kind == "command" else "", args, identity.variables_of_the_job())
-    if kind == "script":
-        run_script(target, args)
-    elif kind == "module":
-        run_module(target, args)
-    else:
-        run_command([target, *args])
+    try:
+        if kind == "script":
+            run_script(target, args)
+        elif kind == "module":
+            run_module(target, args)
+        else:
+            run_command([target, *args])
+    except (Terminated, ProgramExited):
+        raise
+    except SystemExit as ended:
+        detail = f"The {kind} called sys.exit({short_repr(ended.code)})."
+        raise ProgramExited(ended.code, detail).with_traceback(ended.__traceback__) from None
 
 
 def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -104,7 +111,7 @@ def run_command(argv: Sequence[str]) -> None:
     0."""
     code = call(argv)
     if code:
-        sys.exit(code)
+        raise ProgramExited(code, f"The command exited with code {code}.")
 
 
 def call(argv: Sequence[str]) -> int:
@@ -204,4 +211,4 @@ def _tell(words: str, code: int) -> int:
 
 
 def _leave(words: str, code: int) -> NoReturn:
-    sys.exit(_tell(words, code))
+    raise ProgramExited(_tell(words, code), f"The script exited with code {code}.")

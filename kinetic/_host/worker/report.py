@@ -49,6 +49,19 @@ class Terminated(SystemExit):
     """SIGTERM was sent to the worker; the function unwinds."""
 
 
+class ProgramExited(SystemExit):
+    """What `kinetic run` runs has exited.
+
+    Attributes:
+        code: as of `SystemExit`.
+        detail: a sentence about it.
+    """
+
+    def __init__(self, code: Any, detail: str) -> None:
+        super().__init__(code)
+        self.detail = detail
+
+
 def returned(value: Any, start: Start) -> Message:
     """The function returned: the leader's value becomes a file, and that of every host where that
     was asked for."""
@@ -76,7 +89,7 @@ def returned(value: Any, start: Start) -> Message:
         return message | {
             "event": Exit.RESULT_UNPICKLABLE,
             "detail": detail,
-            "repr": _short_repr(value),
+            "repr": short_repr(value),
         }
     try:
         sent = _sent(start, "result", data)
@@ -85,7 +98,7 @@ def returned(value: Any, start: Start) -> Message:
         return message | {
             "event": Exit.RESULT_UNPICKLABLE,
             "detail": detail,
-            "repr": _short_repr(value),
+            "repr": short_repr(value),
         }
     return (
         message
@@ -115,9 +128,17 @@ def _exited(error: SystemExit, start: Start) -> Message:
     code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
         streams.say(text(error.code))  # as the interpreter does
-    detail = f"The function called sys.exit({_short_repr(error.code)})."
-    ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": detail} | described(error, start)
-    return ended | {"leftover_threads": leftover_threads()}
+    ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": exit_detail(error)}
+    if isinstance(error, ProgramExited):  # The caller has no such class.
+        error = SystemExit(error.code).with_traceback(error.__traceback__)
+    return ended | described(error, start) | {"leftover_threads": leftover_threads()}
+
+
+def exit_detail(error: SystemExit) -> str:
+    """Say who exited."""
+    if isinstance(error, ProgramExited):
+        return error.detail
+    return f"The function called sys.exit({short_repr(error.code)})."
 
 
 def stopped_early(error: SystemExit) -> Message:
@@ -131,7 +152,7 @@ def stopped_early(error: SystemExit) -> Message:
         }
     return {
         "event": Exit.UNPICKLE_FAILED,
-        "detail": f"sys.exit({_short_repr(error.code)}) was called while the function and its "
+        "detail": f"sys.exit({short_repr(error.code)}) was called while the function and its "
         "modules were loaded.",
     }
 
@@ -278,7 +299,7 @@ def _short(whole: str) -> str:
     return f"{whole[:half]}\n… {len(whole) - 2 * half:,} characters left out …\n{whole[-half:]}"
 
 
-def _short_repr(value: object) -> str:
+def short_repr(value: object) -> str:
     try:
         return repr(value)[:REPR_LIMIT]
     except BaseException as error:  # noqa: BLE001 - the user's __repr__ may do anything
