@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -274,11 +275,15 @@ class PlanView:
             "env": ", ".join([*plan.options.env, *plan.captured]),
             "secrets": ", ".join(plan.secrets),
             "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
-            "documents": ", ".join(str(d.get("kind", "?")) for d in self.documents),
+            "creates": ", ".join(self._kinds()),
         }
         return [(name, value) for name, value in rows.items() if value] + [
             ("warning", text) for text in self.warnings
         ]
+
+    def _kinds(self) -> list[str]:
+        kinds = Counter(str(document.get("kind", "?")) for document in self.documents)
+        return [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
 
     def _largest(self) -> str:
         shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -23,6 +24,8 @@ from laptop_fakes import InlineBackend
 import kinetic
 from kinetic import errors
 from kinetic._backends import registry
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends.programs.backend import ProgramsBackend
 from kinetic._client.remote import RemoteCallable
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
@@ -446,6 +449,15 @@ def test_a_plan_creates_nothing(backend, home):
     assert text.startswith("Plan of add on tpu-v6e-16 (nothing was created)\n")
     assert "local (stands in for pathways)" in text
     assert "SEED" in text
+
+
+def test_a_plan_says_in_words_what_would_be_created(backend, tmp_path):
+    view = kinetic.run("tpu-v6e-16")(add).plan(1)
+    store = LocalStore(tmp_path)
+    programs = ProgramsBackend(store, {}, tmp_path)
+    for other, words in ((LocalBackend(store), "simulated slice"), (programs, "4 x host program")):
+        documents = tuple(other.render(view.plan))
+        assert f"  creates    {words}\n" in f"{replace(view, documents=documents)}\n"
 
 
 # -- weight ----------------------------------------------------------------------------------------

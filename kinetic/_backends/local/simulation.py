@@ -27,11 +27,11 @@ SHARED_BYTES = 160 << 20
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The document of a simulated gang: what the supervisor will start."""
+    """The document of a simulated slice: what the supervisor will start."""
     topology = plan.topology
     variables = [*plan.options.env, *plan.captured, *plan.secrets]
     return {
-        "kind": "SimulatedGang",
+        "kind": "simulated slice",
         "job_id": plan.job_id,
         "name": plan.name,
         "accelerator": topology.name,

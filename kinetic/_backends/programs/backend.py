@@ -105,7 +105,7 @@ class ProgramsBackend:
         """One document for each host."""
         return [
             {
-                "kind": "Host",
+                "kind": "host program",
                 "job_id": plan.job_id,
                 "command": ["python", "-m", "kinetic.runner"],
                 "env": {
