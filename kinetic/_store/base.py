@@ -22,7 +22,8 @@ class Store(Protocol):
         2. `put(..., if_absent=True)` returns True for exactly one of any number of concurrent
            writers of a key.
         3. `get` and `fetch` of a missing key raise `NotFound`; nothing else does.
-        4. Keys are relative, without "..", empty or absolute parts; others raise `UsageError`.
+        4. Keys are relative, without "..", empty or absolute parts, or line ends (which buckets do
+           not take); others raise `UsageError`.
         5. A full disk raises `StoreFull` and leaves no partial object; other I/O errors raise
            `StoreError`, chained.
         6. If the iterator of parts raises, nothing is written and the exception propagates.
@@ -95,9 +96,9 @@ def check_key(key: str) -> list[str]:
         UsageError: it is not a valid key.
     """
     parts = key.split("/")
-    if "\0" in key or any(part in ("", ".", "..") for part in parts):
+    if not {"\0", "\n", "\r"}.isdisjoint(key) or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
             f"{key!r} is not a key of a store: write names with one '/' between them, without "
-            "'.', '..' or a leading '/'."
+            "'.', '..', a leading '/' or line ends."
         )
     return parts

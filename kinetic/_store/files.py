@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -63,8 +63,41 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
-    """Write a file atomically, readable by its owner only.
+class Sink:
+    """A file that is being written beside its place."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        import hashlib  # needed only to fetch
+
+        self._new_digest = hashlib.sha256
+        self._descriptor = descriptor
+        self._path = path
+        self.digest = self._new_digest()
+
+    def write(self, part: bytes) -> int:
+        """Append a part; return its length.
+
+        Raises:
+            StoreError: it cannot be written; StoreFull if the disk is full.
+        """
+        self.digest.update(part)
+        try:
+            write_all(self._descriptor, part)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+        return len(part)
+
+    def restart(self) -> None:
+        """Forget all that was written."""
+        os.ftruncate(self._descriptor, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        self.digest = self._new_digest()
+
+
+@contextmanager
+def saving(path: Path, *, sha256: str = "") -> Iterator[Sink]:
+    """Write a file atomically, readable by its owner only: it takes its place when the `with`
+    block ends without an exception.
 
     Raises:
         CorruptRecord: the content has another digest.
@@ -73,8 +106,9 @@ def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
     temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}")
     try:
         with _writing(path, temporary) as file:
-            found = _fill(file.fileno(), path, parts, hashed=bool(sha256))
-        if found != sha256:
+            sink = Sink(file.fileno(), path)
+            yield sink
+        if sha256 and (found := sink.digest.hexdigest()) != sha256:
             raise CorruptRecord(
                 f"What was stored for {path.name} is not what was sent: its digest is {found}, not "
                 f"{sha256}. Submit the job again."
@@ -88,27 +122,19 @@ def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
             temporary.unlink(missing_ok=True)
 
 
+def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
+    """Write the parts to a file as `saving` does, which says what it raises."""
+    with saving(path, sha256=sha256) as sink:
+        for part in parts:
+            sink.write(part)
+
+
 def _writing(path: Path, temporary: Path) -> FileIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return FileIO(os.open(temporary, flags, 0o600), "wb")
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-def _fill(descriptor: int, path: Path, parts: Iterable[bytes], *, hashed: bool) -> str:
-    """Write the parts; return their digest, or "" if `hashed` is false."""
-    import hashlib  # needed only to fetch
-
-    digest = hashlib.sha256()
-    for part in parts:
-        if hashed:
-            digest.update(part)
-        try:
-            write_all(descriptor, part)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-    return digest.hexdigest() if hashed else ""
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:

@@ -58,10 +58,9 @@ def _folder(uri: str, rest: str) -> Store:
 
 
 def _bucket(uri: str, _rest: str) -> Store:
-    raise UsageError(
-        f"The store {uri!r} is in Google Cloud Storage, which comes with the [gcp] extra: use "
-        "the path of a folder for now."
-    )
+    from kinetic._store.gcs import GcsStore
+
+    return GcsStore(uri)
 
 
 def _memory(uri: str, rest: str) -> Store:

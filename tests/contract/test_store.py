@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gcs import serving as gcs_double
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._store.base import Store
+from kinetic._store.gcs import GcsStore
 from kinetic._store.local import LocalStore
 from kinetic._store.many import delete_many, fetch_many, get_many, has_many, put_many
 from kinetic._store.memory import MemoryStore
@@ -50,13 +52,27 @@ def served(_folder: Path) -> Iterator[Store]:
         yield store
 
 
+@contextmanager
+def gcs(_folder: Path) -> Iterator[Store]:
+    with gcs_double("bucket") as double:
+        before = os.environ.get("STORAGE_EMULATOR_HOST")
+        os.environ["STORAGE_EMULATOR_HOST"] = double.uri
+        try:
+            yield GcsStore("gs://bucket/some/prefix")
+        finally:
+            os.environ.pop("STORAGE_EMULATOR_HOST")
+            if before is not None:
+                os.environ["STORAGE_EMULATOR_HOST"] = before
+
+
 OPENERS: dict[str, Callable] = {
+    "gcs": gcs,
     "local": local,
     "memory": memory,
     "distant": distant,
     "served": served,
 }
-SHARED = ("local", "served")
+SHARED = ("gcs", "local", "served")
 """Other processes can open them."""
 
 
@@ -123,7 +139,9 @@ def test_has(store):
     assert store.has("a/b") is True
 
 
-@pytest.mark.parametrize("key", ["", "/abs", "a//b", "a/", "..", "a/../b", ".", "a/.", "a\0b"])
+@pytest.mark.parametrize(
+    "key", ["", "/abs", "a//b", "a/", "..", "a/../b", ".", "a/.", "a\0b", "a\nb", "a\rb"]
+)
 def test_bad_keys_are_usage_errors(store, key):
     for act in (store.get, store.has, store.delete, lambda k: store.put(k, b"")):
         with pytest.raises(UsageError):
@@ -167,7 +185,7 @@ def test_open_store_opens_it_again(store):
 
 
 PARTS = st.text(
-    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8
+    st.characters(codec="utf-8", exclude_characters="/\0\n\r"), min_size=1, max_size=8
 ).filter(lambda p: p not in (".", "..", ".tmp"))
 
 
@@ -454,7 +472,17 @@ def test_open_store_of_a_folder(uri, folder):
 
 
 @pytest.mark.parametrize(
-    "uri", ["", "s3://bucket", "gs://bucket", "file://elsewhere/a", "file://", "a\0b"]
+    "uri",
+    [
+        "",
+        "s3://bucket",
+        "gs://Bucket!/a",
+        "gs://",
+        "gs://bucket/../a",
+        "file://elsewhere/a",
+        "file://",
+        "a\0b",
+    ],
 )
 def test_open_store_refuses(uri):
     with pytest.raises(UsageError):

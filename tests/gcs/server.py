@@ -61,7 +61,8 @@ class Fault:
 
     status: the answer. cut_after: the connection ends when this many bytes of the body have
     arrived, or have been sent. lost: the work is done, but the connection ends without an answer.
-    gate: the answer waits for it. damaged: a bit of the content is turned over on its way.
+    kept: of a chunk, no more than this is kept. gate: the answer waits for it. damaged: a bit of
+    the content is turned over on its way.
     """
 
     calls: tuple[str, ...]
@@ -69,6 +70,7 @@ class Fault:
     status: int = 0
     cut_after: int = -1
     lost: bool = False
+    kept: int = -1
     damaged: bool = False
     gate: threading.Event | None = None
     only: str = ""
@@ -98,6 +100,8 @@ class Double:
         self.requests: list[Request] = []
         self.denied: set[str] = set()
         """Permissions that callers do not have."""
+        self.peers: set[int] = set()
+        """Ports from which requests came: one for each connection."""
         self.uploads: dict[str, _Upload] = {}
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
@@ -191,23 +195,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         url = urlsplit(self.path)
+        self.double.peers.add(self.client_address[1])
         self.query = dict(parse_qsl(url.query, keep_blank_values=True))
         self.call, bucket, name = self._route(url.path)
         self.bucket, self.name = unquote(bucket), unquote(name)
         self.left = int(self.headers.get("Content-Length") or 0)
         self.size = self.left
-        self.answered = 0
         self.fault = self.double.fault(self.call, self.name)
         try:
             self._answer_or_refuse()
         except _Cut:
+            self._log(0)
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self.wfile.flush()
                 self.connection.shutdown(socket.SHUT_RDWR)
-        finally:
-            request = Request(self.call, self.name, self.answered, self.size, self.query)
-            self.double.log(request)
 
     def _answer_or_refuse(self) -> None:
         try:
@@ -348,6 +350,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not span:
             total = self.left
         self._receive(upload, begin)
+        if self.fault.kept >= 0:
+            del upload.data[begin + self.fault.kept :]
         if upload.made is not None:
             self._json(upload.made.resource())
         elif total is not None and len(upload.data) >= total:
@@ -409,6 +413,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes, headers: dict[str, str], kind: str = "") -> None:
         if self.fault.lost:
             raise _Cut
+        is_cut = self.command == "GET" and 0 <= self.fault.cut_after < len(body)
+        if not is_cut:
+            self._log(status)  # before the client can look
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -417,13 +424,15 @@ class _Handler(BaseHTTPRequestHandler):
         if status not in (204, 304):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET" and 0 <= self.fault.cut_after < len(body):
+        if is_cut:
             self.wfile.write(body[: self.fault.cut_after])
             raise _Cut
         if status != 304:
             self.wfile.write(body)
         self.wfile.flush()
-        self.answered = status
+
+    def _log(self, status: int) -> None:
+        self.double.log(Request(self.call, self.name, status, self.size, self.query))
 
 
 def _parts(kind: str, body: bytes) -> tuple[dict[str, object], str, bytes]:

@@ -1,0 +1,167 @@
+"""A store in a bucket of Google Cloud Storage, or below a prefix in it.
+
+In: keys and bytes. Out: bytes.
+
+Each call is one request, or few: `get`, `fetch`, `has` and small objects take one; what is larger
+than 8 MiB is sent in chunks of 16 MiB; `list` takes one for each thousand keys; `delete` lists,
+then deletes each object. The bucket keeps all promises by itself: it shows an object when it is
+whole, and creates one only if there is none.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from kinetic._store import files
+from kinetic._store.base import check_key
+from kinetic._store.bucket import CHUNK_BYTES, Bucket
+from kinetic._store.many import at_once
+from kinetic.errors import StoreError, StoreFull, UsageError
+
+_AT_ONCE = 32
+_DELETED_AT_ONCE = 8
+"""Removing many jobs already makes many calls at once."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_MAX_NAME_BYTES = 1024
+
+
+class GcsStore:
+    """A `Store` in a bucket.
+
+    Args:
+        uri: gs://bucket or gs://bucket/prefix.
+        patience_s: how long a request is repeated that the service cannot answer.
+
+    Raises:
+        UsageError: it is not the address of a bucket.
+    """
+
+    def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
+        name, prefix = split(uri)
+        self._bucket = Bucket(name, at_once=_AT_ONCE, patience_s=patience_s)
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._uri = f"gs://{name}/{prefix}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"GcsStore({self._uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """The bucket, and the prefix if there is one."""
+        return self._uri
+
+    @property
+    def calls_at_once(self) -> int:
+        """Many: each is a request that takes its time."""
+        return _AT_ONCE
+
+    def as_folder(self) -> None:
+        """There is no folder."""
+        return
+
+    def get(self, key: str) -> bytes:
+        """Return the content of the key."""
+        return self._bucket.read(self._name(key))
+
+    def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
+        """Write the content of the key to a local file, atomically."""
+        name = self._name(key)
+        with files.saving(path, sha256=sha256) as sink:
+            self._bucket.download(name, sink)
+
+    def put(
+        self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
+    ) -> bool:
+        """Write bytes, the content of a local file, or parts from an iterator; return whether this
+        call wrote."""
+        name = self._name(key)
+        with _stream(data) as stream:
+            size_bytes = stream.seek(0, io.SEEK_END)
+            return self._bucket.write(name, stream, size_bytes, if_absent=if_absent)
+
+    def has(self, key: str) -> bool:
+        """Return whether the key exists."""
+        return self._bucket.find(self._name(key)) is not None
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below the prefix, sorted; "" is the whole store."""
+        below = f"{self._name(prefix)}/" if prefix else self._prefix
+        found = self._bucket.list(below)
+        return (blob.name.removeprefix(self._prefix) for blob in found)
+
+    def delete(self, prefix: str) -> int:
+        """Delete the key and everything below it; return how many objects were deleted."""
+        name = self._name(prefix)
+        # "0" follows "/": from the key itself to the last one below.
+        found = self._bucket.list(name, end=f"{name}0")
+        gone = [b.name for b in found if b.name == name or b.name.startswith(f"{name}/")]
+        return sum(at_once(self._bucket.delete, gone, _DELETED_AT_ONCE))
+
+    def _name(self, key: str) -> str:
+        check_key(key)
+        name = f"{self._prefix}{key}"
+        try:
+            size_bytes = len(name.encode())
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{key!r} is not a key of a store: it is no valid text.") from error
+        if size_bytes > _MAX_NAME_BYTES:
+            raise UsageError(
+                f"{key!r} is not a key of this store: with its prefix it is {size_bytes} bytes "
+                f"long, and a bucket takes {_MAX_NAME_BYTES}."
+            )
+        return name
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Return the name of the bucket and what follows it in a gs:// URI.
+
+    Raises:
+        UsageError: it is not the address of a bucket.
+    """
+    name, _, rest = uri.removeprefix("gs://").partition("/")
+    rest = rest.rstrip("/")
+    if not uri.startswith("gs://") or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{uri!r} does not name a bucket. Write gs://bucket/path; names of buckets have small "
+            "letters, digits, '-', '_' and '.'."
+        )
+    if rest:
+        check_key(rest)
+    return name, rest
+
+
+@contextmanager
+def _stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
+    """The data of a `put`, to be read more than once; never all of a large one in memory."""
+    if isinstance(data, Path):
+        try:
+            file = files.opened(data)
+        except OSError as error:
+            raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
+        with io.BufferedReader(file, 1 << 20) as stream:
+            yield stream
+    elif isinstance(data, Iterator):
+        with tempfile.SpooledTemporaryFile(CHUNK_BYTES) as spool:
+            for part in data:
+                _keep(spool, part)
+            yield spool
+    else:
+        yield io.BytesIO(data)
+
+
+def _keep(spool: IO[bytes], part: bytes) -> None:
+    try:
+        spool.write(part)
+    except OSError as error:
+        if error.errno in files.FULL:
+            raise StoreFull(
+                f"No space is left in {tempfile.gettempdir()}, where large content waits to be "
+                "sent. Free some."
+            ) from error
+        raise StoreError(f"Could not write in {tempfile.gettempdir()}: {error}.") from error
