@@ -21,6 +21,7 @@ alone."""
 MAY_READ_ENVIRON = {
     "kinetic/_config/settings.py",
     "kinetic/_host/agent/identity.py",
+    "kinetic/_host/bootstrap.py",  # a pod's command, before anything of kinetic is there
     "kinetic/_host/worker/jaxworld.py",
 } | IN_PROGRAMS
 MAY_WRITE_ENVIRON = {"kinetic/_host/worker/main.py", "kinetic/_host/worker/joining.py"}

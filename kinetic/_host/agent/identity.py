@@ -172,7 +172,10 @@ _OF_THE_HOST = frozenset(
         *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
         *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
-        *("RESTARTS",),
+        "RESTARTS",
+        # Of the bootstrap.
+        *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_PATIENCE_S", "REQUIREMENTS"),
+        *("RUNTIME", "VERSION"),
     )
 )
 """Variables that the function does not get."""

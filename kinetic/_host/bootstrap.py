@@ -1,0 +1,284 @@
+"""Makes a bare pod a host: fetches kinetic, installs what the job requires, becomes the runner.
+
+In: the variables below, a store. Out: `python -m kinetic.runner` in place of this process; or one
+sentence on stderr and in the pod's termination message, and an exit code.
+
+Its text is the pod's command (`python -c`): one file, the standard library alone, Python >= 3.9.
+
+    KINETIC_STORE           a folder, file:// or gs://
+    KINETIC_RUNTIME         SHA-256 of kinetic's archive
+    KINETIC_REQUIREMENTS    SHA-256 of the list of requirements; empty: install nothing
+    KINETIC_VERSION         an installed kinetic of this version will do; empty: none will
+    KINETIC_IMAGE_RUNTIME, KINETIC_IMAGE_REQUIREMENTS    what the image says that it holds
+    KINETIC_POD_CACHE       folder that the pods of a node share; default: a temporary one
+    KINETIC_POD_PATIENCE_S  how long to go on asking what does not answer; default: 30
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import venv
+import zipfile
+from importlib import metadata
+from typing import Callable
+
+# As in sysexits.h. A store or an index that is out of reach, and a full disk, may be better later.
+UNUSABLE, DAMAGED, MISSING, UNREACHABLE, FULL, DENIED, UNRESOLVED = 64, 65, 66, 69, 73, 77, 78
+ENV = dict(os.environ)
+CACHE = ENV.get("KINETIC_POD_CACHE") or f"{tempfile.gettempdir()}/kinetic-pod-{os.getuid()}"
+PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+AS_UV = {"INDEX_URL": "DEFAULT_INDEX", "EXTRA_INDEX_URL": "INDEX", "FIND_LINKS": "FIND_LINKS"}
+NO_ANSWER = r"(?i)dns error|name resolution|sending request|connection|timed out|unreachable|tls"
+
+
+class Failed(Exception):
+    """This pod cannot become a host: an exit code, and why."""
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process has no default
+    try:
+        if sys.version_info < (3, 11):
+            why = f"the image has Python {sys.version.split()[0]}, and kinetic needs 3.11 or later"
+            raise Failed(UNUSABLE, f"{why}. Choose another container_image.")
+        os.makedirs(CACHE, mode=0o700, exist_ok=True)
+        path, python = kinetic(), environment()
+    except Failed as error:
+        code, text = error.args
+    except KeyError as error:
+        code, text = UNUSABLE, f"{error} is not set: pods are started by kinetic, not by hand."
+    except OSError as error:
+        code, text = FULL, f"{CACHE} cannot be used: {error}. Give the pod a disk with space."
+    else:
+        env = dict(ENV, PYTHONPATH=os.pathsep.join(filter(None, (path, ENV.get("PYTHONPATH")))))
+        os.execve(python, [python, "-m", "kinetic.runner"], env)
+    say(text)
+    if os.path.exists("/dev/termination-log"):
+        write("/dev/termination-log", text[:4000])
+    sys.exit(code)
+
+
+def kinetic() -> str:
+    """Return the folder that has the package; "" where the image's own will do."""
+    digest, version = ENV["KINETIC_RUNTIME"], ENV.get("KINETIC_VERSION")
+    if digest == ENV.get("KINETIC_IMAGE_RUNTIME") or (version and version == installed_version()):
+        say("kinetic: in the image")
+        return ""
+
+    def unpack(folder: str) -> None:
+        zipfile.ZipFile(io.BytesIO(fetch(digest, "kinetic's archive"))).extractall(folder)
+
+    return once(f"{CACHE}/runtime-{digest[:24]}", "kinetic", unpack)
+
+
+def installed_version() -> str:
+    try:
+        return metadata.version("kinetic-sdk") if importlib.util.find_spec("kinetic.runner") else ""
+    except ModuleNotFoundError:
+        return ""
+
+
+def environment() -> str:
+    """Return the interpreter that has the requirements."""
+    digest = ENV.get("KINETIC_REQUIREMENTS")
+    if not digest or digest == ENV.get("KINETIC_IMAGE_REQUIREMENTS"):
+        return sys.executable
+    held = sorted(f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions())
+    about = [digest, sys.version, sys.executable, sysconfig.get_config_var("SOABI"), held]
+    name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+    bare = all(re.match("(pip|setuptools|wheel|uv)==", each) for each in held)
+    made = once(f"{CACHE}/env-{name}", "requirements", lambda into: install(into, digest, bare))
+    return f"{made}/bin/python"
+
+
+def install(folder: str, digest: str, bare: bool) -> None:
+    """Install into a virtual environment that comes before what the image holds."""
+    text = fetch(digest, "the list of requirements").decode()
+    venv.create(folder, symlinks=True)
+    shown = [f"import site; site.addsitedir({each!r})\n" for each in site.getsitepackages()]
+    write(sysconfig.get_path("purelib", "venv", {"base": folder}) + "/image.pth", "".join(shown))
+    python, listed = f"{folder}/bin/python", write(f"{folder}/requirements.txt", text)
+    uv = find_uv()
+    say(f"requirements: installing with {'uv' if uv else 'pip'}")
+    if not uv:
+        run([python, *PIP, "-r", listed])
+        return
+    command = [uv, "pip", "install", "--no-progress", "--color=never", "-r", listed]
+    if not bare:  # uv looks at one environment only, so it is asked what the image lacks
+        told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
+        lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
+        options = [line for line in text.splitlines() if line.startswith("-")]
+        pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
+        write(listed, "\n".join([*options, *pins]))
+        command.append("--no-deps")
+    run([*command, "-p", python])
+
+
+def find_uv() -> str:
+    """Return the path of uv; "" where it cannot be had."""
+    found = shutil.which("uv")
+    if found:
+        return found
+    try:
+        command = [sys.executable, *PIP, "uv>=0.5", "--target"]
+        return once(f"{CACHE}/uv", "uv", lambda folder: run([*command, folder])) + "/bin/uv"
+    except Failed as error:
+        if error.args[0] == FULL:
+            raise
+        say(f"uv: not to be had, going on with pip ({error.args[1].splitlines()[-1]})")
+        return ""
+
+
+def run(command: list[str]) -> str:
+    """Run an installer, which gets no secret of the gang, and return what it wrote."""
+    env = {k: v for k, v in ENV.items() if not k.startswith("KINETIC_")}
+    for name, uvs in AS_UV.items():
+        ours, theirs = f"PIP_{name}", f"UV_{uvs}"
+        if f"UV_{name}" in env:  # the older names, which win
+            theirs = f"UV_{name}"
+        if ours in env or theirs in env:
+            env.setdefault(ours, env.get(theirs, ""))
+            env.setdefault(theirs, env[ours])
+    env = {"UV_CACHE_DIR": f"{CACHE}/uv-cache", "UV_PYTHON_DOWNLOADS": "never", **env}
+    # A signal between the start of the installer and our knowing of it would leave it running.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    pipe = subprocess.PIPE
+    installer = subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        output = installer.communicate()[0]
+    finally:
+        installer.kill()
+    if installer.returncode == 0:
+        return output
+    told = "\n".join(output.strip().splitlines()[-20:])
+    if "No space left" in told:
+        raise Failed(FULL, f"no space is left in {CACHE}. Give the pod more ephemeral storage.")
+    if re.search(NO_ANSWER, told):
+        why = "the package index does not answer. Let the cluster reach it, or set PIP_INDEX_URL"
+        raise Failed(UNREACHABLE, f"{why} to one that it reaches.\n{told}")
+    why = "the requirements cannot be installed. Change them, or choose a container_image"
+    raise Failed(UNRESOLVED, f"{why} that has them.\n{told}")
+
+
+def once(folder: str, what: str, make: Callable[[str], object]) -> str:
+    """Make a folder unless a pod of this node has; the kernel frees the lock of a killed one."""
+    mark, begun = f"{folder}/complete", time.monotonic()
+    if os.path.exists(mark):
+        say(f"{what}: here from an earlier job")
+        return folder
+    with open(f"{folder}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{what}: waiting for another pod of this node, which is at it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(mark):
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                make(folder)
+                write(mark, "")
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+    say(f"{what}: ready after {time.monotonic() - begun:.1f} s")
+    return folder
+
+
+def fetch(digest: str, what: str) -> bytes:
+    """Return the stored content that has this digest."""
+    store, key = ENV["KINETIC_STORE"], f"blobs/sha256/{digest[:2]}/{digest[2:]}"
+    scheme, separator, rest = store.partition("://")
+    if separator and scheme not in ("file", "gs"):
+        raise Failed(UNUSABLE, f"a pod cannot read {store}: use a gs:// store, or a shared folder.")
+    folder = urllib.parse.unquote(urllib.parse.urlsplit(store).path) if separator else store
+    try:
+        if scheme == "gs":
+            data = from_bucket(rest, key)
+        else:
+            with open(f"{folder}/{key}", "rb") as file:
+                data = file.read()
+    except FileNotFoundError:
+        raise Failed(MISSING, f"{what} is not in {store} any more: submit the job again.") from None
+    except PermissionError as error:
+        why = f"{what} in {store} may not be read ({error}): grant it to the pod's service account"
+        raise Failed(DENIED, f"{why}, for a bucket by roles/storage.objectUser.") from error
+    except (OSError, http.client.HTTPException) as error:
+        why = f"{store} does not answer ({error}): let the cluster reach it"
+        raise Failed(UNREACHABLE, f"{why}, and submit the job again.") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise Failed(DAMAGED, f"{what} is damaged: remove {key} from {store} and submit again.")
+    return data
+
+
+def from_bucket(place: str, key: str) -> bytes:
+    bucket, _, prefix = place.partition("/")
+    double = ENV.get("STORAGE_EMULATOR_HOST", "")
+    host = double if "://" in double else f"http://{double}"
+    name = urllib.parse.quote("/".join(filter(None, (prefix.strip("/"), key))), safe="")
+    base = host.rstrip("/") if double else "https://storage.googleapis.com"
+    url = f"{base}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
+    deadline = time.monotonic() + float(ENV.get("KINETIC_POD_PATIENCE_S") or 30)
+    pause_s = 0.25
+    while True:
+        try:
+            return get(url, {} if double else {"Authorization": f"Bearer {token()}"})
+        except (OSError, http.client.HTTPException) as error:
+            code = getattr(error, "code", 0)
+            if code == 404:
+                raise FileNotFoundError(name) from error
+            if time.monotonic() > deadline:  # a new pod's account may take a while to be known
+                if code in (401, 403):
+                    raise PermissionError(str(error)) from error
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 8)
+
+
+def token() -> str:
+    host = ENV.get("GCE_METADATA_HOST", "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    try:
+        return str(json.loads(get(url, {"Metadata-Flavor": "Google"}))["access_token"])
+    except (OSError, ValueError, KeyError) as error:
+        raise PermissionError(f"no token from {host}: {error}") from error
+
+
+def get(url: str, headers: dict[str, str]) -> bytes:
+    proxies: dict[str, str] | None = {} if "Metadata-Flavor" in headers else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        return bytes(answer.read())
+
+
+def write(path: str, text: str) -> str:
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"kinetic: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()
