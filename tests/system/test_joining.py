@@ -147,24 +147,27 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
 
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 def test_a_world_of_the_functions_own_is_left_alone(accelerator):
-    @kinetic.run(accelerator=accelerator, joins_jax=False, timeout=60)
+    @kinetic.run(accelerator=accelerator, joins_jax=False, timeout=200)
     def own():
         import socket
         import subprocess
         import sys
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
         code = (
             "import jax, sys; jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); "
             "print(jax.process_count())"
         )
-        made = [
-            subprocess.Popen([sys.executable, "-c", code, address, str(i)], stdout=subprocess.PIPE)
-            for i in range(2)
-        ]
-        return [process.communicate()[0].decode().strip() for process in made]
+        with socket.socket() as port:  # stays bound: the kernel gives it to no other program
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{port.getsockname()[1]}"
+            made = [
+                subprocess.Popen(
+                    [sys.executable, "-c", code, address, str(i)], stdout=subprocess.PIPE
+                )
+                for i in range(2)
+            ]
+            return [process.communicate()[0].decode().strip() for process in made]
 
     assert own() == ["2", "2"]
 

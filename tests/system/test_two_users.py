@@ -25,7 +25,7 @@ def double(number):
 
 @kinetic.run(accelerator="cpu")
 def sleep():
-    time.sleep(120)
+    time.sleep(1000)
 
 long = sleep.run_async()
 batch = double.run_async_map(range(8), max_concurrent=3, name=who)
