@@ -18,12 +18,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kinetic._backends import attempt_logs, segments
+from kinetic._backends import stored
 from kinetic._backends.base import (
     Connection,
     Document,
@@ -32,21 +31,18 @@ from kinetic._backends.base import (
     Status,
 )
 from kinetic._backends.local import family, simulation
-from kinetic._backends.local.log_reader import LogReader
 from kinetic._core import events, layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
 from kinetic._system.connection import SocketConnection
-from kinetic.errors import CorruptRecord, KineticError, NotFound, PreflightError, SubmitError
+from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
 
-POLL_S = 0.02
 UNREACHABLE_AFTER_S = 10.0
 """A leader that does not answer for so long is lost: as long as it waits for a silent host."""
 _STARTING = "its hosts are starting"
@@ -165,50 +161,27 @@ class ProgramsBackend:
         return {ref.job_id: self._status(ref) for ref in refs}
 
     def _status(self, ref: JobRef) -> Status:
-        verdict = self._verdict(ref)
+        verdict = stored.verdict(self._store, ref)
         if verdict is not None:
             return verdict
         if not self._was_begun(ref):  # It is being submitted, or that was interrupted.
-            return self._verdict(ref) or Status(JobStatus.NOT_FOUND)
+            return stored.verdict(self._store, ref) or Status(JobStatus.NOT_FOUND)
         if self._is_alive(ref):
             return (
                 Status(JobStatus.RUNNING)
                 if self._is_ready(ref)
                 else Status(JobStatus.PENDING, _STARTING)
             )
-        verdict = self._verdict(ref)  # It may have been written between the two looks.
+        verdict = stored.verdict(
+            self._store, ref
+        )  # It may have been written between the two looks.
         if verdict is None and (gang := self._gang(ref)) is not None:
             family.end(ref.job_id, gang.endpoint.token)
         return verdict or Status(JobStatus.FAILED, _LOST)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read what the hosts have printed, and on, until the job has ended."""
-        folder = self._store.as_folder()
-        if folder is None:
-            return segments.logs(self._store, ref, request, lambda: self._has_ended(ref))
-
-        def reader_of(attempt: int, host: int) -> LogReader:
-            key = layout.log(ref.job_id, attempt, host)
-            index = layout.log_index(ref.job_id, attempt, host)
-            files = folder / key, folder / index
-            return LogReader(host, *files, attempt=attempt, failures=request.failures)
-
-        def follow(attempt: int, readers: list[LogReader]) -> Iterator[LogChunk | None]:
-            ended = False
-            while not ended:
-                # Looked at before reading: what was printed is there.
-                ended = attempt_logs.is_repeated(self._store, ref, attempt) or self._has_ended(ref)
-                got = False
-                for reader in readers:
-                    for chunk in reader.read():
-                        got = True
-                        yield chunk
-                if not got:
-                    yield None
-                    time.sleep(POLL_S)
-            yield from attempt_logs.drain(readers)
-
-        return attempt_logs.read(self._store, ref, request, reader_of, follow)
+        return stored.logs(self._store, ref, request, lambda: self._has_ended(ref))
 
     def _has_ended(self, ref: JobRef) -> bool:
         return not self._is_alive(ref) and self._status(ref).phase.ended
@@ -285,15 +258,6 @@ class ProgramsBackend:
             return _Gang(Endpoint(told["target"], token, ref.job_id, certificate=shown), hosts)
         except (OSError, KineticError, KeyError, TypeError):
             return None
-
-    def _verdict(self, ref: JobRef) -> Status | None:
-        try:
-            outcome = Outcome.from_json(record.parse(self._store.get(layout.outcome(ref.job_id))))
-        except NotFound:
-            return None
-        except CorruptRecord:
-            return Status(JobStatus.FAILED)
-        return Status(status_of_verdict(outcome.verdict), outcome.reason)
 
     def _is_ready(self, ref: JobRef) -> bool:
         if ref.hosts == 1:

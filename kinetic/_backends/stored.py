@@ -1,0 +1,72 @@
+"""What the hosts of a job leave in the store: their output and the verdict.
+
+In: a store, a reference, a `LogRequest`, whether the job has ended. Out: chunks in order, as
+promised by `Backend.logs`; a `Status`. The same for all backends whose host 0 leads the gang.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kinetic._backends import attempt_logs, segments
+from kinetic._backends.base import LogRequest, Status
+from kinetic._backends.local.log_reader import LogReader
+from kinetic._core import layout, record
+from kinetic._core.log_format import LogChunk
+from kinetic._core.outcome import Outcome
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus, status_of_verdict
+from kinetic._store.base import Store
+from kinetic.errors import CorruptRecord, NotFound
+
+POLL_S = 0.02
+
+
+def verdict(store: Store, ref: JobRef) -> Status | None:
+    """Return what the stored verdict says; None where there is none."""
+    try:
+        outcome = Outcome.from_json(record.parse(store.get(layout.outcome(ref.job_id))))
+    except NotFound:
+        return None
+    except CorruptRecord:
+        return Status(JobStatus.FAILED)
+    return Status(status_of_verdict(outcome.verdict), outcome.reason)
+
+
+def logs(
+    store: Store, ref: JobRef, request: LogRequest, has_ended: Callable[[], bool]
+) -> Iterator[LogChunk | None]:
+    """Yield what hosts have printed; with `follow` until the job has ended and all was read."""
+    folder = store.as_folder()
+    if folder is None:
+        return segments.logs(store, ref, request, has_ended)
+    return _from_files(folder, store, ref, request, has_ended)
+
+
+def _from_files(
+    folder: Path, store: Store, ref: JobRef, request: LogRequest, has_ended: Callable[[], bool]
+) -> Iterator[LogChunk | None]:
+    def reader_of(attempt: int, host: int) -> LogReader:
+        key = layout.log(ref.job_id, attempt, host)
+        index = layout.log_index(ref.job_id, attempt, host)
+        files = folder / key, folder / index
+        return LogReader(host, *files, attempt=attempt, failures=request.failures)
+
+    def follow(attempt: int, readers: list[LogReader]) -> Iterator[LogChunk | None]:
+        ended = False
+        while not ended:
+            # Looked at before reading: what was printed is there.
+            ended = attempt_logs.is_repeated(store, ref, attempt) or has_ended()
+            got = False
+            for reader in readers:
+                for chunk in reader.read():
+                    got = True
+                    yield chunk
+            if not got:
+                yield None
+                time.sleep(POLL_S)
+        yield from attempt_logs.drain(readers)
+
+    return attempt_logs.read(store, ref, request, reader_of, follow)
