@@ -67,6 +67,9 @@ def select(options: Options, settings: Settings) -> Selection:
         namespace=settings.namespace or "",
         image=options.container_image or "",
         image_repo=settings.base_image_repo or "",
+        queue=settings.queue or "",
+        priority=settings.priority or "",
+        reservation=settings.reservation or "",
     )
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
         return Selection(place)

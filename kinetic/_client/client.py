@@ -97,16 +97,20 @@ class Client:
         )
 
 
+_OF_A_PLACE = (
+    *("project", "zone", "cluster", "namespace", "base_image_repo"),
+    *("queue", "priority", "reservation"),
+)
+"""Options that are settings too."""
+
+
 def client_of(options: Options) -> Client:
     """Read the settings, and select the place."""
     from kinetic._backends import registry
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store
 
-    flags = {
-        name: getattr(options, name)
-        for name in ("project", "zone", "cluster", "namespace", "base_image_repo")
-    }
+    flags = {name: getattr(options, name) for name in _OF_A_PLACE}
     settings = configuration.load(flags=flags)
     if settings.log_level is not None:
         from kinetic._config import verbosity

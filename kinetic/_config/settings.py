@@ -89,7 +89,8 @@ class Settings:
         larger.
         log_level: which messages of the "kinetic" logger are shown; None leaves that to the
             program.
-        reservation: reserved machines that `kinetic pool add` takes.
+        queue, priority: which queue of a cluster admits jobs, and which of them come first.
+        reservation: reserved machines that jobs, and `kinetic pool add`, take.
         force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
         no_tty_debug: allow debug=True without a terminal.
         debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
@@ -121,6 +122,8 @@ class Settings:
     context_size_warn_mb: float = 100.0
     payload_size_warn_mb: float = 50.0
     log_level: str | None = None
+    queue: str | None = None
+    priority: str | None = None
     reservation: str | None = None
     force_destroy: bool = True
     no_tty_debug: bool = False
@@ -410,6 +413,8 @@ _ROWS: dict[str, _Row] = {
     "context_size_warn_mb": _Row("KINETIC_CONTEXT_SIZE_WARN_MB", parsers.number),
     "payload_size_warn_mb": _Row("KINETIC_PAYLOAD_SIZE_WARN_MB", parsers.number),
     "log_level": _Row("KINETIC_LOG_LEVEL", parsers.level),
+    "queue": _Row("KINETIC_QUEUE", parsers.text),
+    "priority": _Row("KINETIC_PRIORITY", parsers.text),
     "reservation": _Row("KINETIC_RESERVATION", parsers.text),
     "force_destroy": _Row("KINETIC_FORCE_DESTROY", parsers.flag),
     "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", parsers.flag),

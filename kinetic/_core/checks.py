@@ -18,6 +18,7 @@ from kinetic.errors import UsageError, UsageTypeError
 Joins = bool | Literal["lazy", "program"]
 """When the hosts join to one world of JAX; see `Options`."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
+_IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -35,6 +36,17 @@ def text(name: str, value: object) -> str | None:
 def name_text(name: str, value: object) -> str:
     """Check an optional display name; "" means none."""
     return text(name, value) or ""
+
+
+def cluster_name(name: str, value: object) -> str | None:
+    """Check the optional name of something in a cluster, which becomes a label there."""
+    found = text(name, value)
+    if found is not None and not _IN_CLUSTER.fullmatch(found):
+        raise UsageError(
+            f"{name} must be a name of at most 63 letters, digits, dots, - and _, as clusters have "
+            f"them; it is {found!r:.80}."
+        )
+    return found
 
 
 def backend(name: str, value: object) -> str | None:

@@ -29,6 +29,9 @@ class Keywords(TypedDict, total=False):
 
     name: str | None
     slices: int
+    queue: str | None
+    priority: str | None
+    reservation: str | None
     timeout: Duration | None
     start_timeout: Duration | None
     hang_timeout: Duration | None
@@ -192,6 +195,25 @@ class Options:
         "a TPU of one host.",
         1,
         flag=Flag(("--slices",), "N", Takes.COUNT),
+    )
+    queue: str | None = option(
+        checks.cluster_name,
+        "The queue of the cluster (a LocalQueue of Kueue) that admits the job once all its hosts "
+        "fit.",
+        flag=Flag(("--queue",)),
+        becomes="place",
+    )
+    priority: str | None = option(
+        checks.cluster_name,
+        "The priority class of the cluster: of its queue if queue= is given, else of its pods.",
+        flag=Flag(("--priority",)),
+        becomes="place",
+    )
+    reservation: str | None = option(
+        checks.cluster_name,
+        "Reserved machines of the cluster to run on.",
+        flag=Flag(("--reservation",)),
+        becomes="place",
     )
     timeout_s: float | None = option(
         checks.seconds,

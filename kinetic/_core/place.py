@@ -27,6 +27,8 @@ class Place:
         image: what the hosts run.
         image_repo: the repository of prebuilt images.
         queue: the queue that admits the job.
+        priority: the class that says which jobs come first.
+        reservation: the reserved machines that the job takes.
     """
 
     backend: str
@@ -38,6 +40,8 @@ class Place:
     image: str = ""
     image_repo: str = ""
     queue: str = ""
+    priority: str = ""
+    reservation: str = ""
 
     @property
     def requested(self) -> str:

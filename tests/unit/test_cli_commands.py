@@ -751,6 +751,10 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "out",
         "--backend",
         "local",
+        "--queue",
+        "team",
+        "--priority",
+        "high",
         "-d",
     ]
     assert run(world, *options, *more, str(script), "--env", "C=3") == 0
@@ -768,6 +772,9 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "name": "exp 1",
         "output_dir": "out",
         "backend": "local",
+        "queue": "team",
+        "priority": "high",
+        "reservation": None,
         "joins_jax": "lazy",
     }
     assert function.__name__ == "train.py"

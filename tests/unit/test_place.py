@@ -26,6 +26,9 @@ CLUSTER = Place(
     namespace="team-a",
     image="gcr.io/lab/image:1",
     image_repo="gcr.io/lab",
+    queue="team-a-queue",
+    priority="high",
+    reservation="next-week",
 )
 OPTIONS = {
     "backend": "gke",
@@ -35,6 +38,9 @@ OPTIONS = {
     "namespace": "team-a",
     "container_image": "gcr.io/lab/image:1",
     "base_image_repo": "gcr.io/lab",
+    "queue": "team-a-queue",
+    "priority": "high",
+    "reservation": "next-week",
 }
 
 
