@@ -24,6 +24,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ["cluster.fixtures"]
+
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and every program that
 # they start inherits it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
