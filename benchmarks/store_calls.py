@@ -29,7 +29,7 @@ from kinetic._core.ref import JobRef
 from kinetic._source import bundle
 from kinetic._store import index
 from kinetic._store.memory import MemoryStore
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 DELAY_MS = 30.0
 EDITS = 30

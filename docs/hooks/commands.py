@@ -17,7 +17,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the commands in their place."""
     if PLACE not in markdown:
         return markdown
-    from kinetic.cli.main import root
+    from kinetic.cli.root import root
 
     return markdown.replace(PLACE, "\n\n".join(_sections(root, "kinetic", None)))
 

@@ -1,146 +1,39 @@
-"""The entry point of the command line.
+"""The entry point of the command line: how its process begins and ends.
 
-In: the words after `kinetic`. Out: an exit code (see `exit_codes`).
-
-Every failure of a command ends here: as `error: …` on stderr and an exit code. Only click and light
-modules of kinetic are imported before the command is known.
+In: the words after `kinetic`. Out: an exit code. It imports next to nothing before the garbage
+collector is told to wait: collections would be a twentieth of the time of a short command.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
-import os
 import sys
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
-
-import click
+from typing import NoReturn
 
 from kinetic._system import streams
-from kinetic.cli import exit_codes, output
-from kinetic.cli.lazy import Lazy, LazyGroup, suggested
-from kinetic.version import __version__
-
-if TYPE_CHECKING:
-    from kinetic.cli.context import AppContext
 
 _GARBAGE_THRESHOLD = 50_000
 """New objects before the collector looks for cycles: most commands end before that, and nearly all
 that importing makes stays alive."""
 
-_COMMANDS = {
-    "run": Lazy(
-        "kinetic.cli.commands.run:run",
-        "Run a script, a module or a command on an accelerator slice.",
-    ),
-    "jobs": Lazy(
-        "kinetic.cli.commands.jobs:jobs",
-        "List jobs, read their logs and results, stop and remove them.",
-    ),
-    "logs": Lazy(
-        "kinetic.cli.commands.output:logs",
-        "Print what the hosts of a job printed; short for `jobs logs`.",
-    ),
-    "accelerators": Lazy(
-        "kinetic.cli.commands.accelerators:accelerators",
-        "List the accelerators that can be asked for.",
-    ),
-    "profile": Lazy(
-        "kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."
-    ),
-    "config": Lazy(
-        "kinetic.cli.commands.config:config", "Show every setting and where its value comes from."
-    ),
-    "doctor": Lazy(
-        "kinetic.cli.commands.doctor:doctor",
-        "Check this machine, and tidy up what jobs left behind.",
-    ),
-    "completion": Lazy(
-        "kinetic.cli.commands.completion:completion",
-        "Print what makes a shell complete `kinetic` commands.",
-    ),
-}
-
-_NO_CLUSTERS = "This version has no cluster backends yet: it simulates slices on this machine"
-_NO_SETTING_UP = (
-    f"{_NO_CLUSTERS}, and there is nothing to set up. `kinetic doctor` checks the machine."
-)
-_ABSENT = {
-    "init": _NO_SETTING_UP,
-    "up": _NO_SETTING_UP,
-    "down": f"{_NO_CLUSTERS}, and nothing but jobs' records to remove: see `kinetic jobs prune`.",
-    "status": f"{_NO_CLUSTERS}. `kinetic doctor` checks the machine; `kinetic jobs list` shows "
-    "what runs on it.",
-    "pool": f"{_NO_CLUSTERS}, for any accelerator of `kinetic accelerators`; no pools of machines "
-    "are needed.",
-    "build-image": f"{_NO_CLUSTERS}, in the environment of the caller; no images are built.",
-}
-"""Commands of keras-kinetic about clusters."""
-
-_OF_JOBS = ("list", "top", "result", "wait", "stacks", "debug", "cancel", "cleanup", "prune")
-_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys(
-    ("ls", "ps"), "kinetic jobs list"
-)
-
-_EPILOG = (
-    "\b\nExit codes:\n"
-    + "\n".join(f"  {code:<4} {meaning}" for code, meaning in exit_codes.TABLE)
-    + ("\n  `kinetic run` passes on the code of the program that it ran.")
-)
-
-_EXAMPLES = """Run Python on an accelerator slice and get back what it prints and returns.
-
-With no cluster configured, the slice is simulated on this machine.
-
-\b
-Examples:
-  kinetic run -a tpu-v6e-16 train.py --epochs 3
-  kinetic run -a cpu --detach -- make evaluate
-  kinetic jobs list
-  kinetic logs -f --last
-  kinetic --profile staging jobs list
-"""
-
-
-@click.group(
-    cls=LazyGroup,
-    lazy=_COMMANDS,
-    elsewhere=_ELSEWHERE,
-    absent=_ABSENT,
-    help=_EXAMPLES,
-    epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.option(
-    "--profile",
-    metavar="NAME",
-    shell_complete=suggested("profiles"),
-    help="Use this profile instead of the current one.",
-)
-@click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
-@click.pass_context
-def root(ctx: click.Context, /, *, profile: str | None) -> None:
-    """All commands."""
-    if profile is not None:
-        from kinetic._config import settings
-
-        settings.choose_profile(profile)
-        ctx.call_on_close(lambda: settings.choose_profile(None))
-
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    streams.replace_closed()
     gc.set_threshold(_GARBAGE_THRESHOLD)
-    _exit(call(sys.argv[1:]))
+    streams.replace_closed()
+    from kinetic.cli import root
+
+    _exit(root.call(sys.argv[1:]))
 
 
 def _exit(code: int) -> NoReturn:
     """End this process without taking its modules apart: that is a sixth of the time of a short
     command."""
+    import atexit
+    import os
+    import threading
+    from contextlib import suppress
+
     measured = sys.getprofile() is not None or sys.gettrace() is not None
     if threading.active_count() == 1 and not measured:
         atexit._run_exitfuncs()
@@ -149,81 +42,3 @@ def _exit(code: int) -> NoReturn:
             sys.stderr.flush()
             os._exit(code)
     sys.exit(code)
-
-
-def call(argv: Sequence[str], app: AppContext | None = None) -> int:
-    """Run one command line and return its exit code; `app` replaces the configured store and
-    backends."""
-    try:
-        with root.make_context("kinetic", list(argv), obj=app) as ctx:
-            code = root.invoke(ctx)
-        sys.stdout.flush()
-    except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException) as problem:
-        return _click_failed(problem)
-    except BrokenPipeError:
-        # The reader has seen enough (`| head`): not an error.
-        output.silence_stdout()
-        return exit_codes.OK
-    except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nothing above reports it
-        return _failed(problem)
-    return code if isinstance(code, int) else exit_codes.OK
-
-
-def _click_failed(problem: BaseException) -> int:
-    if isinstance(problem, click.exceptions.Exit):
-        return problem.exit_code
-    if isinstance(problem, click.exceptions.Abort):
-        output.notice("Nothing was done.")
-        return exit_codes.INTERRUPTED
-    return _misused(problem)
-
-
-def _misused(problem: BaseException) -> int:
-    words = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
-    ctx = getattr(problem, "ctx", None)
-    if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):
-        output.notice(words)
-    else:
-        output.error(
-            words, f"`{ctx.command_path} --help` shows how to use it." if ctx is not None else ""
-        )
-    return exit_codes.USAGE
-
-
-def _failed(problem: BaseException) -> int:
-    if isinstance(problem, KeyboardInterrupt):
-        pass  # the interrupted command has reported what keeps running
-    elif _debugging():
-        output.traceback_of(problem)
-    else:
-        output.error(*_message_and_hint(problem))
-    return exit_codes.of_error(problem)
-
-
-def _message_and_hint(problem: BaseException) -> tuple[str, str]:
-    """The message and a hint: our errors say what to do; any other is a bug, with the way to its
-    traceback."""
-    from kinetic.errors import KineticError
-
-    suggestions = getattr(problem, "suggestions", ())
-    hint = (
-        f"Did you mean {' or '.join(suggestions)}?"
-        if suggestions and suggestions[0] not in str(problem)
-        else ""
-    )
-    if isinstance(problem, KineticError):
-        return str(problem), hint
-    return (
-        f"{type(problem).__name__}: {problem}",
-        "Set KINETIC_LOG_LEVEL=DEBUG to see where this came from.",
-    )
-
-
-def _debugging() -> bool:
-    from kinetic._config import settings
-    from kinetic.errors import UsageError
-
-    try:
-        return (settings.load(profile={}).log_level or "").upper() == "DEBUG"
-    except UsageError:  # a malformed setting may be the very problem being reported
-        return False

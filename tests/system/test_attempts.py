@@ -18,7 +18,7 @@ from kinetic import errors
 from kinetic._backends.base import LogRequest
 from kinetic._core.outcome import Exit, HostReport, Outcome
 from kinetic._pickling import results
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 
 def fails_twice():

@@ -30,7 +30,7 @@ from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._pickling import call as payload
 from kinetic._pickling import envelope
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 PATIENCE_S = 200.0
 

@@ -22,7 +22,7 @@ from gangs import PATIENCE_S
 import kinetic
 from kinetic import errors
 from kinetic._core.state import JobStatus
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 # -- ways to damage a file -------------------------------------------------------------------------
 

@@ -605,7 +605,7 @@ def print_long():
 
 
 def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
-    from kinetic.cli.main import call
+    from kinetic.cli.root import call
 
     handle = started(print_odd)
     handle.result(stream_logs=False)

@@ -27,7 +27,7 @@ from kinetic._pickling import results
 from kinetic._source import packs
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import AppContext
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 from kinetic.errors import StoreError
 
 NOW = 1_700_000_000.0

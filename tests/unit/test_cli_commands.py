@@ -29,7 +29,7 @@ from kinetic._store.gc_lock import submitting
 from kinetic._store.local import LocalStore
 from kinetic.cli import output, pruning
 from kinetic.cli.context import AppContext
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 from kinetic.errors import HostLost, PreflightError
 
 ROOT = Path(kinetic.__file__).parent.parent
@@ -943,7 +943,7 @@ def test_a_lost_host_is_a_failure_of_the_job(world: World, capsys: Capture) -> N
 
 def loaded_by(*argv: str) -> set[str]:
     code = (
-        "import sys; from kinetic.cli.main import call; code = call(sys.argv[1:]);"
+        "import sys; from kinetic.cli.root import call; code = call(sys.argv[1:]);"
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
@@ -998,7 +998,7 @@ def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
         "kinetic._shadows",
         "kinetic.errors",
         "kinetic.cli",
-        "kinetic.cli.main",
+        "kinetic.cli.root",
         "kinetic.cli.lazy",
         "kinetic.cli.output",
         "kinetic._client",

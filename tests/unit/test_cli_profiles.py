@@ -18,7 +18,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
 from kinetic.cli import shells
-from kinetic.cli.main import call, root
+from kinetic.cli.root import call, root
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(kinetic.__file__).parent.parent
@@ -191,7 +191,7 @@ def test_config_shows_every_setting_with_its_source(
 
 def test_without_profiles_none_of_their_code_is_loaded() -> None:
     code = (
-        "import sys; from kinetic.cli.main import call; call(['jobs', 'list']); print(*sys.modules)"
+        "import sys; from kinetic.cli.root import call; call(['jobs', 'list']); print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -24,7 +24,7 @@ from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.cli.commands import top
 from kinetic.cli.context import AppContext
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 from kinetic.errors import CoordinatorLost
 
 NOW = 1_700_000_000.0

@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 import kinetic
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 from kinetic.credentials import ensure_credentials, invalidate_credential_cache
 
 Capture = pytest.CaptureFixture[str]

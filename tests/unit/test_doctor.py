@@ -24,7 +24,7 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 GIB = 1 << 30
 MACHINE = Machine(

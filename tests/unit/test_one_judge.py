@@ -20,7 +20,7 @@ from kinetic._core.outcome import HostReport, Verdict, judge
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.cli.context import AppContext
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
 from kinetic._store.many import put_many
 from kinetic._store.memory import MemoryStore
-from kinetic.cli.main import call
+from kinetic.cli.root import call
 
 
 def ref_of(number: int, store: Store) -> JobRef:
