@@ -234,6 +234,16 @@ class Signals(Protocol):
 
 
 @runtime_checkable
+class Explains(Protocol):
+    """Optional: a backend where jobs may wait for long, for reasons that users want to know."""
+
+    def why_waiting(self, ref: JobRef) -> str | None:
+        """Return why the job does not run yet, "" when there is nothing to say; None once it
+        runs, or has ended."""
+        ...
+
+
+@runtime_checkable
 class Capacity(Protocol):
     """Optional: a backend that knows how many jobs run well at a time."""
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kinetic._backends.base import Backend, LogRequest, Status
+from kinetic._backends.base import Backend, Explains, LogRequest, Status
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
@@ -43,6 +43,7 @@ QUIET_S = 60.0
 """Failures that are further apart do not count as "in a row"."""
 TRIES_UNTOLD = 3
 LOOK_EVERY_S = 0.25
+EXPLAIN_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,14 @@ class Finished:
     outcome: Outcome
 
 
-Event = LogChunk | Tick | Finished
+@dataclass(frozen=True)
+class Waiting:
+    """The job does not run yet, for a reason that was not given before."""
+
+    reason: str
+
+
+Event = LogChunk | Tick | Waiting | Finished
 OnStatus = Callable[[JobStatus], Any]
 
 
@@ -85,13 +93,13 @@ def follow(
         UnsupportedVersion: another version of kinetic runs the job: its output is not to be had.
     """
     _check(store, ref, request)
-    reading = _Reading(backend, ref, request)
+    reading, start = _Reading(backend, ref, request), _Start(backend, ref)
     outcome: Outcome | None = None
     while True:
         pause_s = PAUSE_S
         try:
             for chunk in reading.stream():
-                yield Tick() if chunk is None else chunk
+                yield start.news(now()) if chunk is None else chunk
             if outcome is not None:
                 break
             outcome = settle(backend, store, ref, now())
@@ -220,6 +228,32 @@ class _Reading:
         return self._failures >= TRIES
 
 
+class _Start:
+    """Why a job does not run yet, as often as that changes."""
+
+    def __init__(self, backend: Backend, ref: JobRef) -> None:
+        self._backend = backend if isinstance(backend, Explains) else None
+        self._ref = ref
+        self._look_at = -math.inf
+        self._told = ""
+
+    def news(self, now: float) -> Waiting | Tick:
+        """Look, if it is time to."""
+        if self._backend is None or now < self._look_at:
+            return Tick()
+        self._look_at = now + EXPLAIN_EVERY_S
+        try:
+            reason = self._backend.why_waiting(self._ref)
+        except BackendUnavailable:
+            return Tick()  # Following says so, and goes on.
+        if reason is None:
+            self._backend = None
+        if not reason or reason == self._told:
+            return Tick()
+        self._told = reason
+        return Waiting(reason)
+
+
 def _slices(pause_s: float) -> Iterator[float]:
     """Cut a pause into pieces, after each of which the caller can look at its clock."""
     while pause_s > 0:
@@ -253,8 +287,16 @@ def settle_many(
     known = backend.status(going_on) if going_on else {}
     for ref in going_on:
         told = known[ref.job_id]
-        found[ref.job_id] = _caught(partial(_settled, store, ref, told, now))
+        found[ref.job_id] = _caught(partial(_settled, backend, store, ref, told, now))
     return found
+
+
+def _release(backend: Backend, ref: JobRef) -> None:
+    """Free what a job holds that its leader did not end, such as pods that wait for nodes."""
+    try:
+        backend.cleanup(ref)
+    except KineticError as error:
+        _log.warning("%s has ended, and what it holds could not be freed: %s", ref.job_id, error)
 
 
 def _caught(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
@@ -264,14 +306,21 @@ def _caught(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
         return error
 
 
-def _settled(store: Store, ref: JobRef, told: Status, now: float) -> Outcome | None:
+def _settled(
+    backend: Backend, store: Store, ref: JobRef, told: Status, now: float
+) -> Outcome | None:
     """Return the verdict of a job that had none when its backend was asked."""
     status = _status_without_verdict(store, ref, told.phase, now)
     if status is JobStatus.NOT_FOUND:
         raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
     if not status.ended:
         return None
-    return stored(store, ref, now) or _judge_orphan(store, ref, told, now)
+    found = stored(store, ref, now)
+    if found is None:
+        found = _judge_orphan(store, ref, told, now)
+        if not ref.place.is_supervised:
+            _release(backend, ref)
+    return found
 
 
 def standing(

@@ -20,7 +20,7 @@ from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, leads_to_the_caller
-from kinetic._client.following import Finished, OnStatus, StatusWatch
+from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
 from kinetic._client.view import JobView
 from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
@@ -400,6 +400,8 @@ class JobHandle(JobView, Generic[R_co]):
                     look(event.outcome)
                     show(event.outcome)
                     return event.outcome
+                if isinstance(event, Waiting) and printer is not None:
+                    console.notice(f"kinetic: {self.job_id}: {event.reason}")
                 if isinstance(event, LogChunk) and printer is not None:
                     show.before(event.data)
                     printer.write(event)

@@ -3,6 +3,7 @@ should have judged."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 
@@ -26,6 +27,7 @@ from kinetic._client.following import Finished, Tick
 from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport
+from kinetic._core.place import Place
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound
@@ -227,3 +229,36 @@ def test_following_logs_nothing_when_all_is_well(store, backend, caplog):
     put_outcome(store, job, HostReport(2, Exit.SIGNAL, signal=9))
     follow(backend, store, job)
     assert caplog.records == []
+
+
+class Queue(FakeBackend):
+    """A backend where jobs wait, for these reasons one after the other."""
+
+    name = "pathways"
+
+    def __init__(self, store, reasons):
+        super().__init__(store)
+        self.reasons_given = iter(reasons)
+
+    def why_waiting(self, ref):
+        return next(self.reasons_given)
+
+
+def test_why_a_job_waits_is_said_when_it_changes(store):
+    backend = Queue(store, ["", "no node", "no node", "an image is pulled", None])
+    job = put_ref(store, ref())
+    put_success(store, job, 1)
+    backend.output = [None] * 9
+    times = iter(range(1, 10_000))
+    events = follow(backend, store, job, now=lambda: NOW + next(times) * following.EXPLAIN_EVERY_S)
+    told = [event.reason for event in events if isinstance(event, following.Waiting)]
+    assert told == ["no node", "an image is pulled"]
+
+
+def test_what_a_job_holds_that_never_ran_is_released(store, backend):
+    job = put_ref(store, dataclasses.replace(ref(), place=Place("pathways")))
+    backend.phases[job.job_id] = JobStatus.FAILED
+    backend.reasons[job.job_id] = "no node pool has 4x4"
+    (finished,) = follow(backend, store, job)[-1:]
+    assert not finished.outcome.ok
+    assert backend.calls == ["cleanup"]
