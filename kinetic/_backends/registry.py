@@ -128,11 +128,11 @@ def _local(_: Place, store: Store) -> Backend:
 
 
 def _programs(_: Place, store: Store) -> Backend:
+    from kinetic._backends.programs import folders
     from kinetic._backends.programs.backend import ProgramsBackend
     from kinetic._config import settings
 
-    folder = settings.load().cache_dir / "programs"
-    return ProgramsBackend(store, settings.worker_environ(), folder)
+    return ProgramsBackend(store, settings.worker_environ(), folders.root())
 
 
 _makers: dict[str, Maker] = {"local": _local, "programs": _programs}

@@ -7,10 +7,12 @@ content, last. A sweep between the two would find that content unused. The lock 
 is released when its process ends, however it ends.
 
 A store without a folder has no lock; a lease could outlive its holder, or expire while it works.
-There `jobs prune` removes only the records of jobs, and leaves content alone: it is shared, and
-small beside the outputs. A bucket's lifecycle rules may expire content by age, if no submission and
-no job lives that long: a job whose content has expired fails with "submit the job again", and that
-sends the content again.
+The age of content is no protection either: a submission sends nothing of what it finds, so content
+that was unused for a month may be counted on in the very moment in which it is removed, and saying
+so beforehand would cost each submission two more calls. There `jobs prune` removes only the records
+of jobs, and leaves content alone: it is shared, and small beside the outputs. A bucket's lifecycle
+rules may expire content by age, if no submission and no job lives that long: a job whose content
+has expired fails with "submit the job again", and that sends the content again.
 """
 
 from __future__ import annotations

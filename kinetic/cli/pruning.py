@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import field
 from pathlib import Path
 
+from kinetic._backends.programs import folders
 from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -45,12 +47,13 @@ class StoredContent:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep finds: unused content, unfinished submissions, unpacked data, batches without
-    jobs."""
+    """What a sweep finds: unused content, unfinished submissions, unpacked data, folders of hosts
+    that were programs, batches without jobs."""
 
     contents: tuple[StoredContent, ...] = ()
     orphans: tuple[str, ...] = ()
     data: tuple[CachedCopy, ...] = ()
+    programs: tuple[Path, ...] = ()
     size_bytes: int = field(default=0)
     batches: tuple[str, ...] = ()
 
@@ -79,10 +82,11 @@ def remove(app: AppContext, ref: JobRef) -> None:
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return what a sweep would remove if the jobs in `without` were gone; nothing for a store
+    """Return what a sweep would remove if the jobs in `without` were gone; nothing in a store
     that is not a folder (see gc_lock)."""
+    programs = tuple(path for path, _ in folders.unused(folders.root(), before=older_than))
     if (folder := store.as_folder()) is None:
-        return Swept()
+        return Swept(programs=programs)
     orphans = tuple(_orphans(store, folder, older_than))
     used = _named_by_plans(store, folder, {*without, *orphans})
     trees = [*_contents(folder, layout.TREES)]
@@ -111,7 +115,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     )
     size_bytes = sum(c.size_bytes for c in contents) + sum(map(cached_copy.size_bytes, data))
     batches = tuple(_empty_batches(store, folder, older_than, without))
-    return Swept(contents, orphans, data, size_bytes, batches)
+    return Swept(contents, orphans, data, programs, size_bytes, batches)
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
@@ -123,6 +127,8 @@ def sweep(store: Store, *, older_than: float) -> Swept:
             store.delete(layout.job(job_id))
         for unpacked in swept.data:
             cached_copy.remove(unpacked)
+        for path in swept.programs:
+            shutil.rmtree(path, ignore_errors=True)
         for content in swept.contents:
             store.delete(content.key)
         for group_id in swept.batches:

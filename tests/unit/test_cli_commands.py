@@ -17,6 +17,7 @@ from cli_fakes import DAY, NOW, World, chunk
 
 import kinetic
 from kinetic._backends.base import LogRequest
+from kinetic._backends.programs import folders
 from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -690,6 +691,20 @@ def test_a_sweep_survives_content_that_vanishes_meanwhile(
     assert young not in {each.digest for each in swept.contents}
 
 
+def test_prune_removes_credentials_of_ended_programs(world: World, capsys: Capture) -> None:
+    old, runs = (folders.root() / job_id for job_id in ("job-0000000a", "job-0000000b"))
+    for folder in (old, runs):
+        (folder / "credentials").mkdir(parents=True)
+        (folder / folders.LOCK).write_text("held\n")
+        os.utime(folder, (NOW - 2 * DAY, NOW - 2 * DAY))
+    with folders.held(runs):
+        assert world("jobs", "prune", "--dry-run") == 0
+        assert "1 folder of ended programs" in capsys.readouterr().out
+        assert old.exists()
+        assert world("jobs", "prune", "--yes") == 0
+    assert (old.exists(), runs.exists()) == (False, True)
+
+
 def test_prune_of_nothing(world: World, capsys: Capture) -> None:
     assert world("jobs", "prune") == 0
     assert "0 jobs" in capsys.readouterr().out
@@ -980,6 +995,7 @@ def test_a_list_loads_what_reads_jobs_and_nothing_that_runs_them() -> None:
         "kinetic._core",
         "kinetic._shadows",
         "kinetic._store",
+        "kinetic._system",
         "kinetic.cli",
         "kinetic.errors",
         "kinetic.version",
@@ -1004,6 +1020,8 @@ def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
         "kinetic._client",
         "kinetic._client.board",
         "kinetic._client.board.text",
+        "kinetic._system",
+        "kinetic._system.streams",
         "kinetic.cli.exit_codes",
     }
 

@@ -9,7 +9,6 @@ supervises the gang: host 0 leads it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from kinetic._backends.base import (
     Status,
 )
 from kinetic._backends.local import family, simulation
+from kinetic._backends.programs import folders
 from kinetic._core import events, layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
@@ -127,7 +127,7 @@ class ProgramsBackend:
             ) from error
         started: list[subprocess.Popen[bytes]] = []
         try:
-            with _held_port() as port, _locked(folder / "alive") as alive:
+            with _held_port() as port, folders.held(folder) as alive:
                 endpoint = _credentials(folder, ref.job_id, f"127.0.0.1:{port.getsockname()[1]}")
                 env = self._environ | dict(secrets) | self._told(folder, endpoint)
                 for document in documents:
@@ -164,7 +164,8 @@ class ProgramsBackend:
         verdict = stored.verdict(self._store, ref)
         if verdict is not None:
             return verdict
-        if not self._was_begun(ref):  # It is being submitted, or that was interrupted.
+        if not folders.was_begun(self._folder(ref)):
+            # It is being submitted, or that was interrupted.
             return stored.verdict(self._store, ref) or Status(JobStatus.NOT_FOUND)
         if self._is_alive(ref):
             return (
@@ -172,9 +173,8 @@ class ProgramsBackend:
                 if self._is_ready(ref)
                 else Status(JobStatus.PENDING, _STARTING)
             )
-        verdict = stored.verdict(
-            self._store, ref
-        )  # It may have been written between the two looks.
+        # It may have been written between the two looks.
+        verdict = stored.verdict(self._store, ref)
         if verdict is None and (gang := self._gang(ref)) is not None:
             family.end(ref.job_id, gang.endpoint.token)
         return verdict or Status(JobStatus.FAILED, _LOST)
@@ -220,13 +220,6 @@ class ProgramsBackend:
     def _folder(self, ref: JobRef) -> Path:
         return self._root / ref.job_id
 
-    def _was_begun(self, ref: JobRef) -> bool:
-        """Whether the lock that all hosts inherit has ever been held."""
-        try:
-            return (self._folder(ref) / "alive").stat().st_size > 0
-        except OSError:
-            return False
-
     def _leader(self, ref: JobRef) -> int:
         """Process id of host 0; 0 where it does not run."""
         gang = self._gang(ref)
@@ -235,18 +228,8 @@ class ProgramsBackend:
         return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
-        """Whether a process of any host is left: all inherit the lock."""
-        try:
-            fd = os.open(self._folder(ref) / "alive", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        """Whether a process of any host is left."""
+        return folders.is_used(self._folder(ref))
 
     def _gang(self, ref: JobRef) -> _Gang | None:
         folder = self._folder(ref)
@@ -276,18 +259,6 @@ def _held_port() -> Iterator[socket.socket]:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("127.0.0.1", 0))
         yield port
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """A descriptor with a lock that ends when the last process that inherited it has closed it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        os.write(fd, b"held\n")  # An empty one says that nothing was started yet.
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _credentials(folder: Path, job_id: str, target: str) -> Endpoint:

@@ -166,7 +166,7 @@ def _scraps(traces: Traces) -> list[Finding]:
         return []
     detail = (
         f"{_counted(len(paths), 'temporary file or folder', 'temporary files or folders')} of jobs "
-        "that were killed: "
+        "that have ended: "
     )
     return [
         warn(

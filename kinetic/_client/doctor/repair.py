@@ -42,12 +42,14 @@ def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
             refs.append(index.find(store, job_id))
         except KineticError as error:
             said.append(f"{job_id} could not be judged: {error}")
-    found = following.settle_many(registry.make(HERE, store), store, refs, now)
-    for job_id, outcome in found.items():
-        if isinstance(outcome, KineticError):
-            said.append(f"{job_id} could not be judged: {outcome}")
-        elif outcome is not None:
-            said.append(f"{job_id} is judged: {outcome.verdict}.")
+    for place in HERE:
+        of_place = [ref for ref in refs if ref.backend == place.backend]
+        found = following.settle_many(registry.make(place, store), store, of_place, now)
+        for job_id, outcome in found.items():
+            if isinstance(outcome, KineticError):
+                said.append(f"{job_id} could not be judged: {outcome}")
+            elif outcome is not None:
+                said.append(f"{job_id} is judged: {outcome.verdict}.")
     return said
 
 

@@ -54,8 +54,9 @@ Examples:
 _PRUNE_HELP = """Remove the records and logs of jobs that ended long ago.
 
 Then removes stored source files, payloads and data that no remaining job needs and that are older
-than a day; it is safe to submit jobs meanwhile. Files that functions left in their output folders
-are never removed.
+than a day; it is safe to submit jobs meanwhile. In a store that is not a folder, these stay: they
+are shared between jobs, and it has no lock that would keep a submission from counting on what is
+just being removed. Files that functions left in their output folders are never removed.
 
 \b
 Examples:
@@ -165,7 +166,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
     unused = pruning.find_unused(app.store, older_than=limit, without={ref.job_id for ref in old})
     if dry_run:
         return _report("Would remove", old, unused, [], as_json, listed=None)
-    if not yes and (old or unused.contents or unused.data):
+    if not yes and (old or unused.contents or unused.data or unused.programs):
         _confirm(old)
     failed = [problem for ref in old if (problem := _try_remove(app, ref))]
     kept = {problem["job_id"] for problem in failed}
@@ -227,6 +228,7 @@ def _report(
                 "unfinished_submissions": list(swept.orphans),
                 "contents": len(swept.contents),
                 "data": len(swept.data),
+                "programs": len(swept.programs),
                 "size_bytes": swept.size_bytes,
                 "failed": failed,
             }
@@ -234,7 +236,12 @@ def _report(
     else:
         files = f"{text.count(len(swept.contents), 'unused file')} ({text.size(swept.size_bytes)})"
         data = f", {text.count(len(swept.data), 'unused data set')}" if swept.data else ""
+        programs = (
+            f", {text.count(len(swept.programs), 'folder')} of ended programs"
+            if swept.programs
+            else ""
+        )
         for line in _lines(refs, listed):
             output.line(line)
-        output.line(f"{verb} {text.count(len(refs), 'job')}{data} and {files}.")
+        output.line(f"{verb} {text.count(len(refs), 'job')}{data}{programs} and {files}.")
     return exit_codes.STORE if failed else exit_codes.OK

@@ -1,0 +1,72 @@
+"""The folders of jobs whose hosts are programs: what the programs must know (their credentials),
+what they are, what they printed.
+
+In: the folder of all. Out: whether a job's folder is in use; those that no process needs any more.
+They are kept until somebody looks at their jobs or cleans up, which may be never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kinetic._config import settings
+
+LOCK = "alive"
+"""The file whose lock all processes of a job inherit."""
+SETTLED_S = 60.0
+"""A folder is made before its lock is held."""
+
+
+def root() -> Path:
+    """Return the folder of all."""
+    return settings.load().cache_dir / "programs"
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a process of any host is left."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def was_begun(folder: Path) -> bool:
+    """Whether the lock has ever been held."""
+    try:
+        return (folder / LOCK).stat().st_size > 0
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """A descriptor with a lock that ends when the last process that inherited it has closed it."""
+    fd = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, b"held\n")  # An empty one says that nothing was started yet.
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def unused(of_all: Path, *, before: float) -> Iterator[tuple[Path, float]]:
+    """Yield the folders that no process uses and that have not changed since `before` (seconds
+    since the epoch), and when each changed."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for folder in sorted(of_all.iterdir()):
+            with contextlib.suppress(OSError):
+                changed_at = folder.lstat().st_mtime
+                if changed_at < before and not is_used(folder):
+                    yield folder, changed_at
