@@ -1,0 +1,187 @@
+"""What hosts must install: what the project asks for, its accelerator's packages, kinetic's own.
+
+In: the folder of the function's file, the versions that the caller has. Out: `Requirements`.
+
+The nearest file says what the project asks for: requirements.txt, or a pyproject.toml that names
+dependencies. A pyproject.toml with a `[tool.kinetic]` table comes before a requirements.txt beside
+it. What a host has for its accelerator depends on that, not on what the caller has for its own, so
+these packages are taken from neither, but in the caller's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetic._core.values import dataclass
+from kinetic._source import pyproject, requirements_txt
+from kinetic._source.pyproject import normalized
+from kinetic._source.requirements_txt import Line, Lines
+from kinetic.errors import UsageError
+
+OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
+_EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": ""}
+OWN = ("cryptography>=42", "grpcio>=1.71", "protobuf>=5.29", "setproctitle>=1.3.3")
+"""What kinetic itself needs on a host, beside cloudpickle: the caller's, as pickles must agree."""
+OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
+_NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """A list for an installer.
+
+    Attributes:
+        lines: options, then requirements.
+        source: the file that says what the project asks for; "" if there is none.
+        sha: SHA-256 of `text`.
+    """
+
+    lines: tuple[str, ...]
+    source: str
+    sha: str
+
+    @property
+    def text(self) -> str:
+        """The content of a requirements.txt."""
+        return _text(self.lines)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a project asks for, and where."""
+
+    lines: Lines = Lines()
+    source: str = ""
+
+
+def find(start: Path, *, home: Path) -> Declared:
+    """Find what the project asks for.
+
+    The search goes up from the function's folder and ends at the first folder with a `.git`; home
+    and `/` are only looked at when it begins there.
+
+    Raises:
+        UsageError: a file cannot be read, or asks for what hosts cannot install.
+    """
+    for folder in _upward(start, home):
+        listed, project = folder / "requirements.txt", folder / "pyproject.toml"
+        content = _toml(project) if project.is_file() else {}
+        chooses = "kinetic" in content.get("tool", {})
+        if listed.is_file() and not chooses:
+            return Declared(requirements_txt.parse(listed, _read), str(listed))
+        if content:
+            lock = _lock(folder, home)
+            parsed = pyproject.parse(project, content, lock, _read, unlocked=OF_THE_ACCELERATOR)
+            if parsed is not None:
+                return Declared(parsed, str(project))
+    return Declared()
+
+
+def for_hosts(
+    declared: Declared,
+    kind: str,
+    installed: Mapping[str, str],
+    *,
+    bucket: bool = True,
+    also: Collection[str] = (),
+) -> Requirements:
+    """Return what hosts that start from a bare image must install.
+
+    Args:
+        declared: what the project asks for.
+        kind: of accelerator: "tpu", "gpu" or "cpu".
+        installed: versions of packages that the caller has, by normalized name.
+        bucket: whether the store is one.
+        also: requirements of this job, such as a debugger.
+    """
+    kept: list[Line] = []
+    dropped: list[Line] = []
+    for line in declared.lines.requirements:
+        named = _name(line.text)
+        if named == "cloudpickle" and "cloudpickle" in installed:
+            continue
+        (dropped if named in OF_THE_ACCELERATOR and not line.keep else kept).append(line)
+    there = {_name(line.text) for line in kept}
+    lines = [line.text for line in kept]
+    if "jax" not in there:
+        lines.append(f"jax{_EXTRA[kind]}{_jax_version(dropped, installed)}")
+    if "keras" in installed and "keras" not in there:
+        lines.append(f"keras=={installed['keras']}")
+    options = dict.fromkeys(declared.lines.options)
+    return _made((*options, *lines, *_own(installed, bucket), *also), declared.source)
+
+
+def of_kinetic(
+    installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
+) -> Requirements:
+    """Return what kinetic needs in an image that has what the project asks for."""
+    return _made((*_own(installed, bucket), *also), "")
+
+
+def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
+    pickle = f"cloudpickle=={installed['cloudpickle']}" if "cloudpickle" in installed else ""
+    return (pickle or "cloudpickle>=3.0", *OWN, *(OWN_FOR_BUCKETS if bucket else ()))
+
+
+def _made(lines: Collection[str], source: str) -> Requirements:
+    unique = tuple(dict.fromkeys(lines))
+    return Requirements(unique, source, hashlib.sha256(_text(unique).encode()).hexdigest())
+
+
+def _text(lines: Collection[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _jax_version(dropped: Collection[Line], installed: Mapping[str, str]) -> str:
+    """The caller's version; one that no index has, or none, leaves it to the project."""
+    version = installed.get("jax", "").partition("+")[0]
+    if version and "dev" not in version:
+        return f"=={version}"
+    from packaging.requirements import Requirement
+
+    asked = (line.text for line in dropped if _name(line.text) == "jax" and "://" not in line.text)
+    return next((str(Requirement(text).specifier) for text in asked), "")
+
+
+def _name(text: str) -> str:
+    named = _NAMED.match(text)
+    return normalized(named[1]) if named and "://" not in text.partition("@")[0] else ""
+
+
+def _upward(start: Path, home: Path) -> Iterator[Path]:
+    for folder in (start, *start.parents):
+        if folder != start and folder in (home, Path(folder.anchor)):
+            return
+        yield folder
+        if (folder / ".git").exists():
+            return
+
+
+def _lock(folder: Path, home: Path) -> Mapping[str, Any] | None:
+    """The uv.lock of the project, or of the workspace that it is a member of."""
+    for each in _upward(folder, home):
+        if (each / "uv.lock").is_file():
+            return _toml(each / "uv.lock")
+    return None
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read(file))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} is not valid TOML: {error}.") from error
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"{file} cannot be read: {reason}. It says what hosts must install."
+        ) from error

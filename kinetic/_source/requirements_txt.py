@@ -1,0 +1,172 @@
+"""What a requirements.txt asks for.
+
+In: a file, and a way to read those that it includes. Out: `Lines`: options, requirements, with the
+included ones in their place. What a host could not install (paths of this machine) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kinetic._core.values import dataclass
+from kinetic.errors import UsageError
+
+KEEP = "kn:keep"
+"""A comment that keeps a line that would be left out (see dependencies.OF_THE_ACCELERATOR)."""
+_COMMENT = re.compile(r"(^|\s)#\s*(?P<text>.*)$")
+_INCLUDE = re.compile(r"(-r|--requirement)(\s+|=)(?P<path>.+)|-r(?P<glued>\S.*)")
+_WITH_URL = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
+_PASSED_ON = (
+    *(*_WITH_URL, "--pre", "--prefer-binary", "--no-index", "--no-binary", "--only-binary"),
+    "--trusted-host",
+)
+_LEFT_OUT = ("--require-hashes", "--hash")
+_PATH = re.compile(r"(?i)(\.{0,2}/|~/).*|.*\.(whl|tar\.gz|zip)")
+
+Read = Callable[[Path], str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One requirement: as written, and whether it is kept whatever it names."""
+
+    text: str
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a project asks for.
+
+    Attributes:
+        requirements: in order.
+        options: of the installer, such as another index.
+    """
+
+    requirements: tuple[Line, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def __add__(self, other: Lines) -> Lines:
+        return Lines(self.requirements + other.requirements, self.options + other.options)
+
+
+def parse(file: Path, read: Read) -> Lines:
+    """Return what the file and those that it includes ask for.
+
+    Raises:
+        UsageError: it asks for what hosts cannot install, or cannot be read.
+    """
+    return _parse(file, read, ())
+
+
+def _parse(file: Path, read: Read, around: tuple[Path, ...]) -> Lines:
+    if file in around:
+        raise UsageError(f"{file} includes itself. Take that line out.")
+    found = Lines()
+    for number, text, comment in _logical(read(file)):
+        where = f"{file}, line {number}"
+        include = _INCLUDE.fullmatch(text)
+        if include:
+            path = (include["path"] or include["glued"]).strip().strip("'\"")
+            if "://" in path:
+                raise UsageError(f"{where}: {path} is not on this machine. Download it.")
+            found += _parse(file.parent / path, read, (*around, file))
+        elif text.startswith("-"):
+            found += Lines(options=_option(where, text))
+        else:
+            found += Lines((Line(_requirement(where, text), comment.startswith(KEEP)),))
+    return found
+
+
+def _logical(content: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (number, text, comment) of each line that says something, with continuations."""
+    begun, parts = 0, ""
+    for number, line in enumerate([*content.splitlines(), ""], 1):
+        begun = begun if parts else number
+        comment = _COMMENT.search(line)
+        if line.endswith("\\") and not comment:
+            parts += line[:-1] + " "
+            continue
+        text = (parts + _COMMENT.sub("", line)).strip()
+        if text:
+            yield begun, text, comment["text"] if comment else ""
+        parts = ""
+
+
+def _option(where: str, text: str) -> tuple[str, ...]:
+    name, _, value = text.replace("=", " ", 1).partition(" ")
+    value = value.strip()
+    if name in _LEFT_OUT:
+        return ()
+    if name in ("-e", "--editable") or text.startswith("-e"):
+        raise UsageError(
+            f"{where}: {text} names a folder of this machine. The project's files travel with the "
+            "job and are imported from there: take the line out, and list what that folder "
+            "requires."
+        )
+    if name in ("-c", "--constraint"):
+        raise UsageError(
+            f"{where}: hosts get one list, without constraints ({text}). Write the versions into "
+            "the requirements, as `uv pip compile` or `pip-compile` do."
+        )
+    if name not in _PASSED_ON:
+        raise UsageError(
+            f"{where}: hosts do not know the option {name}. Take it out, or choose a "
+            "container_image that has the requirements."
+        )
+    if name in _WITH_URL:
+        check_index(where, value)
+    return (f"{name} {value}".strip(),)
+
+
+def check_index(where: str, url: str) -> None:
+    """Refuse an index that hosts cannot reach, or whose address tells a password.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "://" not in url or url.startswith("file:"):
+        raise UsageError(f"{where}: {url} is on this machine, where hosts cannot read it.")
+    password = urlsplit(url).password
+    if password and "${" not in password:
+        raise UsageError(
+            f"{where}: the address holds a password, which would lie in the store. Write "
+            "${NAME} in its place and set NAME in the image."
+        )
+
+
+def _requirement(where: str, text: str) -> str:
+    bare, *options = re.split(r"\s+(?=--)", text)
+    odd = next((each for each in options if not each.startswith("--hash")), None)
+    if odd is not None:
+        raise UsageError(f"{where}: hosts do not know the option {odd} of a requirement.")
+    return checked(where, bare)
+
+
+def checked(where: str, text: str) -> str:
+    """Return the requirement.
+
+    Raises:
+        UsageError: it is none, or names a path of this machine.
+    """
+    place = text.partition("@")[2].strip() or text
+    if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
+        raise UsageError(
+            f"{where}: {text} is on this machine, where hosts cannot read it. Files of the project "
+            "travel with the job: take the line out and list what it requires, or name a "
+            "published version."
+        )
+    if "://" in text and " @ " not in text:
+        return text  # A bare URL is for the installer to understand.
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise UsageError(
+            f"{where}: {text!r} is not a requirement: {str(error).splitlines()[0]}"
+        ) from error
+    return text

@@ -1,0 +1,506 @@
+"""What hosts must install, from what projects say in each of the usual ways; uv itself is asked
+whether a lock was understood."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from kinetic._source import dependencies, poetry
+from kinetic._source.dependencies import Declared, find, for_hosts, of_kinetic
+from kinetic.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = {"jax": "0.10.2", "cloudpickle": "3.1.2", "keras": "3.15.1"}
+OWN = ("cloudpickle==3.1.2", *dependencies.OWN, *dependencies.OWN_FOR_BUCKETS)
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "home" / "me" / "project"
+    folder.mkdir(parents=True)
+    (folder / ".git").mkdir()
+    return folder
+
+
+def write(folder, name, text):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def found(folder):
+    return find(folder, home=folder.anchor and Path(folder.anchor) / "nobody")
+
+
+def texts(folder):
+    return [line.text for line in found(folder).lines.requirements]
+
+
+# -- which file ------------------------------------------------------------------------------------
+
+
+def test_the_nearest_file_counts(project):
+    listed = write(project, "requirements.txt", "numpy\n")
+    write(project, "pyproject.toml", '[project]\nname = "p"\ndependencies = ["scipy"]\n')
+    (project / "src" / "deep").mkdir(parents=True)
+    assert found(project / "src" / "deep").source == str(listed)
+    nearer = write(project, "src/pyproject.toml", '[project]\ndependencies = ["pandas"]\n')
+    assert found(project / "src" / "deep").source == str(nearer)
+    assert texts(project / "src" / "deep") == ["pandas"]
+
+
+def test_a_pyproject_that_says_nothing_of_dependencies_is_passed_over(project):
+    write(project, "requirements.txt", "numpy")
+    write(project, "src/pyproject.toml", "[tool.ruff]\nline-length = 100\n")
+    assert texts(project / "src") == ["numpy"]
+
+
+def test_a_choice_comes_before_a_requirements_file(project):
+    write(project, "requirements.txt", "numpy")
+    table = "[project]\ndependencies = ['scipy']\n[tool.kinetic]\nextras = []\n"
+    write(project, "pyproject.toml", table)
+    assert texts(project) == ["scipy"]
+
+
+def test_the_search_ends_at_the_repository_and_at_home(project, tmp_path):
+    write(project.parent, "requirements.txt", "numpy")
+    assert found(project) == Declared()
+    (project / ".git").rmdir()
+    assert texts(project) == ["numpy"]
+    assert find(project, home=project.parent) == Declared()
+    assert find(project.parent, home=project.parent).source.endswith("requirements.txt")
+
+
+def test_files_that_cannot_be_read(project):
+    write(project, "pyproject.toml", "[project\n")
+    with pytest.raises(UsageError, match=r"pyproject.toml is not valid TOML"):
+        found(project)
+    (project / "requirements.txt").write_bytes(b"\xff\xfe\x00")
+    (project / "pyproject.toml").unlink()
+    with pytest.raises(UsageError, match=r"requirements.txt cannot be read"):
+        found(project)
+
+
+# -- requirements.txt ------------------------------------------------------------------------------
+
+
+def test_a_requirements_file(project):
+    write(
+        project,
+        "requirements.txt",
+        "\ufeff# what we need\n"
+        "numpy>=1.26,<3   # arrays\n"
+        "--extra-index-url https://download.pytorch.org/whl/cpu\n"
+        "scipy ; python_version < '4'\n"
+        "pandas==2.2.0 \\\n    --hash=sha256:0000 \\\n    --hash=sha256:1111\n"
+        "-r more/base.txt\n"
+        "lib @ git+https://github.com/a/lib@v1#subdirectory=x\n"
+        "git+https://github.com/a/other.git#egg=other\n"
+        "jax==0.4 # kn:keep because\n",
+    )
+    write(project, "more/base.txt", "-rdeeper.txt\nflax")
+    write(project, "more/deeper.txt", "optax\n--pre\n")
+    assert texts(project) == [
+        "numpy>=1.26,<3",
+        "scipy ; python_version < '4'",
+        "pandas==2.2.0",
+        "optax",
+        "flax",
+        "lib @ git+https://github.com/a/lib@v1#subdirectory=x",
+        "git+https://github.com/a/other.git#egg=other",
+        "jax==0.4",
+    ]
+    assert found(project).lines.requirements[-1].keep
+    assert found(project).lines.options == (
+        "--extra-index-url https://download.pytorch.org/whl/cpu",
+        "--pre",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("-e .", "line 2: -e . names a folder of this machine"),
+        ("--editable=./lib", "names a folder"),
+        ("./lib", "Files of the project travel with the job"),
+        ("../lib[extra]", "is on this machine"),
+        ("/opt/lib", "is on this machine"),
+        ("file:///opt/lib", "is on this machine"),
+        ("wheels/lib-1.0-py3-none-any.whl", "is on this machine"),
+        ("lib @ ./lib", "is on this machine"),
+        ("lib @ file:///opt/lib", "is on this machine"),
+        ("-c constraints.txt", "without constraints"),
+        ("-r requirements.txt", "includes itself"),
+        ("-r gone.txt", "gone.txt cannot be read: No such file"),
+        ("-r https://one/requirements.txt", "not on this machine. Download it"),
+        ("--use-feature=fast", "do not know the option --use-feature"),
+        ("--find-links ./wheels", "where hosts cannot read it"),
+        ("--index-url https://me:hunter2@one/simple", "holds a password"),
+        ("numpy >=", "is not a requirement"),
+        ("numpy --config-settings=a=b", "do not know the option"),
+    ],
+)
+def test_what_hosts_cannot_install_is_refused_with_its_place(project, line, says):
+    write(project, "requirements.txt", f"# first\n{line}\n")
+    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+        found(project)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_may_come_from_the_environment(project):
+    write(project, "requirements.txt", "-i https://me:${TOKEN}@one/simple\nnumpy")
+    assert found(project).lines.options == ("-i https://me:${TOKEN}@one/simple",)
+
+
+# -- pyproject.toml --------------------------------------------------------------------------------
+
+PROJECT = """
+[project]
+name = "My_Project"
+dependencies = ["numpy", "lib>=2 ; python_version < '4'", "tool[fast]"]
+[project.optional-dependencies]
+train = ["optax", "my-project[data,train]"]
+data = ["grain"]
+[dependency-groups]
+base = ["rich"]
+eval = ["tabulate", {include-group = "Base"}]
+loop = [{include-group = "loop"}]
+odd = [3]
+[tool.uv.sources]
+lib = {git = "https://github.com/a/lib", tag = "v2"}
+tool = {index = "ours"}
+[[tool.uv.index]]
+name = "ours"
+url = "https://ours/simple"
+"""
+
+
+def chosen(project, text):
+    write(project, "pyproject.toml", f"{PROJECT}\n[tool.kinetic]\n{text}\n")
+    return texts(project)
+
+
+def test_a_project_with_extras_and_groups(project):
+    base = ["numpy", "lib @ git+https://github.com/a/lib@v2 ; python_version < '4'", "tool[fast]"]
+    assert chosen(project, "") == base
+    assert found(project).lines.options == ("--extra-index-url https://ours/simple",)
+    assert chosen(project, 'extras = ["train"]') == [*base, "optax", "grain"]
+    assert chosen(project, 'groups = ["eval"]') == [*base, "tabulate", "rich"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ('extras = ["trian"]', "there is no extra 'trian'. It has data, train"),
+        ('groups = ["dev"]', "there is no group 'dev'. It has base, eval, loop, odd"),
+        ('groups = ["loop"]', "includes itself"),
+        ('groups = ["odd"]', "holds 3"),
+        ('extras = "train"', "must be a list of names"),
+        ("extra = []", "has 'extra'"),
+    ],
+)
+def test_a_choice_that_cannot_be_met(project, choice, says):
+    with pytest.raises(UsageError, match=re.escape(says)):
+        chosen(project, choice)
+
+
+def test_groups_without_a_project(project):
+    table = '[dependency-groups]\nrun = ["numpy"]\n[tool.kinetic]\ngroups = ["run"]\n'
+    write(project, "pyproject.toml", table)
+    assert texts(project) == ["numpy"]
+
+
+def test_sources_on_this_machine_are_refused(project):
+    for source in ("path = '../lib'", "workspace = true"):
+        table = f"[project]\ndependencies = ['lib']\n[tool.uv.sources]\nlib = {{{source}}}\n"
+        write(project, "pyproject.toml", table)
+        with pytest.raises(UsageError, match=r"lib is .* on this machine"):
+            found(project)
+
+
+def test_dynamic_dependencies(project):
+    table = "[project]\nname = 'p'\ndynamic = ['dependencies']\n"
+    write(project, "pyproject.toml", table)
+    with pytest.raises(UsageError, match=r"Write a requirements.txt beside it"):
+        found(project)
+    table += "[tool.setuptools.dynamic]\ndependencies = {file = ['base.in']}\n"
+    write(project, "pyproject.toml", table)
+    write(project, "base.in", "numpy\n")
+    assert texts(project) == ["numpy"]
+
+
+# -- Poetry ----------------------------------------------------------------------------------------
+
+
+def test_a_project_of_poetry(project):
+    write(
+        project,
+        "pyproject.toml",
+        """
+[tool.poetry.dependencies]
+python = "^3.11"
+numpy = "^1.26"
+torch = {version = "~2.1", extras = ["a", "b"], python = "<3.13", platform = "linux"}
+wandb = {version = "*", optional = true}
+lib = {git = "https://github.com/a/lib.git", rev = "abc"}
+both = [{version = "1.0", markers = "os_name == 'nt'"}, {version = "2.0", python = ">=3.11,<4"}]
+[tool.poetry.extras]
+log = ["wandb"]
+[tool.poetry.group.eval.dependencies]
+tabulate = ">=0.9 <1.0"
+[tool.kinetic]
+extras = ["log"]
+groups = ["eval"]
+""",
+    )
+    assert texts(project) == [
+        "numpy>=1.26,<2",
+        "torch[a,b]>=2.1,<2.2 ; (python_version < '3.13') and (sys_platform == 'linux')",
+        "lib @ git+https://github.com/a/lib.git@abc",
+        "both==1.0 ; os_name == 'nt'",
+        "both==2.0 ; (python_version >= '3.11') and (python_version < '4')",
+        "wandb",
+        "tabulate>=0.9,<1.0",
+    ]
+    for text in texts(project):
+        Requirement(text)
+
+
+@pytest.mark.parametrize(
+    ("poetrys", "allowed", "not_allowed"),
+    [
+        ("^1.2.3", ["1.2.3", "1.9"], ["1.2.2", "2.0"]),
+        ("^0.2.3", ["0.2.3", "0.2.9"], ["0.3.0"]),
+        ("^0.0.3", ["0.0.3"], ["0.0.4"]),
+        ("^0.0", ["0.0.9"], ["0.1"]),
+        ("^0", ["0.9"], ["1.0"]),
+        ("^1", ["1.9"], ["2.0"]),
+        ("^1.0b2", ["1.0"], ["2.0"]),
+        ("~1.2.3", ["1.2.9"], ["1.3"]),
+        ("~1.2", ["1.2.9"], ["1.3"]),
+        ("~1", ["1.9"], ["2.0"]),
+        ("~=1.2", ["1.9"], ["2.0"]),
+        ("1.2.*", ["1.2.7"], ["1.3"]),
+        ("1.2", ["1.2"], ["1.2.1"]),
+        ("*", ["9"], []),
+        (">=1.2, !=1.5 <2", ["1.4"], ["1.5", "2.0"]),
+        (">= 1.2", ["1.2"], ["1.1"]),
+    ],
+)
+def test_versions_of_poetry(poetrys, allowed, not_allowed):
+    ours = SpecifierSet(poetry.specifier("here", "x", poetrys))
+    assert [v for v in allowed if v not in ours] == []
+    assert [v for v in not_allowed if v in ours] == []
+
+
+def test_what_poetry_can_say_and_hosts_cannot_install(project):
+    with pytest.raises(UsageError, match="alternatives"):
+        poetry.specifier("here", "x", "^1 || ^2")
+    write(project, "pyproject.toml", '[tool.poetry.dependencies]\nlib = {path = "../lib"}\n')
+    with pytest.raises(UsageError, match="lib is a folder of this machine"):
+        found(project)
+
+
+# -- uv.lock ---------------------------------------------------------------------------------------
+
+
+def wheel(folder, name, version, *requires):
+    info = f"{name}-{version}.dist-info"
+    extras = sorted({m[1] for r in requires if (m := re.search(r"extra == '(\w+)'", r))})
+    about = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
+    about += [f"Provides-Extra: {extra}" for extra in extras]
+    about += [f"Requires-Dist: {each}" for each in requires]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{info}/METADATA", "\n".join(about) + "\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+LOCKED = """
+[project]
+name = "locked"
+version = "1"
+requires-python = ">=3.11"
+dependencies = ["apple", "cherry[red] ; sys_platform == 'linux'", "jax"]
+[project.optional-dependencies]
+more = ["pear>=1"]
+[dependency-groups]
+dev = ["fig"]
+eval = [
+  {include-group = "dev"},
+  "plum<2 ; python_version < '3.12'",
+  "plum>=2 ; python_version >= '3.12'",
+]
+[tool.uv]
+no-index = true
+find-links = ["wheels"]
+"""
+
+
+@pytest.fixture
+def locked(project):
+    wheels = project / "wheels"
+    wheels.mkdir()
+    wheel(wheels, "apple", "1.0", "seed ; python_version < '3.13'", "twig", "apple_tree")
+    wheel(wheels, "apple_tree", "1.0", "apple")
+    wheel(wheels, "twig", "3.0")
+    for version in ("1.0", "2.0"):
+        wheel(wheels, "seed", version)
+        wheel(wheels, "plum", version)
+    wheel(wheels, "cherry", "4.0", "dye ; extra == 'red'", "seed<2 ; os_name == 'posix'")
+    for name in ("dye", "pear", "fig", "libtpu"):
+        wheel(wheels, name, "1.0")
+    wheel(wheels, "jax", "0.7.0", "jaxlib", "seed")
+    wheel(wheels, "jaxlib", "0.7.0")
+    write(project, "pyproject.toml", LOCKED)
+    uv(project, "lock", "--quiet", "--offline")
+    return project
+
+
+def uv(folder, *arguments):
+    program = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    assert program, "the development extra installs uv"
+    command = [program, *arguments, "--no-config" if arguments[0] != "lock" else "--no-cache"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+PLACES = [
+    {"python_version": v, "python_full_version": f"{v}.0", "sys_platform": s, "os_name": o}
+    for v in ("3.11", "3.12", "3.13")
+    for s, o in (("linux", "posix"), ("darwin", "posix"), ("win32", "nt"))
+]
+
+
+def installed_in(lines, place):
+    """Names and versions that a list installs in a place."""
+    wanted = [Requirement(line) for line in lines]
+    return {
+        str(each).partition(";")[0].strip()
+        for each in wanted
+        if each.marker is None or Marker(str(each.marker)).evaluate(place)
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "flags"),
+    [
+        ("", ["--no-dev"]),
+        ('extras = ["more"]', ["--no-dev", "--extra", "more"]),
+        ('groups = ["eval"]', ["--no-dev", "--group", "eval"]),
+    ],
+)
+def test_a_lock_gives_what_uv_itself_would_install(locked, choice, flags):
+    export = ["export", "--frozen", "--no-hashes", "--no-annotate", "--no-header", "--quiet"]
+    theirs = uv(locked, *export, "--no-emit-project", "--prune", "jax", *flags).splitlines()
+    theirs = [line for line in theirs if line and not line.startswith("-")]
+    write(locked, "pyproject.toml", f"{LOCKED}[tool.kinetic]\n{choice}\n")
+    ours = texts(locked)
+    assert ours[0] == "jax"
+    assert not any(line.startswith(("jaxlib", "locked")) for line in ours)
+    for place in PLACES:
+        assert installed_in(ours[1:], place) == installed_in(theirs, place), place
+
+
+def test_a_lock_of_another_project_is_not_used(locked):
+    write(locked, "pyproject.toml", LOCKED.replace('"locked"', '"other"'))
+    assert "apple" in texts(locked)
+
+
+def test_other_sources_in_a_lock(project):
+    write(project, "pyproject.toml", "[project]\nname = 'p'\ndependencies = ['a', 'b', 'm']\n")
+    lock = """
+[[package]]
+name = "p"
+source = { virtual = "." }
+dependencies = [{ name = "a" }, { name = "b" }, { name = "m" }]
+[[package]]
+name = "a"
+version = "1"
+source = { git = "https://github.com/x/a?tag=v1#0123" }
+[[package]]
+name = "b"
+version = "1"
+source = { url = "https://one/b-1-py3-none-any.whl" }
+[[package]]
+name = "m"
+version = "1"
+source = { editable = "members/m" }
+dependencies = [{ name = "d" }]
+[[package]]
+name = "d"
+version = "2"
+source = { registry = "https://pypi.org/simple" }
+"""
+    write(project, "uv.lock", lock)
+    assert texts(project) == [
+        "a @ git+https://github.com/x/a@0123",
+        "b @ https://one/b-1-py3-none-any.whl",
+        "d==2",
+    ]
+    write(project, "uv.lock", lock.replace('url = "https://one/b', 'path = "../b'))
+    with pytest.raises(UsageError, match=re.escape("b is ../b")):
+        found(project)
+
+
+# -- what hosts get --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [("tpu", "jax[tpu]==0.10.2"), ("gpu", "jax[cuda12]==0.10.2"), ("cpu", "jax==0.10.2")],
+)
+def test_the_accelerator_has_the_callers_jax(project, kind, line):
+    write(project, "requirements.txt", "jax[cuda12]==0.4\njaxlib\nlibtpu\nnumpy\n--pre\n")
+    made = for_hosts(found(project), kind, INSTALLED)
+    assert made.lines == ("--pre", "numpy", line, "keras==3.15.1", *OWN)
+    assert made.source == str(project / "requirements.txt")
+    assert made.text == "".join(f"{each}\n" for each in made.lines)
+    assert made.sha == hashlib.sha256(made.text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("installed", "line"),
+    [
+        ({}, "jax[tpu]<0.9,>=0.7"),
+        ({"jax": "0.8.0.dev20260101"}, "jax[tpu]<0.9,>=0.7"),
+        ({"jax": "0.8.1+local"}, "jax[tpu]==0.8.1"),
+    ],
+)
+def test_without_a_version_that_can_be_had_the_project_says_which(project, installed, line):
+    write(project, "requirements.txt", "jax>=0.7,<0.9\n")
+    made = for_hosts(found(project), "tpu", installed)
+    assert made.lines[:2] == (line, "cloudpickle>=3.0")
+
+
+def test_a_line_that_is_kept_is_all_there_is_of_it(project):
+    write(project, "requirements.txt", "jax==0.4 # kn:keep\nkeras<3\ncloudpickle==2\n")
+    made = for_hosts(found(project), "tpu", INSTALLED, bucket=False)
+    assert made.lines == ("jax==0.4", "keras<3", "cloudpickle==3.1.2", *dependencies.OWN)
+
+
+def test_a_script_of_no_project_has_the_accelerators_and_ours():
+    assert for_hosts(Declared(), "cpu", {"jax": "0.10.2"}).lines[0] == "jax==0.10.2"
+    assert of_kinetic(INSTALLED).lines == OWN
+
+
+def test_our_own_needs_are_those_of_the_package():
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = about["optional-dependencies"]
+    needed = {*about["dependencies"], *extras["tls"], *extras["gcp"]}
+    assert {*dependencies.OWN, *dependencies.OWN_FOR_BUCKETS, "cloudpickle>=3.0"} <= needed
