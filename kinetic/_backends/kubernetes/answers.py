@@ -1,0 +1,192 @@
+"""What the API server's refusals mean, as errors that say the verb, the resource and what to do.
+
+In: a request (`Call`) and the answer to it. Out: an exception of kinetic's. Pure.
+
+    BackendUnavailable   may pass: 429, 5xx, no connection
+    ├── Expired          410: what the watch continues from is too old; list anew
+    PreflightError       will not pass
+    ├── Forbidden        403: a right is missing
+    ├── Unauthorized     401: the credentials are not accepted, also when fresh
+    ├── NotInstalled     the cluster does not know this kind of object (404 that is no JSON)
+    └── Refused          400, 413, 415, 422, and quotas: this object, as it is, never
+    SubmitError
+    └── Conflict         409: it exists already, or has changed
+    NotFound             no such object
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from kinetic._backends.kubernetes.resources import JOBSETS, Resource
+from kinetic._core.values import dataclass
+from kinetic.errors import (
+    BackendUnavailable,
+    KineticError,
+    NotFound,
+    PreflightError,
+    SubmitError,
+)
+
+
+class Expired(BackendUnavailable):
+    """The resource version that a watch or a list continues from is gone."""
+
+
+class Forbidden(PreflightError):
+    """A right is missing."""
+
+
+class Unauthorized(PreflightError):
+    """The cluster does not accept the credentials."""
+
+
+class NotInstalled(PreflightError):
+    """The cluster does not know this kind of object."""
+
+
+class Refused(PreflightError):
+    """The cluster does not take the object as it is."""
+
+
+class Conflict(SubmitError):
+    """The object exists already, or has changed since it was read."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What was asked for.
+
+    Attributes:
+        verb: as RBAC names it: create, get, list, watch, delete, patch.
+        resource: of which kind.
+        namespace: where; "" for objects of the whole cluster.
+        name: of the object, or "".
+    """
+
+    verb: str
+    resource: Resource
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        named = f" {self.name}" if self.name else ""
+        where = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource.full_name}{named}{where}"
+
+
+MAY_PASS = frozenset({429, 500, 502, 503, 504})
+_TOO_LARGE = "request is too large"
+_USER = re.compile(r'User "([^"]+)"')
+
+
+def may_pass(status: int, body: bytes | str) -> bool:
+    """Whether asking again may help."""
+    return status in MAY_PASS and _TOO_LARGE not in said_by(body)
+
+
+def said_by(body: bytes | str) -> str:
+    """Return the message of an answer: that of a Status object, or the text itself."""
+    status = _status(body)
+    if status:
+        return str(status.get("message") or status.get("reason") or "")
+    text = body.decode(errors="replace") if isinstance(body, bytes) else body
+    return " ".join(text.split())[:1000]
+
+
+def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
+    """Return the error that an answer stands for.
+
+    Args:
+        call: what was asked for.
+        status: of the answer, 400 or more.
+        body: of the answer: a Status object, or text.
+    """
+    said = said_by(body)
+    detail = _status(body)
+    told = f" The cluster says: {said.rstrip('.')}." if said else ""
+    if status == 401:
+        return Unauthorized(
+            f"The cluster does not accept your credentials ({call}). Log in again, for example "
+            "with `gcloud auth login` or `kubectl get pods`, then try again."
+        )
+    if status == 403:
+        return _forbidden(call, said, told)
+    if status == 404:
+        return _missing(call, detail, said)
+    if status == 409:
+        return Conflict(f"Could not {call}.{told}")
+    if status == 410:
+        return Expired(f"Could not go on to {call}: the server has forgotten where it was.{told}")
+    if status in MAY_PASS and not may_pass(status, body):
+        status = 413
+    if status in MAY_PASS:
+        return BackendUnavailable(
+            f"The cluster could not {call} just now (HTTP {status}).{told} Try again later."
+        )
+    if status == 413:
+        return Refused(f"The cluster could not {call}: it is too large.{told}")
+    if 400 <= status < 500:
+        return Refused(f"The cluster refuses to {call}.{told}")
+    return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{told}")
+
+
+def unreachable(call: Call, server: str, error: BaseException) -> BackendUnavailable:
+    """Return the error for a server that could not be reached, or that broke off."""
+    cause = " ".join(str(error).split()) or type(error).__name__
+    return BackendUnavailable(
+        f"Could not {call}: {server} does not answer ({cause}). Check the network, a VPN, and the "
+        "context of your kubeconfig; the job itself is not affected."
+    )
+
+
+def _forbidden(call: Call, said: str, told: str) -> KineticError:
+    if "exceeded quota" in said:
+        return Refused(f"A quota of the namespace does not let it in: could not {call}.{told}")
+    user = _USER.search(said)
+    if user is None:
+        return Refused(f"The cluster refuses to {call}.{told}")
+    if user[1] == "system:anonymous":
+        return Unauthorized(
+            f"The cluster does not know who you are ({call}). Your kubeconfig holds no credentials "
+            "for it: log in, for example with `gcloud container clusters get-credentials`."
+        )
+    group = f" in API group {call.resource.group}" if call.resource.group else ""
+    return Forbidden(
+        f"You ({user[1]}) may not {call}. Ask for a role that allows the verb {call.verb} on "
+        f"{call.resource.plural}{group}."
+    )
+
+
+def _missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
+    if not detail:  # a path that is no resource is answered in plain text
+        return NotInstalled(not_installed(call.resource))
+    about = (detail.get("details") or {}).get("kind")
+    if about == "namespaces" and call.resource.plural != "namespaces":
+        return Refused(
+            f"The namespace {call.namespace} does not exist in the cluster. Create it "
+            f"(kubectl create namespace {call.namespace}), or name another one with namespace=."
+        )
+    return NotFound(f"Could not {call}: there is none.{f' ({said})' if said else ''}")
+
+
+def not_installed(resource: Resource) -> str:
+    """Return what to do where the cluster does not know a kind of object."""
+    text = f"The cluster does not know {resource.full_name} ({resource.version})."
+    if resource == JOBSETS:
+        return (
+            f"{text} Jobs of several hosts need JobSet: an administrator installs it with "
+            "`kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/"
+            "latest/download/manifests.yaml`."
+        )
+    return f"{text} An administrator must install it."
+
+
+def _status(body: bytes | str) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and found.get("kind") == "Status" else {}

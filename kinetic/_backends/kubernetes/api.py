@@ -1,0 +1,219 @@
+"""The seam to the API server: plain documents in and out.
+
+In: verbs on `Resource`s. Out: documents, watch events, bytes of logs; errors of
+`kinetic._backends.kubernetes.answers`. Implemented by `connection.HttpApi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Protocol
+
+from kinetic._backends.kubernetes.resources import Resource
+from kinetic._core.values import dataclass
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Objects as they were at one moment.
+
+    Attributes:
+        items: the objects; unlike in a watch they have no kind.
+        resource_version: the moment, which a watch continues from.
+    """
+
+    items: Sequence[Document]
+    resource_version: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which objects of a kind.
+
+    Attributes:
+        labels, fields: selectors as kubectl takes them; "" for all.
+        namespace: None for the namespace of the connection; "" for all namespaces.
+    """
+
+    labels: str = ""
+    fields: str = ""
+    namespace: str | None = None
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Which part of a pod's output.
+
+    Attributes:
+        container: its name; "" where the pod has one only.
+        follow: go on until the container ends.
+        since: not before this time (RFC 3339); the server looks at its whole seconds only.
+        tail: the last so many lines.
+        timestamps: begin each line with its time, with nine digits after the second.
+        previous: of the container before its last restart.
+    """
+
+    container: str = ""
+    follow: bool = False
+    since: str = ""
+    tail: int | None = None
+    timestamps: bool = True
+    previous: bool = False
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the server is.
+
+    Attributes:
+        text: such as v1.33.4-gke.100.
+        major, minor: as numbers; 0 where they cannot be read.
+    """
+
+    text: str
+    major: int = 0
+    minor: int = 0
+
+
+class ByteStream(Protocol):
+    """An answer that goes on. Iterating raises `BackendUnavailable` when it broke off; a plain end
+    says nothing about why it ended."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield bytes as they come."""
+        ...
+
+    def close(self) -> None:
+        """End it, from any thread: whoever reads gets the end. Idempotent."""
+        ...
+
+
+class EventStream(Protocol):
+    """The events of a watch."""
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yield {"type": …, "object": …} as they come."""
+        ...
+
+    def close(self) -> None:
+        """End it, from any thread. Idempotent."""
+        ...
+
+
+class Api(Protocol):
+    """Calls to one API server.
+
+    Promises:
+        1. Each call has time limits, and is repeated with back-off where repeating is safe: after
+           429, 5xx and lost connections. Then it raises `BackendUnavailable`.
+        2. Expired credentials are renewed once for each call.
+        3. What will not pass raises `PreflightError` (`answers`), what is not there `NotFound`.
+        4. `create` makes one object, also when its first answer was lost.
+        5. Threads may share it.
+    """
+
+    server: str
+    namespace: str
+
+    def create(self, resource: Resource, document: Document) -> Document:
+        """Create an object and return it as the server has it.
+
+        Raises:
+            Conflict: an object with this name exists, and this call has not made it.
+        """
+        ...
+
+    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
+        """Return an object."""
+        ...
+
+    def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
+        """Return all objects that are selected."""
+        ...
+
+    def delete(
+        self, resource: Resource, name: str, *, propagation: str = "Background", uid: str = ""
+    ) -> bool:
+        """Delete an object with what belongs to it; return whether it was there.
+
+        Args:
+            resource, name: the object.
+            propagation: Background: it is gone at once, what belongs to it soon. Foreground: it is
+                gone when all that belongs to it is.
+            uid: delete it only if it is still this one; "" for whichever has the name.
+        """
+        ...
+
+    def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
+        """Change an object by a JSON merge patch and return it."""
+        ...
+
+    def watch(
+        self,
+        resource: Resource,
+        selection: Selection = Selection(),  # noqa: B008
+        *,
+        resource_version: str = "",
+    ) -> EventStream:
+        """Follow the changes after a resource version, with bookmarks. The stream ends at the
+        server's will."""
+        ...
+
+    def log(self, pod: str, options: LogOptions = LogOptions()) -> ByteStream:  # noqa: B008
+        """Read the output of a pod. Empty also while the pod has no node.
+
+        Raises:
+            Refused: its container has not started yet, or not again.
+            NotFound: there is no such pod.
+        """
+        ...
+
+    def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
+        """Whether the caller has a right."""
+        ...
+
+    def knows(self, resource: Resource) -> bool:
+        """Whether the server knows this kind of object, for a caller who may ask."""
+        ...
+
+    def version(self) -> Version:
+        """Return what the server is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long calls wait, in seconds.
+
+    Attributes:
+        connect_s: for a connection.
+        read_s: for the next bytes of an answer.
+        stream_s: for the next bytes of a watch; bookmarks come once a minute.
+        tries: how often a call is made before it is given up.
+        first_s, most_s: the longest wait before the second, and before any later try.
+    """
+
+    connect_s: float = 10.0
+    read_s: float = 30.0
+    stream_s: float = 90.0
+    tries: int = 5
+    first_s: float = 0.25
+    most_s: float = 8.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered at once, for `Transport`s.
+
+    Attributes:
+        status: of HTTP.
+        headers: by name in lower case.
+        body: all of it.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""

@@ -1,0 +1,459 @@
+"""The API server over HTTP: the implementation of `api.Api`, and the only place that sends.
+
+In: an `Access`. Out: documents and streams. Bodies are plain JSON: the official client makes an
+object of each field, which takes longer than the call, and does not know JobSets.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from kinetic._backends.kubernetes import answers
+from kinetic._backends.kubernetes.answers import Call, Conflict, NotInstalled, error_of, unreachable
+from kinetic._backends.kubernetes.api import (
+    Document,
+    Listing,
+    LogOptions,
+    Patience,
+    Selection,
+    Version,
+)
+from kinetic._backends.kubernetes.credentials import Credentials, Proof
+from kinetic._backends.kubernetes.kubeconfig import Access
+from kinetic._backends.kubernetes.pools import pools_of
+from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, PODS, Resource
+from kinetic.errors import KineticError, NotFound, PreflightError
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+WATCH_S = 280
+"""How long the server lets a watch go on."""
+PAGE = 500
+LONGEST_RETRY_AFTER_S = 60.0
+
+
+class HttpApi:
+    """Calls over HTTP. Threads may share it."""
+
+    def __init__(
+        self,
+        access: Access,
+        variables: Mapping[str, str],
+        *,
+        namespace: str = "",
+        patience: Patience | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
+        seed: random.Random | None = None,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            access: the server.
+            variables: of the environment: what plugins that log in are started with.
+            namespace: where objects are; "" for that of the context.
+            patience: how long calls wait.
+            sleep, clock, seed: for tests.
+        """
+        self.server = access.server
+        self.namespace = namespace or access.namespace
+        self._access = access
+        self._patience = patience or Patience()
+        self._credentials = Credentials(access, variables, clock)
+        self._sleep = sleep
+        self._random = seed or random.Random()
+        self._lock = threading.Lock()
+        self._pools: tuple[Proof, PoolManager] | None = None
+
+    def __repr__(self) -> str:
+        return f"HttpApi({self.server!r}, namespace={self.namespace!r})"
+
+    # --- verbs
+
+    def create(self, resource: Resource, document: Document) -> Document:
+        """As in `Api`."""
+        name = str((document.get("metadata") or {}).get("name", ""))
+        call = Call("create", resource, self._in(resource), name)
+        path = f"{resource.path(call.namespace)}?fieldValidation=Strict"
+        unsure = False
+
+        def made(tries: int) -> Document:
+            nonlocal unsure
+            unsure = tries > 0
+            return self._document("POST", path, call, document)
+
+        try:
+            return self._repeated(call, made)
+        except Conflict:
+            # An earlier try may have made it, though its answer was lost.
+            if unsure and name and (there := self._same(resource, document, name)) is not None:
+                return there
+            raise
+
+    def _same(self, resource: Resource, document: Document, name: str) -> Document | None:
+        try:
+            there = self.get(resource, name)
+        except NotFound:
+            return None
+        wanted = (document.get("metadata") or {}).get("labels") or {}
+        found = (there.get("metadata") or {}).get("labels") or {}
+        ours = bool(wanted) and wanted.items() <= found.items()
+        return there if ours and "deletionTimestamp" not in there["metadata"] else None
+
+    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
+        """As in `Api`."""
+        call = Call("get", resource, self._in(resource, namespace), name)
+        path = resource.path(call.namespace, name)
+        return self._repeated(call, lambda _: self._document("GET", path, call))
+
+    def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
+        """As in `Api`."""
+        call = Call("list", resource, self._in(resource, selection.namespace))
+        items: list[Document] = []
+        more = ""
+        while True:
+            query = {
+                **_query(selection),
+                "limit": str(PAGE),
+                **({"continue": more} if more else {}),
+            }
+            path = f"{resource.path(call.namespace)}?{urlencode(query)}"
+            try:
+                page = self._repeated(call, partial(self._page, path, call))
+            except answers.Expired:
+                if not more:
+                    raise
+                items, more = [], ""  # it took too long to read all pages: begin again
+                continue
+            items += page.get("items") or ()
+            meta = page.get("metadata") or {}
+            more = meta.get("continue") or ""
+            if not more:
+                return Listing(tuple(items), str(meta.get("resourceVersion", "")))
+
+    def _page(self, path: str, call: Call, _tries: int) -> Document:
+        return self._document("GET", path, call)
+
+    def delete(
+        self, resource: Resource, name: str, *, propagation: str = "Background", uid: str = ""
+    ) -> bool:
+        """As in `Api`."""
+        call = Call("delete", resource, self._in(resource), name)
+        # a Job that is deleted without a policy leaves its pods behind
+        body: Document = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": propagation,
+        }
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        path = resource.path(call.namespace, name)
+        try:
+            self._repeated(call, lambda _: self._document("DELETE", path, call, body))
+        except NotFound:
+            return False
+        return True
+
+    def patch(self, resource: Resource, name: str, change: Mapping[str, Any]) -> Document:
+        """As in `Api`."""
+        call = Call("patch", resource, self._in(resource), name)
+        path = resource.path(call.namespace, name)
+        return self._repeated(
+            call, lambda _: self._document("PATCH", path, call, dict(change), MERGE_PATCH)
+        )
+
+    def watch(
+        self,
+        resource: Resource,
+        selection: Selection = Selection(),  # noqa: B008
+        *,
+        resource_version: str = "",
+    ) -> JsonStream:
+        """As in `Api`. Not repeated: whoever watches decides where to go on."""
+        call = Call("watch", resource, self._in(resource, selection.namespace))
+        query = {
+            **_query(selection),
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+            **({"resourceVersion": resource_version} if resource_version else {}),
+        }
+        path = f"{resource.path(call.namespace)}?{urlencode(query)}"
+        return JsonStream(self._stream(path, call))
+
+    def log(self, pod: str, options: LogOptions = LogOptions()) -> HttpStream:  # noqa: B008
+        """As in `Api`. Not repeated: whoever follows decides where to go on."""
+        call = Call("get", Resource("", "v1", "pods/log"), self.namespace, pod)
+        flags = {
+            "follow": options.follow,
+            "timestamps": options.timestamps,
+            "previous": options.previous,
+        }
+        query = {name: "true" for name, on in flags.items() if on}
+        query |= {"container": options.container} if options.container else {}
+        query |= {"sinceTime": options.since} if options.since else {}
+        query |= {} if options.tail is None else {"tailLines": str(options.tail)}
+        return self._stream(f"{PODS.path(self.namespace, pod)}/log?{urlencode(query)}", call)
+
+    def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
+        """As in `Api`."""
+        plural, _, subresource = resource.plural.partition("/")
+        asked = {
+            "verb": verb,
+            "group": resource.group,
+            "resource": plural,
+            "subresource": subresource,
+            "namespace": self._in(resource, namespace),
+        }
+        body = {
+            "apiVersion": ACCESS_REVIEWS.api_version,
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {k: v for k, v in asked.items() if v}},
+        }
+        call = Call("create", ACCESS_REVIEWS)
+        path = ACCESS_REVIEWS.path()
+        review = self._repeated(call, lambda _: self._document("POST", path, call, body))
+        return bool((review.get("status") or {}).get("allowed"))
+
+    def knows(self, resource: Resource) -> bool:
+        """As in `Api`."""
+        call = Call("get", resource)
+        path = f"/apis/{resource.group}/{resource.version}" if resource.group else "/api/v1"
+        try:
+            found = self._repeated(call, lambda _: self._document("GET", path, call))
+        except (NotInstalled, NotFound):
+            return False
+        return any(r.get("name") == resource.plural for r in found.get("resources") or ())
+
+    def version(self) -> Version:
+        """As in `Api`."""
+        call = Call("get", Resource("", "v1", "version", namespaced=False))
+        found = self._repeated(call, lambda _: self._document("GET", "/version", call))
+        numbers = [_leading_number(str(found.get(key, ""))) for key in ("major", "minor")]
+        return Version(str(found.get("gitVersion", "")), *numbers)
+
+    def close(self) -> None:
+        """Close idle connections. It can be used again."""
+        with self._lock:
+            pools, self._pools = self._pools, None
+        if pools is not None:
+            pools[1].clear()
+
+    # --- sending
+
+    def _in(self, resource: Resource, namespace: str | None = None) -> str:
+        if not resource.namespaced:
+            return ""
+        return self.namespace if namespace is None else namespace
+
+    def _repeated(self, call: Call, send: Callable[[int], Document]) -> Document:
+        """Make a call that may be made again."""
+        tries = 0
+        while True:
+            try:
+                return send(tries)
+            except _MayPass as broken:
+                tries += 1
+                if tries >= self._patience.tries:
+                    raise broken.error from broken.error.__cause__
+                wait_s = broken.after_s
+                if wait_s is None:
+                    wait_s = waits_s(tries, self._patience, self._random)
+            self._sleep(wait_s)
+
+    def _document(
+        self, method: str, path: str, call: Call, body: Document | None = None, kind: str = JSON
+    ) -> Document:
+        response = self._send(method, path, call, body, kind, preload=True)
+        if response.status >= 400:
+            raise self._problem(call, response.status, response.headers, response.data)
+        try:
+            found = json.loads(response.data)
+        except ValueError as error:
+            raise _MayPass(unreachable(call, self.server, error)) from error
+        if not isinstance(found, dict):
+            raise _MayPass(unreachable(call, self.server, ValueError("no object in the answer")))
+        return found
+
+    def _stream(self, path: str, call: Call) -> HttpStream:
+        try:
+            response = self._send("GET", path, call, None, JSON, preload=False)
+            if response.status >= 400:
+                body = response.read(1 << 20)
+                response.release_conn()
+                raise self._problem(call, response.status, response.headers, body)
+        except _MayPass as broken:
+            raise broken.error from broken.error.__cause__
+        return HttpStream(response, lambda error: unreachable(call, self.server, error))
+
+    def _problem(
+        self, call: Call, status: int, headers: Mapping[str, str], body: bytes
+    ) -> Exception:
+        error = error_of(call, status, body)
+        if not answers.may_pass(status, body):
+            return error
+        return _MayPass(error, _retry_after(headers))
+
+    def _send(
+        self, method: str, path: str, call: Call, body: Document | None, kind: str, *, preload: bool
+    ) -> BaseHTTPResponse:
+        """Send a request; a second time with fresh credentials where the first ones are refused."""
+        import urllib3
+
+        proof = self._credentials.proof()
+        for attempt in range(2):
+            headers = {"accept": JSON, "user-agent": f"kinetic/{__version__}"}
+            if body is not None:
+                headers["content-type"] = kind
+            if proof.authorization:
+                headers["authorization"] = proof.authorization
+            try:
+                response = self._pool(proof).request(
+                    method,
+                    self.server + path,
+                    body=None if body is None else json.dumps(body).encode(),
+                    headers=headers,
+                    timeout=urllib3.Timeout(
+                        connect=self._patience.connect_s,
+                        read=self._patience.read_s if preload else self._patience.stream_s,
+                    ),
+                    retries=False,
+                    preload_content=preload,
+                )
+            except urllib3.exceptions.SSLError as error:
+                raise self._untrusted(error) from error
+            except urllib3.exceptions.HTTPError as error:
+                raise _MayPass(unreachable(call, self.server, error)) from error
+            if response.status != 401 or attempt == 1:
+                return response
+            response.close()
+            proof = self._credentials.refused(proof)
+        raise AssertionError("not reached")
+
+    def _untrusted(self, error: Exception) -> PreflightError:
+        return PreflightError(
+            f"The certificate of {self.server} is not trusted ({error}). Get credentials for the "
+            "cluster again: its certificate may have been replaced."
+        )
+
+    def _pool(self, proof: Proof) -> PoolManager:
+        with self._lock:
+            if self._pools is not None:
+                known, pools = self._pools
+                if (known.certificate, known.key) == (proof.certificate, proof.key):
+                    return pools
+            pools = pools_of(self._access, proof)
+            self._pools = (proof, pools)
+            return pools
+
+
+class HttpStream:
+    """The bytes of an answer, as they come."""
+
+    def __init__(
+        self, response: BaseHTTPResponse, problem: Callable[[BaseException], KineticError]
+    ) -> None:
+        """Read an answer.
+
+        Args:
+            response: whose head has been read.
+            problem: makes the error for a connection that breaks.
+        """
+        self.status = response.status
+        self._response = response
+        self._problem = problem
+        self._closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """As in `ByteStream`."""
+        import urllib3
+
+        try:
+            while not self._closed and (data := self._response.read1(1 << 16)):
+                yield data
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
+            if not self._closed:  # closing it from another thread pulls the ground away
+                raise self._problem(error) from error
+        finally:
+            self._response.close()
+
+    def close(self) -> None:
+        """As in `ByteStream`."""
+        self._closed = True
+        try:
+            self._response.shutdown()  # wakes whoever reads
+        except (ValueError, RuntimeError, OSError):
+            self._response.close()  # it has been read to its end
+
+
+class JsonStream:
+    """The events of a watch: one JSON object in each line."""
+
+    def __init__(self, stream: HttpStream) -> None:
+        """Read a stream of lines."""
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Document]:
+        """As in `EventStream`."""
+        rest = b""
+        for data in self._stream:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield self._event(line)
+
+    def _event(self, line: bytes) -> Document:
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise self._stream._problem(error) from error
+        return found if isinstance(found, dict) else {}
+
+    def close(self) -> None:
+        """As in `EventStream`."""
+        self._stream.close()
+
+
+class _MayPass(Exception):
+    """A failure after which the same call may succeed."""
+
+    def __init__(self, error: KineticError, after_s: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.after_s = after_s
+
+
+def waits_s(tries: int, patience: Patience, seed: random.Random) -> float:
+    """Return how long to wait after so many tries: up to twice as long each time, at random, so
+    that many callers do not come back at once."""
+    most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
+    return most * (0.5 + seed.random() / 2)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    try:
+        return min(float(headers.get("Retry-After", "")), LONGEST_RETRY_AFTER_S)
+    except ValueError:
+        return None
+
+
+def _query(selection: Selection) -> dict[str, str]:
+    given = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
+    return {name: value for name, value in given.items() if value}
+
+
+def _leading_number(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0

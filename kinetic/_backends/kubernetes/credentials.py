@@ -1,0 +1,235 @@
+"""Proofs of who one is: tokens, certificates, exec plugins and google-auth, renewed as they expire.
+
+In: an `Access`. Out: `Proof`s, kept while they are valid. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from kinetic._backends.kubernetes.kubeconfig import Access, content
+from kinetic._core.values import dataclass
+from kinetic.errors import PreflightError
+
+EARLY_S = 60.0
+"""A proof is renewed so long before it expires."""
+REREAD_S = 60.0
+"""A token in a file is read again after this time: pods' tokens are replaced there."""
+PLUGIN_S = 300.0
+"""An exec plugin may wait so long for the user to log in."""
+_GKE_PLUGIN = "gke-gcloud-auth-plugin"
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What shows the server who asks.
+
+    Attributes:
+        authorization: the value of the header, or "".
+        certificate, key: in PEM, or b"".
+        expires_at: seconds since the epoch; None for never.
+    """
+
+    authorization: str = ""
+    certificate: bytes = b""
+    key: bytes = b""
+    expires_at: float | None = None
+
+    def __repr__(self) -> str:
+        return "Proof(…)"
+
+
+class Credentials:
+    """The proof of an access, renewed before it expires. Threads may share it."""
+
+    def __init__(
+        self, access: Access, variables: Mapping[str, str], clock: Callable[[], float]
+    ) -> None:
+        """Get no proof yet.
+
+        Args:
+            access: whose.
+            variables: of the environment, for plugins.
+            clock: seconds since the epoch.
+        """
+        self._access = access
+        self._variables = variables
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._proof: Proof | None = None
+
+    def proof(self) -> Proof:
+        """Return a proof that is valid now."""
+        with self._lock:
+            known = self._proof
+            if known is None or _is_late(known, self._clock()):
+                known = self._proof = self._made()
+            return known
+
+    def refused(self, proof: Proof) -> Proof:
+        """Return a new proof in place of one that the server did not accept."""
+        with self._lock:
+            if self._proof is proof or self._proof is None:
+                self._proof = self._made()
+            return self._proof
+
+    def _made(self) -> Proof:
+        return proof_of(self._access, self._variables, self._clock())
+
+
+def _is_late(proof: Proof, now: float) -> bool:
+    return proof.expires_at is not None and proof.expires_at - EARLY_S <= now
+
+
+def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
+    """Make the proof that a user's entry describes.
+
+    Raises:
+        PreflightError: it cannot be made, and why.
+    """
+    user, folder = access.user, access.user_folder
+    certificate = content(user, "client-certificate", folder)
+    key = content(user, "client-key", folder)
+    if user.get("token") and not user.get("tokenFile"):
+        return Proof(f"Bearer {user['token']}", certificate, key)
+    if user.get("tokenFile"):
+        path = folder / user["tokenFile"]
+        try:
+            token = path.read_text().strip()
+        except OSError as error:
+            raise PreflightError(f"The token in {path} cannot be read: {error}.") from error
+        return Proof(f"Bearer {token}", certificate, key, now + EARLY_S + REREAD_S)
+    if user.get("exec"):
+        return _from_plugin(access, user["exec"], variables)
+    if user.get("auth-provider"):
+        return _from_provider(access, user["auth-provider"])
+    if user.get("username"):
+        pair = f"{user['username']}:{user.get('password', '')}".encode()
+        return Proof(f"Basic {base64.b64encode(pair).decode()}", certificate, key)
+    return Proof("", certificate, key)
+
+
+def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]) -> Proof:
+    command = str(plugin.get("command", ""))
+    path = command
+    if "/" in command and not command.startswith("/"):
+        path = str(access.user_folder / command)
+    if shutil.which(path, path=variables.get("PATH")) is None:
+        if command.endswith(_GKE_PLUGIN):
+            return from_google()
+        hint = (
+            f" {' '.join(str(plugin['installHint']).split())}" if plugin.get("installHint") else ""
+        )
+        raise PreflightError(
+            f"The kubeconfig's context {access.context} logs in with {command}, which is not "
+            f"installed.{hint}"
+        )
+    status = _status_of(access, plugin, path, variables)
+    expires = str(status.get("expirationTimestamp") or "")
+    return Proof(
+        f"Bearer {status['token']}" if status.get("token") else "",
+        str(status.get("clientCertificateData") or "").encode(),
+        str(status.get("clientKeyData") or "").encode(),
+        _seconds(expires) if expires else None,
+    )
+
+
+def _status_of(
+    access: Access, plugin: Mapping[str, Any], path: str, variables: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """Run an exec plugin as the protocol of ExecCredential says."""
+    interactive = plugin.get("interactiveMode") != "Never" and sys.stdin.isatty()
+    spec: dict[str, Any] = {"interactive": interactive}
+    if plugin.get("provideClusterInfo"):
+        spec["cluster"] = dict(access.cluster)
+    version = str(plugin.get("apiVersion") or "client.authentication.k8s.io/v1")
+    asked = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
+    given = {str(v["name"]): str(v["value"]) for v in plugin.get("env") or ()}
+    try:
+        ran = subprocess.run(
+            [path, *(str(a) for a in plugin.get("args") or ())],
+            env={**variables, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
+            stdin=None if interactive else subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PLUGIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PreflightError(f"Logging in with {path} failed: {error}.") from error
+    if ran.returncode != 0:
+        said = " ".join(ran.stderr.decode(errors="replace").split())[-500:]
+        raise PreflightError(
+            f"Logging in with {path} failed (exit code {ran.returncode}): {said or 'no output'}."
+        )
+    try:
+        status = json.loads(ran.stdout)["status"]
+        assert isinstance(status, dict)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise PreflightError(f"{path} printed no ExecCredential with a status.") from error
+    if not (status.get("token") or status.get("clientCertificateData")):
+        raise PreflightError(f"{path} printed no token and no certificate. Log in again.")
+    return status
+
+
+def _from_provider(access: Access, provider: Mapping[str, Any]) -> Proof:
+    """Old kubeconfigs: google-auth for GKE; the official client knows the rest."""
+    if provider.get("name") == "gcp":
+        return from_google()
+    from kubernetes import client, config
+
+    made = client.Configuration()
+    try:
+        config.load_kube_config(
+            config_file=":".join(map(str, access.sources)),
+            context=access.context,
+            client_configuration=made,
+            persist_config=False,
+        )
+    except config.ConfigException as error:
+        raise PreflightError(
+            f"The kubeconfig's context {access.context} cannot be used: {error}."
+        ) from error
+    return Proof(made.get_api_key_with_prefix("BearerToken") or "")
+
+
+def from_google() -> Proof:
+    """Return a token by Google's application default credentials, for GKE without gcloud.
+
+    Raises:
+        PreflightError: there are none.
+    """
+    advice = (
+        "Install gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
+    )
+    try:
+        import google.auth
+        import google.auth.exceptions
+        import google.auth.transport.urllib3
+        import urllib3
+    except ImportError as error:
+        raise PreflightError(f"Logging in to GKE needs google-auth. {advice}") from error
+    try:
+        found, _ = google.auth.default(scopes=_SCOPES)
+        found.refresh(google.auth.transport.urllib3.Request(urllib3.PoolManager()))
+    except google.auth.exceptions.GoogleAuthError as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise PreflightError(f"Logging in to GKE failed: {said}. {advice}") from error
+    expiry = found.expiry
+    expires_at = None if expiry is None else _seconds(f"{expiry.isoformat()}+00:00")
+    return Proof(f"Bearer {found.token}", expires_at=expires_at)
+
+
+def _seconds(timestamp: str) -> float | None:
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except ValueError:
+        return None

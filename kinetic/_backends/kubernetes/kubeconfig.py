@@ -1,0 +1,269 @@
+"""Which cluster, and who asks: kubeconfig files and pods' own accounts, read and never written.
+
+In: paths, a cluster's or context's name, variables of the environment. Out: `Access`: a server and
+how to prove who one is. The official client is not used for it: it takes half a second to import,
+logs to the root logger where a plugin fails, and then goes on as nobody.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from kinetic._core.values import dataclass
+from kinetic.errors import PreflightError
+
+ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True)
+class Access:
+    """A server, and how to prove who one is.
+
+    Attributes:
+        server: its address.
+        context: the context it comes from; "" in a pod of the cluster.
+        namespace: of the context.
+        ca: certificates in PEM that the server is checked against; b"" for the system's.
+        verify: whether the server is checked at all.
+        server_name: the name in its certificate, where it differs from the address.
+        proxy: the proxy that the kubeconfig names, or "".
+        user: the user's entry, as in the file.
+        user_folder: what paths in it are relative to.
+        cluster: the cluster's entry, as in the file.
+        sources: the files it was read from.
+    """
+
+    server: str
+    context: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    ca: bytes = b""
+    verify: bool = True
+    server_name: str = ""
+    proxy: str = ""
+    user: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    user_folder: Path = Path()
+    cluster: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    sources: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named entry of a kubeconfig, with the folder of its file."""
+
+    value: Mapping[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Kubeconfig:
+    """What the files say together: of entries with the same name the first counts, as for kubectl.
+
+    Attributes:
+        current: the current context, or "".
+        contexts, clusters, users: by name.
+        sources: the files that were read.
+    """
+
+    current: str = ""
+    contexts: Mapping[str, Entry] = field(default_factory=dict)
+    clusters: Mapping[str, Entry] = field(default_factory=dict)
+    users: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    sources: tuple[Path, ...] = ()
+
+
+def paths_of(variables: Mapping[str, str]) -> list[Path]:
+    """Return the kubeconfig files that the environment names, else the usual one."""
+    named = [p for p in variables.get("KUBECONFIG", "").split(os.pathsep) if p]
+    home = variables.get("HOME") or "~"
+    return [Path(p).expanduser() for p in named or [f"{home}/.kube/config"]]
+
+
+def read(paths: Sequence[Path]) -> Kubeconfig:
+    """Read kubeconfig files; those that are not there count as empty.
+
+    Raises:
+        PreflightError: one of them cannot be read.
+    """
+    current, sources = "", []
+    found: dict[str, dict[str, Entry]] = {"contexts": {}, "clusters": {}, "users": {}}
+    for path in paths:
+        document = _load(path)
+        if document is None:
+            continue
+        sources.append(path)
+        current = current or document.get("current-context") or ""
+        for kind, known in found.items():
+            for item in document.get(kind) or ():
+                entry = Entry(item.get(kind[:-1]) or {}, path.parent)
+                known.setdefault(str(item.get("name", "")), entry)
+    return Kubeconfig(current, found["contexts"], found["clusters"], found["users"], tuple(sources))
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    import yaml
+
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PreflightError(f"The kubeconfig {path} cannot be read: {error}.") from error
+    try:
+        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise PreflightError(f"The kubeconfig {path} is no YAML: {error}.") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise PreflightError(f"The kubeconfig {path} holds no mapping.")
+    return document
+
+
+def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: str = "") -> str:
+    """Return the context that a cluster's name stands for.
+
+    Args:
+        config: what there is.
+        cluster: the name of a context, of a GKE cluster, or of a cluster's entry; "" for the
+            current context.
+        project, zone: narrow down a GKE cluster's name.
+
+    Raises:
+        PreflightError: none fits, or several do.
+    """
+    files = ", ".join(map(str, config.sources)) or "your kubeconfig"
+    if not cluster:
+        if config.current in config.contexts:
+            return config.current
+        problem = (
+            f"names {config.current}, which it does not have" if config.current else "has none"
+        )
+        raise PreflightError(
+            f"No cluster is named, and the current context of {files} {problem}. Name one: "
+            f"{_listed(config)}."
+        )
+    if cluster in config.contexts:
+        return cluster
+    fitting = [name for name in config.contexts if _is_gke(name, cluster, project, zone)]
+    fitting = fitting or [
+        name for name, e in config.contexts.items() if e.value.get("cluster") == cluster
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = ", ".join(sorted(fitting))
+        raise PreflightError(
+            f"Several contexts of {files} are of a cluster {cluster}: {names}. Name one of them "
+            "as cluster=, or give project= and zone=."
+        )
+    where = f" --zone {zone}" if zone else ""
+    of = f" --project {project}" if project else ""
+    raise PreflightError(
+        f"No context of {files} is of the cluster {cluster}: {_listed(config)}. Get credentials "
+        "for it, for example with `gcloud container clusters get-credentials "
+        f"{cluster}{where}{of}`."
+    )
+
+
+def _is_gke(context: str, cluster: str, project: str, zone: str) -> bool:
+    parts = context.split("_")
+    if len(parts) != 4 or parts[0] != "gke":
+        return False
+    return parts[3] == cluster and project in ("", parts[1]) and zone in ("", parts[2])
+
+
+def _listed(config: Kubeconfig) -> str:
+    names = sorted(config.contexts)
+    return f"it has {', '.join(names)}" if names else "it has no contexts"
+
+
+def access_of(config: Kubeconfig, context: str) -> Access:
+    """Return the server of a context, and its user.
+
+    Raises:
+        PreflightError: the context is incomplete, or its certificates cannot be read.
+    """
+    found = config.contexts[context].value
+    name = str(found.get("cluster", ""))
+    entry = config.clusters.get(name)
+    if entry is None or not entry.value.get("server"):
+        raise PreflightError(
+            f"The context {context} names the cluster {name}, which has no server."
+        )
+    cluster = entry.value
+    user = config.users.get(str(found.get("user", "")), Entry({}, Path()))
+    return Access(
+        server=str(cluster["server"]).rstrip("/"),
+        context=context,
+        namespace=found.get("namespace") or DEFAULT_NAMESPACE,
+        ca=content(cluster, "certificate-authority", entry.folder),
+        verify=not cluster.get("insecure-skip-tls-verify", False),
+        server_name=cluster.get("tls-server-name") or "",
+        proxy=cluster.get("proxy-url") or "",
+        user=user.value,
+        user_folder=user.folder,
+        cluster=cluster,
+        sources=config.sources,
+    )
+
+
+def content(entry: Mapping[str, Any], key: str, folder: Path) -> bytes:
+    """Return what an entry holds inline (`<key>-data`) or names as a file; b"" for neither.
+
+    Raises:
+        PreflightError: it cannot be read.
+    """
+    inline, path = entry.get(f"{key}-data"), entry.get(key)
+    try:
+        if inline:
+            return base64.b64decode(inline)
+        return (folder / path).read_bytes() if path else b""
+    except (OSError, ValueError) as error:
+        raise PreflightError(f"The {key} of the kubeconfig cannot be read: {error}.") from error
+
+
+def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Access | None:
+    """Return the access that a pod has by its own account, or None outside of a cluster."""
+    host, port = (variables.get(f"KUBERNETES_SERVICE_{k}", "") for k in ("HOST", "PORT"))
+    token, ca = folder / "token", folder / "ca.crt"
+    if not (host and port and token.is_file() and ca.is_file()):
+        return None
+    named = folder / "namespace"
+    return Access(
+        server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        namespace=named.read_text().strip() if named.is_file() else DEFAULT_NAMESPACE,
+        ca=ca.read_bytes(),
+        user={"tokenFile": str(token)},
+        user_folder=folder,
+    )
+
+
+def find(
+    variables: Mapping[str, str], *, cluster: str = "", project: str = "", zone: str = ""
+) -> Access:
+    """Return the access to a cluster: from kubeconfig files, or in a pod from its account.
+
+    Args:
+        variables: of the environment.
+        cluster, project, zone: which one, as for `choose`.
+
+    Raises:
+        PreflightError: there is none, and what to do.
+    """
+    config = read(paths_of(variables))
+    if not cluster and not config.contexts:
+        own = in_cluster(variables)
+        if own is not None:
+            return own
+        looked = ", ".join(str(path) for path in paths_of(variables))
+        raise PreflightError(
+            f"No kubeconfig was found ({looked}). Get one for your cluster, for example with "
+            "`gcloud container clusters get-credentials NAME`, or set KUBECONFIG."
+        )
+    return access_of(config, choose(config, cluster=cluster, project=project, zone=zone))

@@ -1,0 +1,70 @@
+"""Connections to an API server: proxies, trust, and the certificate of who asks.
+
+In: an `Access` and a `Proof`. Out: urllib3's pools.
+"""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from kinetic._backends.kubernetes.credentials import Proof
+from kinetic._backends.kubernetes.kubeconfig import Access
+from kinetic.errors import PreflightError
+
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
+
+CONNECTIONS = 32
+"""Kept open at a time; more are opened as needed."""
+
+
+def pools_of(access: Access, proof: Proof) -> PoolManager:
+    """Return pools of connections to a server.
+
+    Raises:
+        PreflightError: the certificates of the kubeconfig cannot be used.
+    """
+    import urllib3
+
+    settings: dict[str, Any] = {"maxsize": CONNECTIONS}
+    parts = urlsplit(access.server)
+    if parts.scheme == "https":
+        settings["ssl_context"] = _tls(access, proof)
+        if access.server_name:
+            settings["server_hostname"] = access.server_name
+            settings["assert_hostname"] = access.server_name if access.verify else False
+        elif not access.verify:
+            settings["assert_hostname"] = False
+    host = parts.hostname or ""
+    proxy = access.proxy or (
+        "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(parts.scheme)
+    )
+    if proxy:
+        return urllib3.ProxyManager(proxy, **settings)
+    return urllib3.PoolManager(**settings)
+
+
+def _tls(access: Access, proof: Proof) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cadata=access.ca.decode() or None)
+        if not access.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if proof.certificate:
+            # Python takes a key from files only
+            with tempfile.TemporaryDirectory() as folder:
+                chain = Path(folder) / "client.pem"
+                chain.touch(mode=0o600)
+                chain.write_bytes(proof.certificate + b"\n" + proof.key)
+                context.load_cert_chain(chain)
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"The certificates of the kubeconfig's context {access.context} cannot be used: "
+            f"{error}."
+        ) from error
+    return context

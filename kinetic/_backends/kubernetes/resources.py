@@ -1,0 +1,72 @@
+"""The kinds of objects that kinetic reads and writes in a cluster.
+
+In: nothing. Out: `Resource`s, and the paths of the API server for them. Pure.
+"""
+
+from __future__ import annotations
+
+from kinetic._core.values import dataclass
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of object.
+
+    Attributes:
+        group: its API group; "" for the core group.
+        version: of the group.
+        plural: its name in paths.
+        namespaced: whether its objects are in namespaces.
+    """
+
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """The value of `apiVersion` in its objects."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def full_name(self) -> str:
+        """As kubectl and error messages name it, such as jobsets.jobset.x-k8s.io."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """Return the path of its objects, or of one of them."""
+        start = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [start]
+        if self.namespaced and namespace:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        return "/".join(parts)
+
+
+JOBS = Resource("batch", "v1", "jobs")
+JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets")
+PODS = Resource("", "v1", "pods")
+POD_LOGS = Resource("", "v1", "pods/log")
+"""Only to ask for the right to read them."""
+EVENTS = Resource("", "v1", "events")
+SECRETS = Resource("", "v1", "secrets")
+SERVICES = Resource("", "v1", "services")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts")
+NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
+NODES = Resource("", "v1", "nodes", namespaced=False)
+QUEUES = Resource("kueue.x-k8s.io", "v1beta1", "localqueues")
+QUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False
+)
+BY_KIND = {
+    ("batch/v1", "Job"): JOBS,
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): JOBSETS,
+    ("v1", "Secret"): SECRETS,
+    ("v1", "Pod"): PODS,
+    ("v1", "Service"): SERVICES,
+}
+"""What documents that kinetic renders can be, by apiVersion and kind."""

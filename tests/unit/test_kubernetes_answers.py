@@ -1,0 +1,108 @@
+"""What a real API server's refusals become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import recorded
+
+from kinetic._backends.kubernetes import answers
+from kinetic._backends.kubernetes.answers import Call, error_of
+from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
+from kinetic.errors import BackendUnavailable, KineticError, NotFound, PreflightError, SubmitError
+
+ERRORS = [e for e in recorded.exchanges("17-errors") if e["response"].get("status", 0) >= 400]
+VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete", "PUT": "update"}
+
+
+def call_of(request: dict[str, Any]) -> Call:
+    path, _, query = request["path"].partition("?")
+    parts = (path.strip("/") + "///").split("/")
+    group, version, rest = (
+        ("", parts[1], parts[2:]) if parts[0] == "api" else (*parts[1:3], parts[3:])
+    )
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    verb = "watch" if "watch=true" in query else VERBS[request["method"]]
+    if verb == "get" and not rest[1]:
+        verb = "list"
+    return Call(verb, Resource(group, version, rest[0]), namespace, "".join(rest[1:2]))
+
+
+def error(exchange: dict[str, Any]) -> KineticError:
+    body = exchange["response"]["body"]
+    text = body if isinstance(body, str) else json.dumps(body)
+    return error_of(call_of(exchange["request"]), exchange["response"]["status"], text)
+
+
+@pytest.mark.parametrize("exchange", ERRORS, ids=lambda e: e["what"][:40])
+def test_each_refusal_says_what_was_tried(exchange: dict[str, Any]) -> None:
+    found = error(exchange)
+    assert isinstance(found, BackendUnavailable | PreflightError | SubmitError | NotFound)
+    sentence = str(found)
+    assert sentence[0].isupper()
+    assert ".." not in sentence
+    status = exchange["response"]["status"]
+    if status in (429, 503, 504):
+        assert isinstance(found, BackendUnavailable)
+    if status in (401, 415, 422):
+        assert isinstance(found, PreflightError)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "words"),
+    [
+        ("401 invalid token", answers.Unauthorized, "does not accept your credentials"),
+        ("403 no credentials at all", answers.Unauthorized, "does not know who you are"),
+        (
+            "403 create jobset",
+            answers.Forbidden,
+            "You (alice@example.com) may not create jobsets.jobset.x-k8s.io in namespace ml. Ask "
+            "for a role that allows the verb create on jobsets in API group jobset.x-k8s.io.",
+        ),
+        ("403 list pods", answers.Forbidden, "may not list pods in namespace ml"),
+        ("404 a group that is not installed", answers.NotInstalled, "pytorchjobs.kubeflow.org"),
+        ("404 missing job", NotFound, "Could not get jobs.batch nope in namespace ml"),
+        ("404 create in a missing namespace", answers.Refused, "The namespace nope does not exist"),
+        ("409 create again", answers.Conflict, "already exists"),
+        ("422 bad name", answers.Refused, "Bad_Name"),
+    ],
+)
+def test_what_the_sentence_names(what: str, kind: type[KineticError], words: str) -> None:
+    found = error(recorded.exchange("17-errors", what))
+    assert type(found) is kind
+    assert words in str(found)
+
+
+def test_a_list_that_continues_from_too_long_ago_is_told_from_an_outage() -> None:
+    gone = next(e for e in ERRORS if e["response"]["status"] == 410)
+    assert type(error(gone)) is answers.Expired
+
+
+def test_what_is_too_large_does_not_pass_with_time() -> None:
+    said = json.dumps({"kind": "Status", "message": "etcdserver: request is too large"})
+    assert not answers.may_pass(500, said)
+    assert isinstance(error_of(Call("create", JOBSETS, "ml"), 500, said), answers.Refused)
+    assert answers.may_pass(500, "")
+    assert isinstance(error_of(Call("list", PODS), 500, b"oops"), BackendUnavailable)
+
+
+def test_jobsets_that_are_not_installed_come_with_the_command() -> None:
+    found = error_of(Call("create", JOBSETS, "ml"), 404, b"404 page not found\n")
+    assert isinstance(found, answers.NotInstalled)
+    assert "kubectl apply --server-side" in str(found)
+
+
+def test_a_quota_on_objects_is_no_missing_right() -> None:
+    said = 'jobs.batch "x" is forbidden: exceeded quota: counts, requested: count/jobs.batch=1'
+    body = json.dumps({"kind": "Status", "reason": "Forbidden", "message": said})
+    assert isinstance(error_of(Call("create", JOBS, "ml"), 403, body), answers.Refused)
+
+
+def test_paths() -> None:
+    assert JOBSETS.path("ml", "a") == "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/a"
+    assert PODS.path() == "/api/v1/pods"
+    assert NODES.path("ml") == "/api/v1/nodes"

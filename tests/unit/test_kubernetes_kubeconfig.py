@@ -1,0 +1,217 @@
+"""Which cluster, and who asks: from kubeconfig files, never written."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kinetic._backends.kubernetes import credentials, kubeconfig
+from kinetic._backends.kubernetes.credentials import Credentials, proof_of
+from kinetic._backends.kubernetes.kubeconfig import Access, choose, find, read
+from kinetic.errors import PreflightError
+
+NAMES = ("gke_p_us-east5-b_tpu", "gke_p_us-west1-a_tpu", "gke_q_us-east5-b_dev", "minikube")
+
+
+def config_file(path: Path, *names: str, current: str = "", **user: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": current,
+                "contexts": [
+                    {"name": n, "context": {"cluster": f"{n}-c", "user": "me", "namespace": "ml"}}
+                    for n in names
+                ],
+                "clusters": [
+                    {"name": f"{n}-c", "cluster": {"server": f"https://{n}.example.com/"}}
+                    for n in names
+                ],
+                "users": [{"name": "me", "user": user}],
+            }
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cluster", "project", "zone", "chosen"),
+    [
+        ("", "", "", "minikube"),
+        ("minikube", "", "", "minikube"),
+        ("minikube-c", "", "", "minikube"),
+        ("dev", "", "", "gke_q_us-east5-b_dev"),
+        ("tpu", "p", "us-west1-a", "gke_p_us-west1-a_tpu"),
+        ("tpu", "", "us-east5-b", "gke_p_us-east5-b_tpu"),
+        ("gke_p_us-east5-b_tpu", "", "", "gke_p_us-east5-b_tpu"),
+    ],
+)
+def test_a_cluster_is_named_as_people_do(
+    tmp_path: Path, cluster: str, project: str, zone: str, chosen: str
+) -> None:
+    config = read([config_file(tmp_path / "config", *NAMES, current="minikube")])
+    assert choose(config, cluster=cluster, project=project, zone=zone) == chosen
+
+
+@pytest.mark.parametrize(
+    ("cluster", "project", "words"),
+    [
+        ("tpu", "p", "Several contexts"),
+        ("nope", "p", "get-credentials nope --project p"),
+        ("tpu", "q", "No context of"),
+        ("", "", "the current context of"),
+    ],
+)
+def test_a_cluster_that_cannot_be_told(
+    tmp_path: Path, cluster: str, project: str, words: str
+) -> None:
+    config = read([config_file(tmp_path / "config", *NAMES)])
+    with pytest.raises(PreflightError, match="context") as caught:
+        choose(config, cluster=cluster, project=project)
+    assert words in str(caught.value)
+
+
+def test_several_files_are_one_and_none_is_written(tmp_path: Path) -> None:
+    first = config_file(tmp_path / "a" / "config", "one", token="t1")
+    second = config_file(tmp_path / "b" / "config", "one", "two", current="two", token="t2")
+    before = [p.read_bytes() for p in (first, second)]
+    missing = tmp_path / "missing"
+    access = find({"KUBECONFIG": os.pathsep.join(map(str, (first, missing, second)))})
+    assert (access.server, access.context) == ("https://two.example.com", "two")
+    assert access.namespace == "ml"
+    assert proof_of(access, {}, 0).authorization == "Bearer t1"  # the first user of that name
+    assert [p.read_bytes() for p in (first, second)] == before
+    assert "t1" not in repr(access)
+    assert "t1" not in repr(proof_of(access, {}, 0))
+
+
+def test_certificates_are_read_inline_and_beside_the_file(tmp_path: Path) -> None:
+    path = config_file(tmp_path / "config", "one", current="one")
+    document = yaml.safe_load(path.read_text())
+    document["clusters"][0]["cluster"]["certificate-authority"] = "ca.pem"
+    inline = base64.b64encode(b"CERT").decode()
+    document["users"][0]["user"] = {"client-certificate-data": inline, "client-key": "key.pem"}
+    path.write_text(yaml.safe_dump(document))
+    (tmp_path / "ca.pem").write_bytes(b"CA")
+    (tmp_path / "key.pem").write_bytes(b"KEY")
+    access = find({"KUBECONFIG": str(path)})
+    proof = proof_of(access, {}, 0)
+    assert (access.ca, proof.certificate, proof.key) == (b"CA", b"CERT", b"KEY")
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(PreflightError, match="certificate-authority"):
+        find({"KUBECONFIG": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: [", "is no YAML"), ("- 1", "holds no mapping"), ("", "No kubeconfig was found")],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(PreflightError) as caught:
+        find({"KUBECONFIG": str(path)})
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_pod_uses_its_own_account(tmp_path: Path) -> None:
+    for name, text in (("token", "secret\n"), ("ca.crt", "CA"), ("namespace", "ml\n")):
+        (tmp_path / name).write_text(text)
+    variables = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    access = kubeconfig.in_cluster(variables, tmp_path)
+    assert access is not None
+    assert (access.server, access.namespace, access.ca) == ("https://10.0.0.1:443", "ml", b"CA")
+    assert kubeconfig.in_cluster({}, tmp_path) is None
+    clock = iter(range(0, 1000, 100))
+    own = Credentials(access, {}, lambda: next(clock))
+    assert own.proof().authorization == "Bearer secret"
+    (tmp_path / "token").write_text("newer")
+    assert own.proof().authorization == "Bearer newer"
+
+
+def plugin(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def access_with(command: str, **more: Any) -> Access:
+    entry = {"command": command, "apiVersion": "client.authentication.k8s.io/v1", **more}
+    return Access("https://x", context="one", user={"exec": entry})
+
+
+def credential(token: str, expires: str = "") -> str:
+    status = {"token": token, **({"expirationTimestamp": expires} if expires else {})}
+    return json.dumps({"kind": "ExecCredential", "status": status})
+
+
+def test_a_plugin_logs_in_and_is_asked_again_before_its_token_expires(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    command = plugin(
+        tmp_path / "login",
+        f'echo "$KUBERNETES_EXEC_INFO" >> {count}; test "$EXTRA" = yes || exit 1\n'
+        f"printf '%s' '{credential('abc', '1970-01-01T01:00:00Z')}'",
+    )
+    access = access_with(command, env=[{"name": "EXTRA", "value": "yes"}], interactiveMode="Never")
+    now = 0.0
+    own = Credentials(access, {"PATH": os.defpath}, lambda: now)
+    first = own.proof()
+    assert first.authorization == "Bearer abc"
+    assert own.proof() is first
+    now = 3600 - 30
+    assert own.proof() is not first
+    asked = [json.loads(line) for line in count.read_text().splitlines()]
+    assert len(asked) == 2
+    assert asked[0]["kind"] == "ExecCredential"
+    assert asked[0]["spec"]["interactive"] is False
+
+
+def test_credentials_that_were_refused_are_replaced_once_for_all_threads(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = f"echo x >> {count}; printf '%s' '{credential('abc')}'"
+    access = access_with(plugin(tmp_path / "login", script))
+    own = Credentials(access, {"PATH": os.defpath}, lambda: 0.0)
+    old = own.proof()
+    new = own.refused(old)
+    assert own.refused(old) is new
+    assert count.read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo please log in >&2; exit 3", "(exit code 3): please log in"),
+        ("echo hello", "printed no ExecCredential"),
+        ("echo '{\"status\": {}}'", "no token and no certificate"),
+    ],
+)
+def test_a_plugin_that_fails_says_why(tmp_path: Path, script: str, words: str) -> None:
+    access = access_with(plugin(tmp_path / "login", script))
+    with pytest.raises(PreflightError) as caught:
+        proof_of(access, {"PATH": os.defpath}, 0)
+    assert words in str(caught.value)
+
+
+def test_a_plugin_that_is_not_installed_comes_with_its_hint() -> None:
+    access = access_with("no-such-login", installHint="Install it with x.")
+    with pytest.raises(PreflightError, match=r"not installed\. Install it with x\."):
+        proof_of(access, {"PATH": "/nowhere"}, 0)
+
+
+def test_other_ways_to_log_in() -> None:
+    def of(**user: Any) -> str:
+        return proof_of(Access("https://x", user=user), {}, 0).authorization
+
+    assert of() == ""
+    assert of(username="me", password="pw") == f"Basic {base64.b64encode(b'me:pw').decode()}"
+    with pytest.raises(PreflightError, match="cannot be read"):
+        of(tokenFile="/no/such/file")
+    assert credentials.EARLY_S > 0
