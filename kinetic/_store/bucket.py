@@ -168,6 +168,9 @@ class Bucket:
             if_absent: leave an object alone that is there.
         """
         large = self._line.large if size_bytes > _SMALL_BYTES else nullcontext()
+        # The service looks whether there is one when all has been sent.
+        if if_absent and size_bytes > _SMALL_BYTES and self.find(name) is not None:
+            return False
         with self._explained(f"write gs://{self.name}/{name}", "storage.objects.create"), large:
             crc32c = _digest_of(stream)
             for _ in range(_RESTARTS - 1):

@@ -48,6 +48,7 @@ def test_requests_are_few(store, double, tmp_path):
     assert made(lambda: store.put("a/b", b"x", if_absent=True)) == {"insert": 1}
     assert made(lambda: store.put("a/c", iter([b"x", b"y"]))) == {"insert": 1}
     assert made(lambda: store.put("large", tmp_path / "large")) == {"start": 1, "chunk": 2}
+    assert made(lambda: store.put("large", iter([LARGE]), if_absent=True)) == {"get": 1}
     assert made(lambda: store.get("a/b")) == {"media": 1}
     assert made(lambda: store.fetch("large", tmp_path / "there")) == {"media": 1}
     assert made(lambda: store.has("a/b")) == {"get": 1}

@@ -1,0 +1,125 @@
+"""The whole product with its records in a bucket: jobs on four hosts, batches, data, and every
+command that looks at them.
+
+In: functions, run with backend="programs" and a store in the double of Cloud Storage. Out: what
+callers see, and how many requests the bucket gets.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from gangs import PATIENCE_S, wait_until
+from gcs import Double, serving
+
+import kinetic
+from kinetic import errors
+
+pytest.importorskip("cryptography")
+pytest.importorskip("google.cloud.storage")
+
+
+@pytest.fixture
+def bucket(monkeypatch) -> Double:
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        monkeypatch.setenv("KINETIC_STORE", "gs://bucket/jobs")
+        yield double
+
+
+def run(accelerator, **options):
+    return kinetic.run(accelerator=accelerator, backend="programs", **options)
+
+
+def command(*words) -> str:
+    line = [sys.executable, "-m", "kinetic", *words]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def train(steps):
+    import jax
+
+    for step in range(steps):
+        print(f"host {jax.process_index()} step {step}", flush=True)
+    return jax.process_count(), jax.device_count()
+
+
+def test_a_job_on_four_hosts(bucket, capfd):
+    handle = run("tpu-v6e-16")(train).run_async(3)
+    assert handle.result(timeout=PATIENCE_S, stream_logs=True) == (4, 16)
+    lines = [f"host 0 step {step}" for step in range(3)]
+    assert [line for line in capfd.readouterr().out.splitlines() if "step" in line] == lines
+    for host in range(4):
+        assert f"host {host} step 2" in handle.logs(host=host)
+    assert "SUCCEEDED" in command("jobs", "list")
+    assert "SUCCEEDED" in command("jobs", "status", handle.job_id)
+    assert "host 3 step 2" in command("jobs", "logs", handle.job_id, "--host", "3")
+    assert command("jobs", "result", handle.job_id).strip() == "(4, 16)"
+    command("jobs", "cleanup", handle.job_id)
+    assert handle.job_id not in command("jobs", "list", "--all")
+    assert not [n for n in bucket.buckets.names("bucket") if handle.job_id in n]
+
+
+def test_a_second_run_sends_nothing(bucket):
+    assert run("cpu")(train)(1) == (1, 1)
+    before = set(bucket.buckets.names("bucket"))
+    bucket.forget_requests()
+    assert run("cpu")(train)(1) == (1, 1)
+    new = set(bucket.buckets.names("bucket")) - before
+    records = ("jobs/jobs/", "jobs/refs/", "jobs/listed/")
+    assert [name for name in new if not name.startswith(records)] == []
+
+
+def fail():
+    raise ZeroDivisionError("on purpose")
+
+
+def test_an_exception_has_its_own_type(bucket):
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        run("tpu-v6e-16")(fail)()
+
+
+def square(x):
+    return x * x
+
+
+def test_a_batch_of_twenty(bucket):
+    results = run("cpu")(square).run_async_map(range(20), max_concurrent=8).results()
+    assert list(results) == [n * n for n in range(20)]
+    wait_until(lambda: pruned(bucket), "the records of jobs that ended a second ago stay")
+
+
+def pruned(bucket) -> bool:
+    command("jobs", "prune", "--older-than", "1s", "--yes")
+    records = ("jobs/jobs/", "jobs/refs/", "jobs/listed/")
+    return not [name for name in bucket.buckets.names("bucket") if name.startswith(records)]
+
+
+def count(folder):
+    import os
+
+    return sorted(os.listdir(folder)), open(f"{folder}/a").read()
+
+
+def test_data_goes_by_the_bucket(bucket, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "abc":
+        (tmp_path / "data" / name).write_text(name)
+    found = run("tpu-v6e-16")(count)(kinetic.Data(str(tmp_path / "data")))
+    assert found == (["a", "b", "c"], "a")
+
+
+def test_a_bucket_that_fails_for_a_while_ends_no_job(bucket):
+    bucket.fail(status=503, times=4)
+    bucket.fail("chunk", "insert", "media", lost=True)
+    assert run("cpu")(square)(3) == 9
+
+
+def test_a_bucket_that_is_not_there_is_said_before_anything_is_sent(bucket, monkeypatch):
+    monkeypatch.setenv("KINETIC_STORE", "gs://none")
+    with pytest.raises(errors.StoreError, match="no bucket 'none'"):
+        run("cpu")(square)(3)
