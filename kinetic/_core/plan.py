@@ -15,6 +15,9 @@ from kinetic._core.place import Place
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord, UnsupportedVersion
 
+BUCKETS = "gs://"
+FUSE_FOLDER = "/_kinetic/fuse-data"
+"""Where pods have what a cluster mounts for them."""
 _TUPLES = ("sys_path_rel", "secrets", "captured")
 
 
@@ -58,12 +61,14 @@ class Dataset:
             themselves.
         mount: absolute path at which the function finds it; "" for an argument, which becomes
             whatever path it has on the host.
+        fuse: whether it is mounted instead of copied.
     """
 
     source: str
     is_dir: bool
     tree: Tree | None = None
     mount: str = ""
+    fuse: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,15 @@ class Plan:
     def hosts(self) -> int:
         """Hosts of the whole gang, over all slices."""
         return self.options.slices * self.topology.hosts
+
+    def mounted_by_cluster(self) -> dict[int, str]:
+        """Return the folders that the cluster mounts in each pod: of the data of these numbers, or,
+        for a single file, of the folder around it."""
+        return {
+            number: data.mount if data.mount and data.is_dir else f"{FUSE_FOLDER}/{number}"
+            for number, data in enumerate(self.data)
+            if data.fuse and data.source.startswith(BUCKETS)
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""

@@ -130,7 +130,8 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
 
 
 def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
-    return Dataset(data.path, data.is_dir, None if bundle is None else bundle.tree, mount)
+    tree = None if bundle is None else bundle.tree
+    return Dataset(data.path, data.is_dir, tree, mount, data.fuse)
 
 
 def here(value: Any) -> Any:

@@ -45,8 +45,11 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
         SetupFailed: data that is used where it lies is not there.
         StoreError: the content is damaged, or the disk does not take it.
     """
+    there = plan.mounted_by_cluster()
     found = [
-        _prepared(each, identity, store, folder / "data" / str(n))
+        _by_cluster(each, there[n])
+        if n in there
+        else _prepared(each, identity, store, folder / "data" / str(n))
         for n, each in enumerate(plan.data)
     ]
     return Datasets(
@@ -69,6 +72,14 @@ def _prepared(
         return place, [guard]
     _, mounts = _mounted(place, data.mount)
     return data.mount, [guard, *mounts]
+
+
+def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:
+    """Data that this host's pod has mounted, or the folder around it."""
+    source = folder if data.is_dir else f"{folder}/{Path(data.source).name}"
+    if not Path(source).exists():
+        raise SetupFailed(f"The data {data.source} is not mounted on this host, at {source}.")
+    return _mounted(source, data.mount) if data.mount not in ("", source) else (source, [])
 
 
 def _mounted(source: str, target: str) -> tuple[str, list[Mount]]:
