@@ -1,0 +1,186 @@
+"""What is created in a cluster for a job: a workload and its Secret.
+
+In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernetes package.
+
+One host is a Job; several are a JobSet: a Job for each slice, with names by which hosts find the
+leader. Both are Indexed, and their pods are of one template. Pods are started again only as far as
+`retries` goes: not when the host's code failed (it exits with a code of its own), and at no cost
+when its machine was taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kinetic._backends.base import Document
+from kinetic._backends.kubernetes import pods
+from kinetic._backends.kubernetes.nodes import POOL_LABEL
+from kinetic._backends.kubernetes.observed import JOBSET, QUEUE_LABEL
+from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
+from kinetic._core.exits import ProgramCode
+from kinetic._core.plan import Plan
+
+REPLICATED_JOB = "host"
+KEPT_S = 600
+KEPT_DEBUG_S = 7200
+"""How long a finished workload stays; its output and verdict are in the store."""
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_CODE_FAILED: Document = {
+    "action": "FailJob",
+    "onExitCodes": {
+        "containerName": CONTAINER,
+        "operator": "In",
+        "values": [int(ProgramCode.CODE_FAILED)],
+    },
+}
+_DISRUPTED: Document = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def render(plan: Plan, settings: PodSettings) -> list[Document]:
+    """Return the workload of a plan and its Secret, whose values are still empty."""
+    return [_jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings), _secret(plan)]
+
+
+def with_secrets(
+    secret: Document,
+    owner: Document,
+    *,
+    token: str,
+    certificate: str,
+    key: str,
+    values: Mapping[str, str],
+) -> Document:
+    """Return the Secret as it is created: with its values, and gone when its owner is.
+
+    Args:
+        secret: as rendered.
+        owner: the workload, as the API server has created it.
+        token, certificate, key: of the gang.
+        values: the user's secrets, by variable.
+    """
+    own = {"token": token, "tls.crt": certificate, "tls.key": key}
+    theirs = {pods.secret_key(name): value for name, value in values.items()}
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    metadata = secret["metadata"] | {"ownerReferences": [reference]}
+    return secret | {"metadata": metadata, "stringData": secret["stringData"] | own | theirs}
+
+
+def _metadata(plan: Plan, more: Mapping[str, str] | None = None) -> Document:
+    metadata: Document = {
+        "name": pods.workload_name(plan),
+        "labels": pods.labels(plan) | dict(more or {}),
+        "annotations": pods.remarks(plan),
+    }
+    if plan.place.namespace:
+        metadata["namespace"] = plan.place.namespace
+    return metadata
+
+
+def _admission(plan: Plan) -> dict[str, str]:
+    """Labels for Kueue, which holds the workload back until all of it fits."""
+    queue, priority = plan.place.queue, plan.place.priority
+    if not queue:
+        return {}
+    return {QUEUE_LABEL: queue} | ({PRIORITY_LABEL: priority} if priority else {})
+
+
+def _job(plan: Plan, settings: PodSettings) -> Document:
+    retries = plan.options.retries
+    # What was disrupted and is ignored is replaced; otherwise it ends the job, with a message.
+    disrupted = {"action": "Ignore" if retries else "FailJob"} | _DISRUPTED
+    spec = _job_spec(plan, settings, [_CODE_FAILED, disrupted], retries, in_jobset=False)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(plan, _admission(plan)),
+        "spec": spec | {"ttlSecondsAfterFinished": _kept_s(plan)},
+    }
+
+
+def _jobset(plan: Plan, settings: PodSettings) -> Document:
+    rules = [_CODE_FAILED, {"action": "FailJob"} | _DISRUPTED]
+    template: Document = {
+        "metadata": {
+            "labels": pods.labels(plan),
+            "annotations": pods.remarks(plan) | _exclusive(plan, settings),
+        },
+        "spec": _job_spec(plan, settings, rules, 0, in_jobset=True),
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": JOBSET,
+        "metadata": _metadata(plan, _admission(plan)),
+        "spec": {
+            "coordinator": {"replicatedJob": REPLICATED_JOB, "jobIndex": 0, "podIndex": 0},
+            "failurePolicy": _failure_policy(plan.options.retries),
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "replicatedJobs": [
+                {"name": REPLICATED_JOB, "replicas": plan.options.slices, "template": template}
+            ],
+            "ttlSecondsAfterFinished": _kept_s(plan),
+        },
+    }
+
+
+def _job_spec(
+    plan: Plan, settings: PodSettings, rules: list[Document], backoff: int, *, in_jobset: bool
+) -> Document:
+    return {
+        "backoffLimit": backoff,
+        "completionMode": "Indexed",
+        "completions": plan.topology.hosts,
+        "parallelism": plan.topology.hosts,
+        "podFailurePolicy": {"rules": rules},
+        "template": pods.template(plan, settings, in_jobset=in_jobset),
+    }
+
+
+def _failure_policy(retries: int) -> Document:
+    """A Job's message, not its reason, tells which of the rules of its pods has failed it. Versions
+    of JobSet that do not look at messages take the first rule: they start nothing again."""
+    policy: Document = {"maxRestarts": retries}
+    if retries:
+        code = f"exit code {int(ProgramCode.CODE_FAILED)} "
+        policy["rules"] = [
+            _rule("code", "FailJobSet", code),
+            _rule("disruption", "RestartJobSetAndIgnoreMaxRestarts", "DisruptionTarget"),
+        ]
+    return policy
+
+
+def _rule(name: str, action: str, message: str) -> Document:
+    return {
+        "name": name,
+        "action": action,
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        "onJobFailureMessagePatterns": [message],
+    }
+
+
+def _exclusive(plan: Plan, settings: PodSettings) -> dict[str, str]:
+    """A slice of several machines is a node pool of its own; two slices never share one."""
+    shares = plan.topology.kind != "tpu" or not plan.topology.multi_host or settings.simulated
+    return {} if shares else {EXCLUSIVE: POOL_LABEL}
+
+
+def _kept_s(plan: Plan) -> int:
+    return KEPT_DEBUG_S if plan.options.debug else KEPT_S
+
+
+def _secret(plan: Plan) -> Document:
+    keys = [*pods.SECRETS.values(), *map(pods.secret_key, plan.secrets)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(plan),
+        "type": "Opaque",
+        "stringData": dict.fromkeys(keys, ""),
+    }

@@ -1,0 +1,270 @@
+"""The pod of a host, written once for Jobs and JobSets.
+
+In: a plan, `PodSettings`, the name of its workload. Out: a pod template, as a plain document. Pure.
+
+Nothing here sets TPU_* or MEGASCALE_* variables: the cluster's webhooks inject those, and stop
+doing so for a pod that brings its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import field
+
+from kinetic._backends.base import Document
+from kinetic._backends.kubernetes.nodes import (
+    GPU,
+    GPU_LABEL,
+    RESERVATION_LABEL,
+    SPOT_LABEL,
+    TOPOLOGY_LABEL,
+    TPU,
+    TPU_LABEL,
+)
+from kinetic._backends.kubernetes.observed import DEFAULT_CONTAINER, JOB_INDEX_LABEL
+from kinetic._core.plan import BUCKETS, Dataset, Plan
+from kinetic._core.values import dataclass
+
+CONTAINER = "kinetic"
+PORT = 7777
+"""Where the leader serves the gang, at the address of its pod."""
+DEBUG_PORT = 5678
+POD_INDEX = "batch.kubernetes.io/job-completion-index"
+LEAST_GRACE_S = 30
+GRACE_MARGIN_S = 10
+"""For the agent's reports, after the function's grace."""
+SECRETS = {
+    "KINETIC_TOKEN": "token",
+    "KINETIC_TLS_CERTIFICATE": "tls.crt",
+    "KINETIC_TLS_KEY": "tls.key",
+}
+"""The gang's own secrets: variables, and their keys in the job's Secret."""
+_GCSFUSE = "gcsfuse.csi.storage.gke.io"
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What pods are made with, beside what the plan says.
+
+    Attributes:
+        image: what they run.
+        store_uri: the store, as pods reach it.
+        python: the interpreter in the image.
+        bootstrap: a program that makes a bare pod a host; "" where the image holds kinetic.
+        variables: what the bootstrap, or the image, has to be told.
+        simulated: virtual devices of the processor take the place of chips.
+        service_account: "" for the namespace's default.
+        cache_dir: a folder of the node that its pods share, for what is installed; "" for none.
+    """
+
+    image: str
+    store_uri: str
+    python: str = "python3"
+    bootstrap: str = field(default="", repr=False)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
+    service_account: str = "kinetic"
+    cache_dir: str = ""
+
+
+def workload_name(plan: Plan) -> str:
+    """Return the name of everything that is created for a job."""
+    return f"kinetic-{plan.job_id}"
+
+
+def secret_key(variable: str) -> str:
+    """Return under which key the job's Secret has one of the user's secrets."""
+    return f"env.{variable}"
+
+
+def labels(plan: Plan) -> Document:
+    """Return the labels of everything that is created for a job."""
+    return {
+        "app": "kinetic",
+        "app.kubernetes.io/managed-by": "kinetic",
+        "job-id": plan.job_id,
+        "kinetic.dev/job-id": plan.job_id,
+    }
+
+
+def remarks(plan: Plan) -> Document:
+    """Return the annotations of everything that is created for a job."""
+    return {"kinetic.dev/name": plan.name}
+
+
+def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
+    """Return the template of the pods of a plan's hosts."""
+    mounts = _mounts(plan)
+    own: Document = {
+        # A cluster that shrinks would move the pod, which ends its function.
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        DEFAULT_CONTAINER: CONTAINER,
+    }
+    if mounts:
+        own["gke-gcsfuse/volumes"] = "true"
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": max(
+            LEAST_GRACE_S, math.ceil(plan.limits.grace_s) + GRACE_MARGIN_S
+        ),
+        "enableServiceLinks": False,  # The function's environment has no use for them.
+        "serviceAccountName": settings.service_account,
+        "priorityClassName": "" if plan.place.queue else plan.place.priority,
+        "nodeSelector": {} if settings.simulated else _selector(plan),
+        "tolerations": [] if settings.simulated else _tolerations(plan),
+        "containers": [_container(plan, settings, mounts, in_jobset=in_jobset)],
+        "volumes": [volume for volume, _ in mounts] + _cache_volumes(settings),
+    }
+    return {
+        "metadata": {"labels": labels(plan), "annotations": remarks(plan) | own},
+        "spec": _given(spec),
+    }
+
+
+def _container(
+    plan: Plan,
+    settings: PodSettings,
+    mounts: list[tuple[Document, Document]],
+    *,
+    in_jobset: bool,
+) -> Document:
+    run = ["-c", _verbatim(settings.bootstrap)] if settings.bootstrap else ["-m", "kinetic.runner"]
+    ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
+    if plan.options.debug:
+        ports.append({"name": "debugpy", "containerPort": DEBUG_PORT})
+    cache = [{"name": "cache", "mountPath": settings.cache_dir}] if settings.cache_dir else []
+    return _given(
+        {
+            "name": CONTAINER,
+            "image": settings.image,
+            "command": [settings.python, *run],
+            "env": _env(plan, settings, in_jobset=in_jobset),
+            "ports": ports,
+            "resources": {} if settings.simulated else _resources(plan),
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [mount for _, mount in mounts] + cache,
+        }
+    )
+
+
+def _verbatim(text: str) -> str:
+    """Text in which the cluster replaces nothing: it takes $(NAME) for a variable, $$ for a $."""
+    return text.replace("$", "$$")
+
+
+def _given(document: Document) -> Document:
+    """The fields that say something."""
+    empty: tuple[object, ...] = ("", [], {})
+    return {name: value for name, value in document.items() if value not in empty}
+
+
+# -- the environment -------------------------------------------------------------------------------
+
+
+def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document]:
+    workload = workload_name(plan)
+    leader = f"{workload}-host-0-0.{workload}" if in_jobset else "127.0.0.1"
+    literals = {
+        "KINETIC_JOB_ID": plan.job_id,
+        "KINETIC_HOSTS": str(plan.hosts),
+        "KINETIC_HOSTS_PER_SLICE": str(plan.topology.hosts),
+        "KINETIC_STORE": settings.store_uri,
+        "KINETIC_COORDINATOR": f"{leader}:{PORT}",
+        "KINETIC_TEE": "1",
+    }
+    if settings.simulated:
+        literals["KINETIC_SIMULATED"] = "1"
+    if plan.options.debug:
+        literals["KINETIC_DEBUG_PORT"] = str(DEBUG_PORT)
+    if settings.cache_dir:
+        literals["KINETIC_POD_CACHE"] = settings.cache_dir
+    fields = {
+        "KINETIC_HOST_ADDRESS": "status.podIP",
+        "KINETIC_POD_INDEX": f"metadata.annotations['{POD_INDEX}']",
+    }
+    if in_jobset:
+        fields["KINETIC_JOB_INDEX"] = f"metadata.labels['{JOB_INDEX_LABEL}']"
+    else:
+        literals["KINETIC_JOB_INDEX"] = "0"
+    literals |= settings.variables
+    own = literals.keys() | fields.keys()
+    kept = {name: secret_key(name) for name in plan.secrets if name not in own} | SECRETS
+    return [
+        *({"name": n, "value": _verbatim(value)} for n, value in literals.items()),
+        *(
+            {"name": n, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for n, path in fields.items()
+        ),
+        *(
+            {"name": n, "valueFrom": {"secretKeyRef": {"name": workload, "key": key}}}
+            for n, key in kept.items()
+        ),
+    ]
+
+
+# -- machines --------------------------------------------------------------------------------------
+
+
+def _selector(plan: Plan) -> Document:
+    topology = plan.topology
+    selector: Document = {}
+    if topology.kind == "tpu":
+        selector = {TPU_LABEL: topology.gke_accelerator, TOPOLOGY_LABEL: topology.shape_text}
+    elif topology.kind == "gpu":
+        selector = {GPU_LABEL: topology.gke_accelerator}
+    if topology.spot:
+        selector[SPOT_LABEL] = "true"
+    if plan.place.reservation:
+        selector[RESERVATION_LABEL] = plan.place.reservation
+    return selector
+
+
+def _tolerations(plan: Plan) -> list[Document]:
+    found: list[Document] = []
+    if resource := _resource(plan):
+        found.append({"key": resource, "operator": "Exists", "effect": "NoSchedule"})
+    if plan.topology.spot:
+        found.append(
+            {"key": SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        )
+    return found
+
+
+def _resources(plan: Plan) -> Document:
+    """All chips of a machine; a cpu job asks for nothing."""
+    if resource := _resource(plan):
+        amount = {resource: str(plan.topology.chips_per_host)}
+        return {"limits": amount, "requests": dict(amount)}
+    return {}
+
+
+def _resource(plan: Plan) -> str:
+    return {"tpu": TPU, "gpu": GPU}.get(plan.topology.kind, "")
+
+
+# -- volumes ---------------------------------------------------------------------------------------
+
+
+def _mounts(plan: Plan) -> list[tuple[Document, Document]]:
+    """Buckets that the cluster mounts: volumes, and where the container has them."""
+    return [
+        _mount(f"data-{number}", plan.data[number], folder)
+        for number, folder in plan.mounted_by_cluster().items()
+    ]
+
+
+def _mount(name: str, data: Dataset, folder: str) -> tuple[Document, Document]:
+    bucket, _, path = data.source.removeprefix(BUCKETS).partition("/")
+    inside = (path if data.is_dir else path.rpartition("/")[0]).strip("/")
+    options = f"implicit-dirs,only-dir={inside}" if inside else "implicit-dirs"
+    attributes = {"bucketName": bucket, "mountOptions": options}
+    csi = {"driver": _GCSFUSE, "readOnly": True, "volumeAttributes": attributes}
+    return {"name": name, "csi": csi}, {"name": name, "mountPath": folder, "readOnly": True}
+
+
+def _cache_volumes(settings: PodSettings) -> list[Document]:
+    if not settings.cache_dir:
+        return []
+    where = {"path": settings.cache_dir, "type": "DirectoryOrCreate"}
+    return [{"name": "cache", "hostPath": where}]

@@ -1,0 +1,324 @@
+"""What is created in a cluster for a job: the documents of tests/golden/kubernetes, valid for the
+API server, without anything that must not be in them.
+
+In: plans. Out: documents. KINETIC_REGENERATE_GOLDEN=1 writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+
+from kinetic._backends.kubernetes import manifests, observed
+from kinetic._backends.kubernetes.manifests import render
+from kinetic._backends.kubernetes.pods import PodSettings
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
+from kinetic._core.place import Place
+from kinetic._core.plan import Blob, Dataset, Limits, Plan, Versions
+from kinetic._datasets import call_data
+from kinetic._datasets.data import Data
+from kinetic._host.agent import datasets, identity
+from kinetic._host.agent.datasets import Datasets
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import SetupFailed
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
+REGENERATE = os.environ.get("KINETIC_REGENERATE_GOLDEN") == "1"
+FIELDS = json.loads((GOLDEN / "jobset-fields.json").read_text())
+"""Fields of a JobSet v1alpha2 and their types, from its definition; lists are {"[]": items}."""
+SETTINGS = PodSettings(
+    image="docker.io/library/python:3.11-slim",
+    store_uri="gs://lab-kinetic/store",
+    bootstrap="print('becomes a host')",
+    variables={"KINETIC_RUNTIME": "1" * 64},
+)
+PLACE = Place("gke", cluster="tpus", project="lab", namespace="team-a")
+
+
+def planned(accelerator="cpu", *, place=PLACE, **more):
+    options = {name: more.pop(name) for name in ("slices", "retries", "debug") if name in more}
+    return Plan(
+        job_id="job-00c0ffee",
+        name="Trainer.fit",
+        place=place,
+        options=Options(resolve(accelerator), **options),
+        payload=Blob("0" * 64, 1000),
+        versions=Versions("3.11.9", "3.1.0", "1.0.0"),
+        created_at=1_700_000_000.0,
+        **more,
+    )
+
+
+def fused(source, *, is_dir=True, mount=""):
+    return Dataset(source, is_dir, mount=mount, fuse=True)
+
+
+CASES = {
+    "cpu": (planned("cpu"), SETTINGS),
+    "cpu-2-4-slices": (planned("cpu:2", slices=4), SETTINGS),
+    "gpu-l4": (planned("gpu-l4"), SETTINGS),
+    "gpu-h100x8": (planned("gpu-h100x8"), SETTINGS),
+    "tpu-v6e-1": (planned("tpu-v6e-1"), SETTINGS),
+    "tpu-v5litepod-8": (planned("tpu-v5litepod-8"), SETTINGS),
+    "tpu-v6e-16": (planned("tpu-v6e-16"), SETTINGS),
+    "tpu-v6e-16-2-slices": (planned("tpu-v6e-16", slices=2), SETTINGS),
+    "tpu-v5p-32": (planned("tpu-v5p-32"), SETTINGS),
+    "tpu7x-8": (planned("tpu7x-8"), SETTINGS),
+    "spot": (planned("tpu-v6e-16:spot", retries=3), SETTINGS),
+    "one-host-retries": (planned("gpu-l4", retries=2), SETTINGS),
+    "queue-and-priority": (
+        planned("tpu-v6e-16", place=replace(PLACE, queue="team-a", priority="high")),
+        SETTINGS,
+    ),
+    "priority-and-reservation": (
+        planned("tpu-v6e-1", place=replace(PLACE, priority="high", reservation="next-week")),
+        SETTINGS,
+    ),
+    "debug": (planned("tpu-v6e-8", debug=True, limits=Limits(grace_s=45.5)), SETTINGS),
+    "secrets": (planned("cpu", secrets=("HF_TOKEN", "WANDB_API_KEY")), SETTINGS),
+    "buckets": (
+        planned(
+            "cpu",
+            data=(
+                fused("gs://images/train/2024/", mount="/data"),
+                Dataset("/home/me/labels", True),
+                fused("gs://images/"),
+                fused("gs://images/train/labels.csv", is_dir=False),
+            ),
+        ),
+        SETTINGS,
+    ),
+    "simulated": (
+        planned("tpu-v6e-16:spot", place=replace(PLACE, reservation="next-week")),
+        PodSettings(
+            image="none",
+            store_uri="/store",
+            python="/opt/kinetic/bin/python",
+            simulated=True,
+            service_account="",
+            cache_dir="/var/cache/kinetic",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_documents_are_the_golden_ones(name):
+    written = json.dumps(render(*CASES[name]), indent=1) + "\n"
+    path = GOLDEN / f"{name}.json"
+    if REGENERATE:
+        path.write_text(written)
+    assert written == path.read_text(), f"KINETIC_REGENERATE_GOLDEN=1 writes {path.name} anew"
+
+
+def test_every_golden_file_has_its_case():
+    assert {path.stem for path in GOLDEN.glob("*.json")} == {*CASES, "jobset-fields"}
+
+
+# -- the API server takes them ---------------------------------------------------------------------
+
+
+def misfits(value, kind, at=""):
+    """Where a value does not have the fields and types of a kind."""
+    if isinstance(kind, list):
+        return [] if value in kind else [at]
+    if isinstance(kind, str):
+        kinds = {"integer": int, "string": str, "boolean": bool, "object": dict, "Job": dict}
+        return [] if type(value) is kinds[kind] else [at]
+    if "[]" in kind:
+        return [m for n, each in enumerate(value) for m in misfits(each, kind["[]"], f"{at}[{n}]")]
+    unknown = [f"{at}.{name}" for name in value if name not in kind]
+    known = [(n, v) for n, v in value.items() if n in kind]
+    return unknown + [m for n, v in known for m in misfits(v, kind[n], f"{at}.{n}")]
+
+
+def as_job(workload):
+    """The Job that is made for each slice, or the Job itself."""
+    if workload["kind"] == "Job":
+        return workload
+    (replicated,) = workload["spec"]["replicatedJobs"]
+    metadata = replicated["template"]["metadata"] | {"name": workload["metadata"]["name"]}
+    spec = replicated["template"]["spec"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def pod_of(workload):
+    return as_job(workload)["spec"]["template"]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("version", ["1.30", "1.33", kubernetes_validate.latest_version()])
+def test_documents_are_valid(name, version):
+    workload, secret = render(*CASES[name])
+    for document in (as_job(workload), secret):
+        kubernetes_validate.validate(document, version, strict=True)
+    if workload["kind"] == "JobSet":
+        assert workload["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        assert misfits(workload["spec"], FIELDS["spec"]) == []
+
+
+def test_a_field_that_a_jobset_does_not_have_is_found():
+    assert misfits({"ttlSecondAfterFinished": 1, "suspend": 1}, FIELDS["spec"]) == [
+        ".ttlSecondAfterFinished",
+        ".suspend",
+    ]
+
+
+# -- whatever the plan -----------------------------------------------------------------------------
+
+NAMES = ["cpu", "cpu:4", "gpu-l4", "gpu-h100x8", "tpu-v6e-1", "tpu-v6e-8", "tpu-v5p-32", "tpu7x-8"]
+VARIABLES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True).filter(
+    lambda name: not re.match("TPU_|MEGASCALE_|JAX_", name)
+)
+PLANS = st.builds(
+    lambda accelerator, spot, slices, retries, debug, place, secrets: planned(
+        accelerator + (":spot" if spot and accelerator[:3] != "cpu" else ""),
+        slices=slices,
+        retries=retries,
+        debug=debug,
+        place=place,
+        secrets=tuple(secrets),
+    ),
+    st.sampled_from(NAMES),
+    st.booleans(),
+    st.integers(1, 500),
+    st.integers(0, 3),
+    st.booleans(),
+    st.builds(
+        Place,
+        backend=st.just("gke"),
+        namespace=st.sampled_from(["", "team-a"]),
+        queue=st.sampled_from(["", "team-a"]),
+        priority=st.sampled_from(["", "high"]),
+        reservation=st.sampled_from(["", "next-week"]),
+    ),
+    st.sets(VARIABLES, max_size=3),
+)
+
+
+def env_of(workload, slice_=0, pod=0):
+    """The environment of a pod, as the cluster makes it."""
+    values = {
+        "status.podIP": "10.0.0.1",
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(pod),
+        "metadata.labels['jobset.sigs.k8s.io/job-index']": str(slice_),
+    }
+    env = {}
+    (container,) = pod_of(workload)["spec"]["containers"]
+    for each in container["env"]:
+        if "value" in each:
+            env[each["name"]] = each["value"].replace("$$", "$")
+        elif "fieldRef" in each["valueFrom"]:
+            env[each["name"]] = values[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            reference = each["valueFrom"]["secretKeyRef"]
+            env[each["name"]] = f"{reference['name']}/{reference['key']}"
+    return env
+
+
+@hypothesis(deadline=None, max_examples=60)
+@given(PLANS)
+def test_whatever_the_plan(plan):
+    workload, secret = documents = render(plan, SETTINGS)
+    assert json.dumps(documents) == json.dumps(render(plan, SETTINGS)), "it is not deterministic"
+    job, slices = as_job(workload)["spec"], plan.options.slices
+    replicas = 1
+    if workload["kind"] == "JobSet":
+        (replicated,) = workload["spec"]["replicatedJobs"]
+        replicas = replicated["replicas"]
+        last = f"{workload['metadata']['name']}-host-{slices - 1}-{job['completions'] - 1}-abcde"
+        assert len(last) <= 63
+    assert job["completions"] == job["parallelism"] == plan.topology.hosts
+    assert replicas * job["completions"] == plan.hosts == observed.shape_of(workload).hosts
+    env = env_of(workload)
+    assert not [name for name in env if re.match("TPU_|MEGASCALE_|JAX_", name)]
+    assert len(env) == len(pod_of(workload)["spec"]["containers"][0]["env"]), "a name comes twice"
+    assert set(secret["stringData"].values()) == {""}
+    wanted = {value.partition("/")[2] for value in env.values() if value.startswith("kinetic-job")}
+    assert wanted - {""} == set(secret["stringData"])
+    kubernetes_validate.validate(as_job(workload), "1.33", strict=True)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu-2-4-slices", "tpu-v6e-16", "tpu-v6e-16-2-slices"])
+def test_every_pod_knows_who_it_is_and_the_first_one_leads(name):
+    plan, _ = CASES[name]
+    workload, _ = render(*CASES[name])
+    slices, pods = plan.options.slices, plan.topology.hosts
+    hosts = [
+        identity.from_environ(env_of(workload, slice_, pod))
+        for slice_ in range(slices)
+        for pod in range(pods)
+    ]
+    assert [who.host for who in hosts] == list(range(plan.hosts))
+    assert {who.hosts for who in hosts} == {plan.hosts}
+    assert hosts[0].target == "10.0.0.1:7777"
+    if plan.hosts > 1:
+        leader = "kinetic-job-00c0ffee-host-0-0.kinetic-job-00c0ffee:7777"
+        assert {who.target for who in hosts[1:]} == {leader}
+
+
+def test_secrets_are_filled_in_last_and_go_with_their_workload():
+    workload, secret = render(*CASES["secrets"])
+    values = {"HF_TOKEN": "hf", "WANDB_API_KEY": "wandb"}
+    owner = workload | {"metadata": workload["metadata"] | {"uid": "1-2-3"}}
+    made = manifests.with_secrets(secret, owner, token="t", certificate="c", key="k", values=values)
+    assert made["stringData"] == {
+        "token": "t",
+        "tls.crt": "c",
+        "tls.key": "k",
+        "env.HF_TOKEN": "hf",
+        "env.WANDB_API_KEY": "wandb",
+    }
+    (reference,) = made["metadata"]["ownerReferences"]
+    assert (reference["kind"], reference["name"]) == ("Job", "kinetic-job-00c0ffee")
+    assert set(secret["stringData"].values()) == {""}, "the rendered one is as it was"
+    kubernetes_validate.validate(made, "1.33", strict=True)
+
+
+def test_a_secret_cannot_take_the_place_of_the_gangs_own():
+    names = ("KINETIC_TOKEN", "KINETIC_HOSTS", "KINETIC_HOST_ADDRESS")
+    mine, own = (env_of(render(planned("cpu", secrets=s), SETTINGS)[0]) for s in (names, ()))
+    assert mine == own
+
+
+def test_what_the_cluster_would_take_for_a_variable_arrives_as_it_is():
+    text = "print('$(KINETIC_HOSTS)', '$$', '${HOME}')"
+    settings = replace(SETTINGS, bootstrap=text, variables={"KINETIC_REQUIREMENTS": "$(X) $$"})
+    workload, _ = render(planned("cpu"), settings)
+    (container,) = pod_of(workload)["spec"]["containers"]
+    assert expanded(container["command"][2]) == text
+    (told,) = [each for each in container["env"] if each["name"] == "KINETIC_REQUIREMENTS"]
+    assert expanded(told["value"]) == "$(X) $$"
+
+
+def expanded(text):
+    """What the kubelet makes of a command where every variable is set."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda found: "$" if found[1] is None else "REPLACED", text)
+
+
+# -- buckets that the cluster mounts ---------------------------------------------------------------
+
+
+def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
+    data = call_data.load([], {str(tmp_path): Data("gs://images/", fuse=True)}, cache_dir=tmp_path)
+    plan = planned(data=data.data)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    (mount,) = pod_of(render(plan, SETTINGS)[0])["spec"]["containers"][0]["volumeMounts"]
+    assert mount["mountPath"] == str(tmp_path)
+    who = identity.from_environ(env_of(render(plan, SETTINGS)[0]))
+    store = MemoryStore()
+    assert datasets.prepare(who, plan, store, tmp_path) == Datasets()
+
+    here = Dataset("gs://images/labels.csv", False, mount="/labels.csv", fuse=True)
+    with pytest.raises(SetupFailed, match="is not mounted on this host, at /_kinetic/"):
+        datasets.prepare(who, planned(data=(here,)), store, tmp_path)
