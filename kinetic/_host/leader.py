@@ -50,6 +50,7 @@ LOOK_EVERY_S = 0.5
 """How often the leader looks whether the job's records are still there."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
 STOPPED_BY_CLUSTER = "The cluster stopped its pod."
+ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 LOOK_FAR_EVERY_S = 10.0
 """... in a store where each look is a request."""
@@ -109,6 +110,7 @@ class Leader:
         heartbeat_timeout_s: float = 10.0,
         has_records: Callable[[], bool],
         is_cancelled: Callable[[], bool] = lambda: True,
+        is_gone: Callable[[int], bool] = lambda host: False,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
@@ -116,6 +118,7 @@ class Leader:
         self._agents = agents
         self._has_records = has_records
         self._is_cancelled = is_cancelled
+        self._is_gone = is_gone
         self._on_ready = on_ready
         self._removed = False
         self._events = EventLog(store, layout.events(plan.job_id))
@@ -188,9 +191,13 @@ class Leader:
             loop.add_signal_handler(signum, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
         self._reap(coordinator, all_gone)
-        looking = asyncio.create_task(self._watch_records(coordinator))
+        watching = [
+            asyncio.create_task(self._watch_records(coordinator)),
+            asyncio.create_task(self._watch_absent(coordinator)),
+        ]
         await coordinator.wait_finished()
-        looking.cancel()
+        for task in watching:
+            task.cancel()
         self._kill_silent()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
@@ -225,6 +232,16 @@ class Leader:
             await asyncio.sleep(pause_s)
         self._removed = True
         coordinator.cancel("The job's records were removed while it ran.")
+
+    async def _watch_absent(self, coordinator: Coordinator) -> None:
+        """End the gang when a host that is waited for is known to be gone."""
+        import asyncio
+
+        while self._others and not self._gang.ready and not self._gang.finished:
+            for host in self._others:
+                if self._is_gone(host):
+                    coordinator.lost(host, ENDED_EARLY)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     def _kill_silent(self) -> None:
         """Do not wait for agents that never joined or fell silent, nor, when the records were

@@ -29,6 +29,7 @@ from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
 from kinetic._system import processes, streams
+from kinetic._system.processes import Process
 from kinetic.errors import KineticError
 
 REPORT_S = 5.0
@@ -118,6 +119,15 @@ class _Leading(_Host):
     def _is_cancelled(self) -> bool:
         return not self._who.is_pod or pod.is_cancelled(self._store, self._plan.job_id)
 
+    def _is_gone(self, host: int) -> bool:
+        """Whether the program of a host is known to have ended; of a host elsewhere, nothing is."""
+        if not self._who.programs:
+            return False
+        with contextlib.suppress(OSError, KineticError, LookupError, TypeError):
+            told = record.parse(Path(self._who.programs).read_bytes())
+            return not Process(**told["hosts"][host]).is_there()
+        return False
+
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
         if plan.hosts > 1:
@@ -131,6 +141,7 @@ class _Leading(_Host):
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
             is_cancelled=self._is_cancelled,
+            is_gone=self._is_gone,
         ).lead(who.endpoint, who.key)
 
 

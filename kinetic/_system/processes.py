@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kinetic._core.values import dataclass
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
@@ -179,16 +181,23 @@ def await_leaving(limit_s: float) -> list[int]:
     while True:
         below = descendants(os.getpid())
         _reap(below)
-        left = [pid for pid in below if _state(pid) not in ("", "Z", "X")]
+        left = [pid for pid in below if state(pid) not in ("", "Z", "X")]
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(0.002)
 
 
-def _state(pid: int) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    return ""
+def state(pid: int) -> str:
+    """The kernel's letter for what the process does ("R", "S", "Z", ...); "" when it is gone."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """What /proc tells in one line, from the third field on; [] when the process is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
 
 
 def name(pid: int) -> str:
@@ -196,6 +205,54 @@ def name(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process; its id alone could be another's by now.
+
+    Attributes:
+        pid: its id.
+        started: when it was started, in the kernel's count; "" if it was gone already.
+    """
+
+    pid: int
+    started: str
+
+    def is_there(self) -> bool:
+        """Whether it runs."""
+        return bool(self.started) and process(self.pid) == self
+
+
+def process(pid: int) -> Process:
+    """Return the process that has this id now."""
+    fields = _stat(pid)
+    return Process(pid, fields[19] if fields and fields[0] not in "ZX" else "")
+
+
+def everyone() -> list[int]:
+    """The ids of all processes."""
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
+
+
+def environ(pid: int) -> bytes:
+    """The environment that a process was started with, with zero bytes between the variables.
+
+    Raises:
+        OSError: it is gone, or another user's.
+    """
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def command_line(pid: int) -> bytes:
+    """The command line of a process, with zero bytes between the words.
+
+    Raises:
+        OSError: it is gone.
+    """
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _reap(pids: Iterable[int]) -> None:
@@ -235,17 +292,13 @@ def high_water_bytes(pid: int) -> int:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP, SIGTSTP) holds the process, or a debugger does."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
+    return state(pid) in ("T", "t")
 
 
 def cpu_s(pid: int) -> float:
     """Processor time of the whole process so far, user and system; 0.0 if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def main_thread_cpu_ns(pid: int) -> int | None:

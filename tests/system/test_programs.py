@@ -141,6 +141,15 @@ def test_a_killed_agent_ends_the_gang_and_is_named(held):
     assert held.outcome().blamed == (3,)
 
 
+def test_a_host_that_dies_before_it_joins_ends_the_gang_and_is_named():
+    """Nobody waits for it until start_timeout."""
+    handle = run("tpu-v6e-8", start_timeout="1h")(time.sleep).run_async(1000)
+    kill(hosts_of(handle)[1])
+    with pytest.raises(errors.HostLost, match=r"host 1 of 2 was lost\. Its program ended before"):
+        handle.result(timeout=PATIENCE_S)
+    assert handle.outcome().blamed == (1,)
+
+
 @pytest.mark.settles_within(15)
 def test_a_killed_leader_is_named_not_the_hosts_that_lost_it(held):
     """They wait for it as long as it would wait for one of them: ten seconds."""

@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from kinetic._core import kinship
+from kinetic._system import processes
 
 LIMIT_S = 2.0
 _PAUSE_S = 0.005
@@ -29,18 +29,15 @@ def end(job_id: str, token: str, *, limit_s: float = LIMIT_S) -> None:
 
 
 def _members(job_id: str, token: str) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid() and _is_member(int(name), job_id, token):
-                yield int(name)
+    for pid in processes.everyone():
+        if pid != os.getpid() and _is_member(pid, job_id, token):
+            yield pid
 
 
 def _is_member(pid: int, job_id: str, token: str) -> bool:
     with contextlib.suppress(OSError):
-        of = Path(f"/proc/{pid}")
-        return kinship.belongs(
-            job_id, token, (of / "cmdline").read_bytes(), (of / "environ").read_bytes()
-        )
+        command, environ = processes.command_line(pid), processes.environ(pid)
+        return kinship.belongs(job_id, token, command, environ)
     return False
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kinetic._backends import stored
@@ -40,7 +40,9 @@ from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
+from kinetic._system import processes
 from kinetic._system.connection import SocketConnection
+from kinetic._system.processes import Process
 from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
 
 UNREACHABLE_AFTER_S = 10.0
@@ -50,23 +52,11 @@ _LOST = "its hosts are gone"
 
 
 @dataclass(frozen=True)
-class _Program:
-    """One host's process; the number alone could be another process's by now."""
-
-    pid: int
-    started: str
-
-    def is_there(self) -> bool:
-        """Whether it runs."""
-        return bool(self.started) and _started(self.pid) == self.started
-
-
-@dataclass(frozen=True)
 class _Gang:
     """What is kept of a job's programs."""
 
     endpoint: Endpoint
-    hosts: tuple[_Program, ...]
+    hosts: tuple[Process, ...]
 
 
 class ProgramsBackend:
@@ -153,6 +143,7 @@ class ProgramsBackend:
             "KINETIC_COORDINATOR": endpoint.target,
             "KINETIC_CREDENTIALS": str(folder / "credentials"),
             "KINETIC_SCRATCH": str(folder / "work"),
+            "KINETIC_PROGRAMS": str(folder / "hosts.json"),
             "KINETIC_UNREACHABLE_AFTER_S": str(self._unreachable_after_s),
         }
 
@@ -235,7 +226,7 @@ class ProgramsBackend:
         folder = self._folder(ref)
         try:
             told = record.parse((folder / "hosts.json").read_bytes())
-            hosts = tuple(_Program(**host) for host in told["hosts"])
+            hosts = tuple(Process(**host) for host in told["hosts"])
             secrets = folder / "credentials"
             token, shown = (secrets / "token").read_text(), (secrets / "tls.crt").read_text()
             return _Gang(Endpoint(told["target"], token, ref.job_id, certificate=shown), hosts)
@@ -300,7 +291,7 @@ def _start(folder: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subpro
 
 
 def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    hosts = [{"pid": each.pid, "started": _started(each.pid)} for each in started]
+    hosts = [asdict(processes.process(each.pid)) for each in started]
     data = json.dumps({"target": endpoint.target, "hosts": hosts})
     (folder / "hosts.json.new").write_text(data)
     (folder / "hosts.json.new").replace(folder / "hosts.json")
@@ -309,18 +300,9 @@ def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[b
 def _found_leader(folder: Path) -> int:
     """Process id of the host 0 that has the credentials of this folder; 0 where none runs."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
-    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+    for pid in processes.everyone():
         with contextlib.suppress(OSError):
-            environ = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
             # What a program has forked has its environment, but is not the leader of its session.
-            if marks <= environ and os.getsid(pid) == pid:
+            if marks <= set(processes.environ(pid).split(b"\0")) and os.getsid(pid) == pid:
                 return pid
     return 0
-
-
-def _started(pid: int) -> str:
-    """When the process was started, in the kernel's count; "" when it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if stat[0] in "ZX" else stat[19]
-    return ""

@@ -34,6 +34,7 @@ class Identity:
         key: PEM of the certificate's private key; "" on all hosts but the leader.
         is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
+        programs: file that names the processes of all hosts, where they run on this machine.
         is_mirrored: whether the agent repeats the worker's output on its own standard streams.
         attempt: which start of the gang this is, from 1.
         is_pod: whether a cluster started this host, and may start it again.
@@ -60,6 +61,7 @@ class Identity:
     key: str = field(default="", repr=False)
     is_program: bool = False
     simulated: bool = False
+    programs: str = ""
     is_mirrored: bool = False
     attempt: int = 1
     is_pod: bool = False
@@ -107,6 +109,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             address=address,
             scratch=f"{env.get('KINETIC_SCRATCH', '/tmp/kinetic')}/{job_id}-{host}",
             simulated=env.get("KINETIC_SIMULATED") == "1",
+            programs=env.get("KINETIC_PROGRAMS", ""),
             is_mirrored=env.get("KINETIC_TEE") == "1",
             is_program=True,
             attempt=int(env.get("KINETIC_ATTEMPT", "0")) or 1,
@@ -172,7 +175,7 @@ _OF_THE_HOST = frozenset(
         *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
         *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
-        "RESTARTS",
+        *("PROGRAMS", "RESTARTS"),
         # Of the bootstrap.
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_PATIENCE_S", "REQUIREMENTS"),
         *("RUNTIME", "VERSION"),
