@@ -55,6 +55,7 @@ class Planned:
         warnings: what the caller should know before this leaves the machine.
         function: the pickled function, where the plan names one.
         data: what the plan's data holds, as far as it is sent, each with the `Data` it comes from.
+        installed: what pods install, by digest.
     """
 
     plan: Plan
@@ -64,6 +65,7 @@ class Planned:
     warnings: tuple[str, ...] = ()
     function: bytes = field(default=b"", repr=False)
     data: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
+    installed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def make(
@@ -103,6 +105,7 @@ class PlanTemplate:
         captured: variables that travel in the payload.
         secrets: values of the plan's secrets.
         volumes: data at fixed paths.
+        installed: what pods install, by digest.
     """
 
     draft: Plan
@@ -112,6 +115,7 @@ class PlanTemplate:
     captured: Mapping[str, str] = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
     volumes: Mapping[str, Data] = field(default_factory=dict, repr=False)
+    installed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def _data(self, packed: Packed) -> CallData | None:
         """Pack the data of a call; None when it has none."""
@@ -183,6 +187,7 @@ class PlanTemplate:
             warnings,
             shared,
             () if data is None else data.bundles,
+            self.installed,
         )
 
 
@@ -207,13 +212,17 @@ def template(
         now=time.time() if now is None else now,
     )
     left_out = _declared(spec, [(spec.args, spec.kwargs)] if calls is None else calls)
+    project, bundle = _source(spec, settings, left_out, draft)
+    draft, installed = _with_installation(draft, settings, project)
     return PlanTemplate(
         draft,
         settings,
-        *_source(spec, settings, left_out, draft),
+        project,
+        bundle,
         taken.captured,
         taken.secrets,
         spec.options.volumes,
+        installed,
     )
 
 
@@ -269,6 +278,7 @@ class PlanView:
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
             "files": self._largest(),
+            "installs": self._installs(),
             "data": ", ".join(
                 each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
             ),
@@ -293,6 +303,11 @@ class PlanView:
             else []
         )
         return ", ".join(shown + more)
+
+    def _installs(self) -> str:
+        listed = self.plan.requirements
+        version = self.plan.versions.kinetic
+        return "" if listed is None else f"kinetic {version}, list sha256 {listed.digest[:12]}"
 
     def _shape(self) -> str:
         slices = self.plan.options.slices
@@ -403,6 +418,21 @@ def _source(
         configuration.git_files(),
     )
     return shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
+
+
+def _with_installation(
+    draft: Plan, settings: Settings, project: Project
+) -> tuple[Plan, Mapping[str, bytes]]:
+    """Add what pods install; other hosts have what the caller has."""
+    if not draft.place.is_cluster or settings.pod_python:
+        return draft, {}
+    from kinetic._source import installation
+
+    start = Path.cwd() if project.root is None else project.root / project.entry_rel
+    bucket = (settings.pod_store or settings.store).startswith("gs://")
+    made = installation.of(draft, start, cache_dir=settings.cache_dir, bucket=bucket)
+    changed = dataclasses.replace(draft, runtime=made.runtime, requirements=made.requirements)
+    return changed, made.contents
 
 
 def _cells(*pickles: bytes) -> tuple[Cell, ...]:

@@ -112,10 +112,22 @@ def _sent(planned: Planned, store: Store) -> Planned:
         size_bytes, changed = call_data.send(data, store)
         _log.info("sent %d bytes of data", size_bytes)
         now |= changed
+    if planned.installed:
+        _install(planned.installed, store)
     if planned.plan.function is not None:
         store.put(layout.blob(planned.plan.function.digest), planned.function, if_absent=True)
     store.put(layout.blob(planned.plan.payload.digest), planned.payload, if_absent=True)
     return dataclasses.replace(planned, plan=_with_trees(planned.plan, now)) if now else planned
+
+
+def _install(installed: Mapping[str, bytes], store: Store) -> None:
+    """Send what pods install. It is there after the first job, so asking first sends less."""
+    from kinetic._store import many
+
+    keys = {layout.blob(digest): data for digest, data in installed.items()}
+    there = many.has_many(store, keys)
+    absent = {key: data for key, data in keys.items() if key not in there}
+    many.put_many(store, absent, if_absent=True)
 
 
 def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:

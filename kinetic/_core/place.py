@@ -13,6 +13,9 @@ from kinetic.errors import CorruptRecord
 
 BACKENDS = ("gke", "pathways", "local", "programs", "ray")
 
+MADE_IMAGES = ("bundled", "prebuilt")
+"""Images that kinetic makes; any other is a URI."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -47,6 +50,16 @@ class Place:
     def requested(self) -> str:
         """The backend that was requested, even if another one stands in for it."""
         return self.stands_in_for or self.backend
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether hosts are pods, which have nothing of the caller's but what they fetch."""
+        return self.backend in ("gke", "pathways")
+
+    @property
+    def has_complete_image(self) -> bool:
+        """Whether the caller chose an image that has what the function needs."""
+        return self.image not in ("", *MADE_IMAGES)
 
     @property
     def is_supervised(self) -> bool:

@@ -129,6 +129,8 @@ class Plan:
         payload: the pickled function and arguments.
         function: the pickled function, if the payload holds only arguments because the calls of a
             batch share it; else None.
+        runtime: kinetic itself, as an archive, for hosts that have nothing; else None.
+        requirements: what such hosts install, as a requirements.txt; else None.
         tree: the source tree, or None when nothing is shipped.
         data: declared with `kinetic.Data`; the payload refers to arguments by their index here.
         entry_rel: directory of the function's file, relative to the tree; "" is the root.
@@ -156,6 +158,8 @@ class Plan:
     versions: Versions
     created_at: float
     function: Blob | None = None
+    runtime: Blob | None = None
+    requirements: Blob | None = None
     tree: Tree | None = None
     data: tuple[Dataset, ...] = ()
     entry_rel: str = ""
@@ -220,12 +224,10 @@ class Plan:
 
 
 def _nested(data: dict[str, Any]) -> dict[str, Any]:
-    function = data.get("function")
     return {
         "place": Place.from_json(data["place"]),
         "options": Options.from_json(data["options"]),
         "payload": Blob(**data["payload"]),
-        "function": None if function is None else Blob(**function),
         "versions": Versions(**data["versions"]),
         "tree": _tree(data["tree"]),
         "data": tuple(
@@ -233,7 +235,12 @@ def _nested(data: dict[str, Any]) -> dict[str, Any]:
         ),
         "limits": Limits(**data["limits"]),
         "cells": tuple(Cell(**cell) for cell in data.get("cells", ())),
+        **{name: _blob(data.get(name)) for name in ("function", "runtime", "requirements")},
     } | {name: tuple(data.get(name, ())) for name in _TUPLES}
+
+
+def _blob(blob: dict[str, Any] | None) -> Blob | None:
+    return None if blob is None else Blob(**blob)
 
 
 def _tree(tree: dict[str, Any] | None) -> Tree | None:

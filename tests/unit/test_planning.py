@@ -3,9 +3,11 @@ but the cache."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import types
+from importlib import metadata
 
 import pytest
 
@@ -200,3 +202,39 @@ def test_a_function_of_a_project_belongs_to_its_file(project, tmp_path):
         functools.wraps(train)(lambda: 1),
     ):
         assert shipment.entry_dir(func, tmp_path) == project / "src"
+
+
+def test_pods_install_kinetic_and_what_the_project_asks_for(project):
+    (project / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["scipy"]\n')
+    spec = spec_of(sys.modules["work"].train, debug=True)
+    settings = dataclasses.replace(configuration.load(), store="gs://bucket")
+
+    def planned(**place):
+        return planning.make(spec, settings, Place("pathways", cluster="c", **place))
+
+    made = planned()
+    contents = made.installed
+    assert set(contents) == {made.plan.runtime.digest, made.plan.requirements.digest}
+    assert len(contents[made.plan.runtime.digest]) == made.plan.runtime.size_bytes
+    listed = contents[made.plan.requirements.digest].decode().splitlines()
+    assert listed[:2] == ["scipy", f"jax[tpu]=={metadata.version('jax')}"]
+    assert f"cloudpickle=={metadata.version('cloudpickle')}" in listed
+    assert any(line.startswith("google-cloud-storage") for line in listed)
+    assert any(line.startswith("debugpy") for line in listed)
+    assert type(made.plan).from_json(made.plan.to_json()) == made.plan
+    assert planned(image="bundled").plan.requirements == made.plan.requirements
+    own = planned(image="ghcr.io/me/it:1")
+    assert own.plan.runtime == made.plan.runtime
+    assert b"scipy" not in own.installed[own.plan.requirements.digest]
+    assert b"jax" not in own.installed[own.plan.requirements.digest]
+    shown = planning.PlanView(made.plan, ())
+    assert f"installs   kinetic {made.plan.versions.kinetic}" in repr(shown)
+
+
+def test_only_pods_install_anything(project):
+    work, settings = sys.modules["work"], configuration.load()
+    for place in (Place("local", "gke"), Place("programs")):
+        made = planning.make(spec_of(work.train), settings, place)
+        assert (made.plan.runtime, made.plan.requirements, made.installed) == (None, None, {})
+    ready = dataclasses.replace(settings, pod_python="/usr/bin/python3")
+    assert planning.make(spec_of(work.train), ready, Place("gke")).plan.runtime is None

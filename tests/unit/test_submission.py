@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -62,6 +63,30 @@ def test_the_order_of_writes(tmp_path, planned):
         4,
         str(tmp_path),
     )
+
+
+def test_what_pods_install_is_sent_once(tmp_path, planned):
+    archive, listed = ("1" * 64, b"archive"), ("2" * 64, b"numpy\n")
+    changes = {"runtime": Blob(archive[0], 7), "requirements": Blob(listed[0], 6)}
+    planned = dataclasses.replace(
+        planned,
+        plan=dataclasses.replace(planned.plan, **changes),
+        installed=dict([archive, listed]),
+    )
+    store = RecordingStore(tmp_path)
+    submission.submit(planned, FakeBackend(store), store)
+    first = store.written[:]
+    assert {layout.blob(archive[0]), layout.blob(listed[0])} <= set(first)
+    assert first.index(layout.plan(planned.plan.job_id)) > first.index(layout.blob(listed[0]))
+    assert store.get(layout.blob(listed[0])) == b"numpy\n"
+    kept = Plan.from_json(json.loads(store.get(layout.plan(planned.plan.job_id))))
+    assert kept == planned.plan
+    again = dataclasses.replace(
+        planned, plan=dataclasses.replace(planned.plan, job_id="job-00000002")
+    )
+    store.written.clear()
+    submission.submit(again, FakeBackend(store), store)
+    assert not {layout.blob(archive[0]), layout.blob(listed[0])} & set(store.written)
 
 
 def test_a_refusal_comes_before_the_first_write(tmp_path, planned):

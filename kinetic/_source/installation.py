@@ -1,0 +1,70 @@
+"""What pods of a cluster get installed: kinetic itself, and a list of requirements.
+
+In: the plan, the folder of the function's file, the caller's packages. Out: `Installation`, and its
+content for the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from importlib import metadata
+from pathlib import Path
+
+from kinetic._core.plan import Blob, Plan
+from kinetic._core.values import dataclass
+from kinetic._source import dependencies, runtime
+
+_MATTER = ("cloudpickle", "jax", "keras")
+"""Packages that hosts have in the caller's version."""
+_DEBUGGER = ("debugpy>=1.8.1",)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What pods install.
+
+    Attributes:
+        runtime: kinetic's archive.
+        requirements: the list, as a requirements.txt.
+        contents: of both, by digest.
+    """
+
+    runtime: Blob
+    requirements: Blob
+    contents: Mapping[str, bytes] = field(repr=False)
+
+
+def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installation:
+    """Return what pods install for a function. An image of the caller's own has what the project
+    asks for: only kinetic's requirements may be missing there.
+
+    Args:
+        plan: as far as it is known.
+        start: the folder of the function's file.
+        cache_dir: the user's cache folder.
+        bucket: whether the store is one.
+
+    Raises:
+        UsageError: the project asks for what hosts cannot install.
+    """
+    installed, also = _installed(), _DEBUGGER if plan.options.debug else ()
+    if plan.place.has_complete_image:
+        wanted = dependencies.of_kinetic(installed, bucket=bucket, also=also)
+    else:
+        found = dependencies.find(start, home=Path("~").expanduser())
+        kind = plan.topology.kind
+        wanted = dependencies.for_hosts(found, kind, installed, bucket=bucket, also=also)
+    archive, text = runtime.archive(cache_dir), wanted.text.encode()
+    contents = {archive.blob.digest: archive.data, wanted.sha: text}
+    return Installation(archive.blob, Blob(wanted.sha, len(text)), contents)
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in _MATTER:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
