@@ -147,6 +147,13 @@ _MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: 
     is_flag=True,
     help="Show the plan, and the files that would be sent, largest first. Creates nothing.",
 )
+@click.option(
+    "--output",
+    "-o",
+    "form",
+    type=click.Choice(["yaml", "json"]),
+    help="With --dry-run: print what would be created, as kubectl takes it, and nothing else.",
+)
 @json_option
 @click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)
 @pass_app
@@ -160,6 +167,7 @@ def run(
     all_hosts: bool,
     dry_run: bool,
     as_json: bool,
+    form: str | None,
     **options: Any,
 ) -> int:
     """Submit the program, then follow it."""
@@ -171,9 +179,12 @@ def run(
         )
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
+    if form is not None and (as_json or not dry_run):
+        raise UsageError(f"-o {form} goes with --dry-run, and without --json.")
     function = programs.function(program, Path.cwd())
     if dry_run:
-        return _print_plan(app.plan(function, _arguments(program, options)), as_json=as_json)
+        view = app.plan(function, _arguments(program, options))
+        return _print_plan(view, as_json=as_json) if form is None else _print_documents(view, form)
     handle = app.submit(function, _arguments(program, options))
     if detach:
         output.line(handle.job_id)
@@ -212,6 +223,16 @@ def _print_plan(view: PlanView, *, as_json: bool) -> int:
             f"… and {len(files) - _FILES_SHOWN:,} smaller files ({text.size(rest)}); --json lists "
             "all."
         )
+    return exit_codes.OK
+
+
+def _print_documents(view: PlanView, form: str) -> int:
+    """Print what would be created."""
+    from kinetic.cli.manifests import Format, written
+
+    for warning in view.warnings:
+        output.notice(f"kinetic: {warning}")
+    output.line(written(view.documents, Format(form)))
     return exit_codes.OK
 
 

@@ -1,0 +1,90 @@
+"""`kinetic run --dry-run -o yaml|json`: what would be created in a cluster, as kubectl takes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from laptop_fakes import FakeBackend
+
+from kinetic._backends import registry
+from kinetic._backends.kubernetes import manifests
+from kinetic._backends.kubernetes.pods import PodSettings
+from kinetic.cli.root import call
+
+PROGRAM = "import sys\nprint('$', sys.argv)\n"
+SETTINGS = PodSettings(image="python:3.11", store_uri="gs://lab", bootstrap=PROGRAM)
+KINDS = [("jobset.x-k8s.io/v1alpha2", "JobSet"), ("v1", "Secret")]
+
+
+class Rendering(FakeBackend):
+    """A cluster that shows what it would create."""
+
+    name = "gke"
+
+    def render(self, plan):
+        return manifests.render(plan, SETTINGS)
+
+
+@pytest.fixture
+def dry_run(home, tmp_path, monkeypatch, capsys):
+    """Runs the command in a project with a cluster; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
+    Path("train.py").touch()
+
+    def run(*words):
+        argv = ["run", "-a", "tpu-v6e-16", "--backend", "gke", *words, "train.py"]
+        with registry.substituted("gke", lambda _, store: Rendering(store)):
+            code = call(argv)
+        return code, capsys.readouterr()
+
+    return run
+
+
+def program(workload):
+    template = workload["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return template["spec"]["containers"][0]["command"][2]
+
+
+def kinds(documents):
+    return [(each["apiVersion"], each["kind"]) for each in documents]
+
+
+def test_yaml_is_what_was_rendered(dry_run):
+    code, told = dry_run("--dry-run", "-o", "yaml", "--queue", "team")
+    assert code == 0
+    workload, secret = documents = list(yaml.safe_load_all(told.out))
+    assert kinds(documents) == KINDS
+    assert program(workload) == PROGRAM.replace("$", "$$")
+    assert workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert secret["stringData"]["token"] == ""
+    assert "- |\n" in told.out, "programs are readable"
+
+
+def test_json_is_one_list(dry_run):
+    told = json.loads(dry_run("--dry-run", "-o", "json")[1].out)
+    assert (told["apiVersion"], told["kind"], kinds(told["items"])) == ("v1", "List", KINDS)
+
+
+def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    _, told = dry_run("--dry-run", "-o", "yaml")
+    monkeypatch.undo()
+    assert kinds(yaml.safe_load_all(told.out)) == KINDS
+    assert kinds(map(json.loads, told.out.split("---\n"))) == KINDS
+
+
+@pytest.mark.parametrize("words", [("-o", "yaml"), ("--dry-run", "--json", "-o", "json")])
+def test_it_goes_with_a_dry_run_alone(dry_run, words):
+    code, told = dry_run(*words)
+    assert code == 2
+    assert "goes with --dry-run, and without --json" in told.err
+
+
+def test_a_plan_shows_what_would_be_created(dry_run):
+    _, told = dry_run("--dry-run")
+    assert "creates    JobSet, Secret" in told.out
