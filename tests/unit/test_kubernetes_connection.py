@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kinetic._backends.kubernetes import answers
-from kinetic._backends.kubernetes.api import Api, LogOptions, Patience, Selection
-from kinetic._backends.kubernetes.connection import HttpApi, waits_s
+from kinetic._backends.kubernetes.api import Api, LogOptions, Patience, Selection, waits_s
+from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, POD_LOGS, PODS
 from kinetic._rpc import certificate

@@ -6,8 +6,8 @@ In: verbs on `Resource`s. Out: documents, watch events, bytes of logs; errors of
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any, Protocol
 
 from kinetic._backends.kubernetes.resources import Resource
@@ -204,16 +204,8 @@ class Patience:
     most_s: float = 8.0
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a server answered at once, for `Transport`s.
-
-    Attributes:
-        status: of HTTP.
-        headers: by name in lower case.
-        body: all of it.
-    """
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+def waits_s(tries: int, patience: Patience, seed: random.Random) -> float:
+    """Return how long to wait after so many tries: up to twice as long each time, at random, so
+    that many callers do not come back at once."""
+    most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
+    return most * (0.5 + seed.random() / 2)

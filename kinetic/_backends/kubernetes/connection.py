@@ -25,6 +25,7 @@ from kinetic._backends.kubernetes.api import (
     Patience,
     Selection,
     Version,
+    waits_s,
 )
 from kinetic._backends.kubernetes.credentials import Credentials, Proof
 from kinetic._backends.kubernetes.kubeconfig import Access
@@ -433,13 +434,6 @@ class _MayPass(Exception):
         super().__init__(str(error))
         self.error = error
         self.after_s = after_s
-
-
-def waits_s(tries: int, patience: Patience, seed: random.Random) -> float:
-    """Return how long to wait after so many tries: up to twice as long each time, at random, so
-    that many callers do not come back at once."""
-    most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
-    return most * (0.5 + seed.random() / 2)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

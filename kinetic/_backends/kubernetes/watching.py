@@ -1,0 +1,223 @@
+"""Watching objects without losing a change: lists, then watches, for as long as one likes.
+
+In: an `Api`, a kind of object and a selection. Out: `Watched` events: what is there, then what
+changes. It goes on through watches that end, lost connections, 5xx, expired tokens, restarts of
+the server, and resource versions that the server has forgotten.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from enum import StrEnum
+
+from kinetic._backends.kubernetes.answers import Call, Expired, error_of
+from kinetic._backends.kubernetes.api import (
+    Api,
+    Document,
+    EventStream,
+    Patience,
+    Selection,
+    waits_s,
+)
+from kinetic._backends.kubernetes.resources import BY_KIND, Resource
+from kinetic._core.values import dataclass
+from kinetic.errors import BackendUnavailable, KineticError, PreflightError
+
+STEADY_S = 5.0
+"""A watch that went on for so long shows that the server is well."""
+_KINDS = {resource: kind for (_, kind), resource in BY_KIND.items()}
+
+
+class Change(StrEnum):
+    """What a `Watched` tells."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    """The object, as it was last; only now what it held is free."""
+    SYNCED = "SYNCED"
+    """All that there was has been told: after the first list, and after each list anew."""
+    INTERRUPTED = "INTERRUPTED"
+    """The server cannot be asked just now; it is asked again after a pause."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One event.
+
+    Attributes:
+        change: what happened.
+        object: to what; empty for SYNCED and INTERRUPTED.
+        problem: why it was interrupted.
+    """
+
+    change: Change
+    object: Document = field(default_factory=dict)
+    problem: KineticError | None = None
+
+
+class Watcher:
+    """The objects of one kind, and their changes. One thread iterates; any may close it."""
+
+    def __init__(
+        self,
+        api: Api,
+        resource: Resource,
+        selection: Selection | None = None,
+        *,
+        patience: Patience | None = None,
+        wait: Callable[[float], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seed: random.Random | None = None,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            api: whom to ask.
+            resource, selection: for what.
+            patience: its pauses between tries.
+            wait: waits for so many seconds, or until the watcher is closed, and says whether it
+                is; for tests.
+            clock: seconds; for tests.
+            seed: of the pauses; for tests.
+        """
+        self._api = api
+        self._resource = resource
+        self._selection = selection or Selection()
+        self._patience = patience or Patience()
+        self._closed = threading.Event()
+        self._wait = wait or self._closed.wait
+        self._clock = clock
+        self._random = seed or random.Random()
+        self._lock = threading.Lock()
+        self._stream: EventStream | None = None
+        self._known: dict[str, Document] = {}
+        self._version = ""
+        self._was_synced = False
+        self._failures = 0
+
+    def close(self) -> None:
+        """End the iteration, from any thread. Idempotent."""
+        with self._lock:
+            self._closed.set()
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def __iter__(self) -> Iterator[Watched]:
+        """Yield what is there, SYNCED, and then each change.
+
+        Raises:
+            PreflightError: it may not be watched, or cannot. Only before the first SYNCED:
+                afterwards everything counts as an interruption, as when a laptop wakes up and the
+                plugin that logs in has no network yet. Whoever iterates decides how many are
+                enough.
+        """
+        while not self._closed.is_set():
+            try:
+                if not self._version:
+                    yield from self._listed()
+                yield from self._changes()
+            except Expired:
+                self._version = ""
+                self._failures += 1
+                if self._failures > 1:
+                    self._pause()
+            except (BackendUnavailable, PreflightError) as error:
+                if isinstance(error, PreflightError) and not self._was_synced:
+                    raise
+                if self._closed.is_set():
+                    return
+                yield Watched(Change.INTERRUPTED, problem=error)
+                self._failures += 1
+                self._pause()
+
+    def _pause(self) -> None:
+        self._wait(waits_s(self._failures, self._patience, self._random))
+
+    def _listed(self) -> Iterator[Watched]:
+        """List, and tell the differences to what was known."""
+        listing = self._api.list(self._resource, self._selection)
+        there = {str(o["metadata"].get("uid")): self._whole(o) for o in listing.items}
+        before, self._known = self._known, there
+        self._version = listing.resource_version
+        for uid, known in before.items():
+            if uid not in there:
+                yield Watched(Change.DELETED, known)
+        for uid, found in there.items():
+            if uid not in before:
+                yield Watched(Change.ADDED, found)
+            elif _version_of(found) != _version_of(before[uid]):
+                yield Watched(Change.MODIFIED, found)
+        self._was_synced = True
+        yield Watched(Change.SYNCED)
+
+    def _changes(self) -> Iterator[Watched]:
+        """Watch until the stream ends, which says nothing."""
+        stream = self._api.watch(self._resource, self._selection, resource_version=self._version)
+        with self._lock:
+            self._stream = stream
+        if self._closed.is_set():
+            stream.close()
+            return
+        began = self._clock()
+        got = False
+        try:
+            for event in stream:
+                got = True
+                yield from self._told(event)
+        except Expired:
+            raise
+        except BackendUnavailable:
+            pass  # it broke off: as good as an end, since the next one goes on from here
+        finally:
+            with self._lock:
+                self._stream = None
+            stream.close()
+        if got or self._clock() - began > STEADY_S:
+            self._failures = 0
+            return
+        self._failures += 1  # a server that ends watches at once is not asked without pause
+        self._pause()
+
+    def _told(self, event: Document) -> Iterator[Watched]:
+        found = event.get("object") or {}
+        kind = event.get("type")
+        if kind == "ERROR":
+            code = int(found.get("code") or 500)
+            said = str(found.get("message") or "")
+            raise Expired(said) if code == 410 else error_of(self._call(), code, said)
+        version = _version_of(found)
+        if version:
+            self._version = version
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
+            return  # a bookmark has nothing but a version
+        uid = str(found["metadata"].get("uid"))
+        known = self._known.get(uid)
+        if kind == "DELETED":
+            self._known.pop(uid, None)
+            if known is not None:
+                yield Watched(Change.DELETED, found)
+            return
+        self._known[uid] = found
+        if known is None:
+            yield Watched(Change.ADDED, found)
+        elif version != _version_of(known):
+            yield Watched(Change.MODIFIED, found)
+
+    def _call(self) -> Call:
+        return Call("watch", self._resource, self._selection.namespace or "")
+
+    def _whole(self, item: Document) -> Document:
+        """An item of a list with what only objects of a watch have."""
+        named = {"apiVersion": self._resource.api_version}
+        kind = _KINDS.get(self._resource)
+        return {**named, **({"kind": kind} if kind else {}), **item}
+
+
+def _version_of(thing: Document) -> str:
+    return str((thing.get("metadata") or {}).get("resourceVersion") or "")
