@@ -1,39 +1,53 @@
 """How many calls of a distant store it takes to send this repository, to start a host, and to list
-jobs.
+jobs; how many requests a bucket gets for whole submissions and the start of 64 hosts.
 
-In: nothing (or the delay of a call in milliseconds). Out: a table on stdout.
+In: nothing (or the delay of a call in milliseconds). Out: two tables on stdout.
 
     python benchmarks/store_calls.py [DELAY_MS]
 
 The store is in memory, counts its calls, and lets each take as long as one to a bucket does. Many
-calls may be on their way at once, so the floor of all times is the delay of one.
+calls may be on their way at once, so the floor of all times is the delay of one. The bucket is the
+tests' double of Cloud Storage, which logs what it is asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 from measure import ROOT
 
+from kinetic._client import planning, submission
+from kinetic._config import settings as configuration
+from kinetic._core import layout
+from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
+from kinetic._core.options import Options
 from kinetic._core.outcome import HostReport, judge
 from kinetic._core.place import Place
+from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
+from kinetic._core.spec import JobSpec
+from kinetic._host.agent import workspace
+from kinetic._host.agent.identity import Identity
 from kinetic._source import bundle
 from kinetic._store import index
 from kinetic._store.memory import MemoryStore
+from kinetic._store.open import open_store
 from kinetic.cli.root import call
 
 DELAY_MS = 30.0
 EDITS = 30
 JOBS = 1000
+HOSTS = 64
 
 
 def main(delay_ms: float = DELAY_MS) -> None:
@@ -96,6 +110,76 @@ def main(delay_ms: float = DELAY_MS) -> None:
         row("start of a host after that", start(made, "last"), "<= 10 calls")
         store = with_jobs(delay_ms)
         row(f"jobs list, {JOBS:,} jobs", listed(store), "<= 3 calls")
+        in_a_bucket(project, place)
+
+
+class Nowhere:
+    """A backend that creates nothing."""
+
+    def render(self, plan: Plan) -> list[dict[str, object]]:
+        return []
+
+    preflight = submit = lambda *_: None
+
+
+def in_a_bucket(project: Path, place: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        from gcs import serving
+    except ImportError as missing:
+        print(f"\nNo bucket: {missing}")
+        return
+    function = _in_project(project)
+    with serving("bucket") as double:
+        os.environ["STORAGE_EMULATOR_HOST"] = double.uri
+        os.environ["KINETIC_STORE"] = "gs://bucket"
+        print(f"\nThe same and a bucket\n{'':32}{'requests':>9}   of them")
+        store = open_store("gs://bucket")
+
+        def row(name: str, act: Callable[[], object]) -> None:
+            double.forget_requests()
+            act()
+            calls = double.calls()
+            of_them = ", ".join(f"{count} {call}" for call, count in calls.most_common())
+            print(f"{name:32}{calls.total():9}   {of_them}")
+
+        def submitted(path: str = "") -> Plan:
+            if path:
+                (project / path).write_text(f"{path}\n")
+            options = Options(topology=resolve("cpu"))
+            spec = JobSpec(function, (), {}, "function", options)
+            made = planning.make(spec, configuration.load(), Place("programs"))
+            submission.submit(made, Nowhere(), store)  # type: ignore[arg-type]
+            return made.plan
+
+        row("first submission", submitted)
+        row("unchanged", submitted)
+        row("one file changed", lambda: submitted("changed.py"))
+        plan = submitted()
+
+        def start() -> None:
+            for host in range(HOSTS):
+                who = Identity("", plan.job_id, host, HOSTS, "", "", "", str(place / "start"))
+                own = open_store("gs://bucket")  # each with connections of its own
+                workspace.prepare(who, Plan.from_json(json.loads(own.get(plan_key(plan)))), own)
+                workspace.remove(place / "start" / f"host-{host}")
+
+        row(f"start of {HOSTS} hosts", start)
+
+
+def plan_key(plan: Plan) -> str:
+    return layout.plan(plan.job_id)
+
+
+def _in_project(project: Path) -> Callable[[], None]:
+    """A function of a module that lies in the copy of this repository."""
+    path = project / "benchmarks" / "in_project.py"
+    path.write_text("def function():\n    pass\n")
+    module = types.ModuleType("in_project")
+    module.__file__ = str(path)
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    sys.modules["in_project"] = module
+    return module.function
 
 
 def with_jobs(delay_ms: float) -> MemoryStore:
