@@ -1,0 +1,146 @@
+"""Which image pods run, what it is made of, and what the bootstrap in it has to be told.
+
+In: a plan. Out: `Image`, the files of a build, Cloud Build's request. Pure: nothing is built here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+
+from kinetic._backends.base import Document
+from kinetic._core.plan import Plan
+from kinetic._core.values import dataclass
+from kinetic.errors import UsageError
+
+CATEGORIES = ("cpu", "gpu", "tpu")
+DEFAULT_REPO = "kinetic"
+BUILD_TIMEOUT_S = 1200
+_BUILDER = "gcr.io/cloud-builders/docker"
+_HOME = "/opt/kinetic"
+_TEMPLATE = 1
+"""Of what is built; a change makes other tags."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What pods run.
+
+    Attributes:
+        uri: of the image.
+        is_built: whether kinetic builds it where it is absent (see `context`).
+    """
+
+    uri: str
+    is_built: bool = False
+
+
+def of(plan: Plan) -> Image:
+    """Return the image of a plan's pods.
+
+    Raises:
+        UsageError: what its name is made of is not set.
+    """
+    place = plan.place
+    if place.image == "bundled":
+        return Image(f"{_registry(plan)}/base:{tag(plan)}", is_built=True)
+    if place.image == "prebuilt":
+        repo = place.image_repo or DEFAULT_REPO
+        return Image(prebuilt(repo, plan.topology.kind, plan.versions.kinetic))
+    return Image(place.image or slim(plan.versions.python))
+
+
+def slim(python: str) -> str:
+    """Return the public image that has this Python ("3.12") and nothing else."""
+    return f"python:{python}-slim"
+
+
+def prebuilt(repo: str, category: str, tag: str) -> str:
+    """Return where `kinetic build-image` puts the image of a category."""
+    return f"{repo.rstrip('/')}/base-{category}:{tag}"
+
+
+def tag(plan: Plan) -> str:
+    """Return the tag of a bundled image: the same for the same content."""
+    assert plan.requirements is not None
+    about = (str(_TEMPLATE), slim(plan.versions.python), plan.requirements.digest)
+    return f"{plan.topology.kind}-{hashlib.sha256('/'.join(about).encode()).hexdigest()[:12]}"
+
+
+def region(zone: str) -> str:
+    """Return the region of a zone: "us-central1" of "us-central1-a"."""
+    name, _, letter = zone.rpartition("-")
+    return name if name and len(letter) == 1 else zone
+
+
+def _registry(plan: Plan) -> str:
+    place = plan.place
+    missing = [name for name in ("project", "zone", "cluster") if not getattr(place, name)]
+    if missing:
+        raise UsageError(
+            f'container_image="bundled" lies in a registry of the cluster, and {missing[0]} is not '
+            f"set. Set {missing[0]}=, or leave container_image out: pods then start from "
+            f"{slim(plan.versions.python)}."
+        )
+    return f"{region(place.zone)}-docker.pkg.dev/{place.project}/kn-{place.cluster}"
+
+
+def variables(plan: Plan) -> dict[str, str]:
+    """Return what the bootstrap has to be told (see _host.bootstrap)."""
+    blobs = {"KINETIC_RUNTIME": plan.runtime, "KINETIC_REQUIREMENTS": plan.requirements}
+    return {name: blob.digest for name, blob in blobs.items() if blob is not None}
+
+
+# -- building --------------------------------------------------------------------------------------
+
+
+def dockerfile(base: str, *, requirements: str, runtime: str = "") -> str:
+    """Return the text of a Dockerfile.
+
+    Args:
+        base: the image that it begins with.
+        requirements: SHA-256 of the requirements.txt beside it.
+        runtime: SHA-256 of the kinetic.zip beside it; "" for none.
+    """
+    lines = [
+        f"FROM {base}",
+        'RUN pip install --no-cache-dir "uv>=0.5"',
+        f"COPY requirements.txt {_HOME}/requirements.txt",
+        f"RUN uv pip install --system --no-cache -r {_HOME}/requirements.txt",
+        f"ENV KINETIC_IMAGE_REQUIREMENTS={requirements}",
+    ]
+    if runtime:
+        path = "import site; open(site.getsitepackages()[0] + '/kinetic.pth', 'w')"
+        lines += [
+            f"COPY kinetic.zip {_HOME}/kinetic.zip",
+            f"RUN python -m zipfile -e {_HOME}/kinetic.zip {_HOME}/runtime \\",
+            f" && python -c \"{path}.write('{_HOME}/runtime')\"",
+            f"ENV KINETIC_IMAGE_RUNTIME={runtime}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def context(files: Mapping[str, bytes]) -> bytes:
+    """Return the files of a build as a .tar; the same files give the same bytes."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(files):
+            about = tarfile.TarInfo(name)
+            about.size, about.mode = len(files[name]), 0o644
+            archive.addfile(about, io.BytesIO(files[name]))
+    return made.getvalue()
+
+
+def build_request(uri: str, bucket: str, source: str) -> Document:
+    """Return what Cloud Build is asked for: an image from files in a bucket, a .tar.gz with a
+    Dockerfile; https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds."""
+    return {
+        "source": {"storageSource": {"bucket": bucket, "object": source}},
+        "steps": [{"name": _BUILDER, "args": ["build", "--tag", uri, "."]}],
+        "images": [uri],
+        "timeout": f"{BUILD_TIMEOUT_S}s",
+        "options": {"logging": "CLOUD_LOGGING_ONLY"},
+        "tags": ["kinetic"],
+    }
