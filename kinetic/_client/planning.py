@@ -393,10 +393,18 @@ def _declared(
     kind = data_class()
     if kind is None:
         return []
-    from kinetic._pickling import call
+    from kinetic._datasets import call_data
+    from kinetic._datasets.data import alive
 
-    found = cast("tuple[Data, ...]", call.instances(kind, spec.func, calls))
-    declared = (*spec.options.volumes.values(), *found)
+    declared = [*spec.options.volumes.values()]
+    for args, kwargs in calls:
+        declared += call_data.visible([args, kwargs])
+    seen = set(map(id, declared))
+    if any(id(data) not in seen for data in alive()):
+        # Whether the call takes it along, in an object or with the function, only pickling can say.
+        from kinetic._pickling import call
+
+        declared += cast("tuple[Data, ...]", call.instances(kind, spec.func, calls))
     return list(dict.fromkeys(Path(data.path) for data in declared if data.is_local))
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kinetic._core.plan import Dataset, Tree
 from kinetic._core.values import dataclass
@@ -132,6 +132,19 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
 def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
     return Dataset(data.path, data.is_dir, tree, mount, data.fuse)
+
+
+def visible(value: object) -> Iterator[Data]:
+    """Yield the data that lies in lists, tuples, dicts and sets: who takes the value, takes it."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Data):
+            yield each
+        elif type(each) in (list, tuple, set, frozenset, dict) and id(each) not in seen:
+            seen.add(id(each))
+            waiting += cast("Iterable[object]", each)
+            waiting += each.values() if isinstance(each, dict) else ()
 
 
 def here(value: Any) -> Any:

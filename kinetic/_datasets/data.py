@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +29,13 @@ else:
 _THREADED_FROM = 17
 _CHUNK_BYTES = 1 << 20
 _HF_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_alive: weakref.WeakValueDictionary[int, Data] = weakref.WeakValueDictionary()
 _HF_OPTIONS = ("split", "config_name", "revision")
+
+
+def alive() -> list[Data]:
+    """Return all data that this process holds now."""
+    return list(_alive.values())
 
 
 class Data(_Path):
@@ -76,6 +83,7 @@ class Data(_Path):
         self._forget()
 
     def _forget(self) -> None:
+        _alive[id(self)] = self
         self._lock = threading.Lock()
         self._hash: str | None = None
         self._bundle: Bundle | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import sys
 import types
 from importlib import metadata
@@ -238,3 +239,44 @@ def test_only_pods_install_anything(project):
         assert (made.plan.runtime, made.plan.requirements, made.installed) == (None, None, {})
     ready = dataclasses.replace(settings, pod_python="/usr/bin/python3")
     assert planning.make(spec_of(work.train), ready, Place("gke")).plan.runtime is None
+
+
+class Counting:
+    """Counts how often it is pickled."""
+
+    def __init__(self):
+        self.pickled = 0
+
+    def __reduce__(self):
+        self.pickled += 1
+        return (int, ())
+
+
+class Holder:
+    def __init__(self, data):
+        self.data = data
+
+
+def test_a_call_whose_data_can_be_seen_is_pickled_once(project, home):
+    train, value = sys.modules["work"].train, Counting()
+    data = kinetic.Data(project / "data.txt")
+    ring = [data, {"a": (data, value)}]
+    ring += [ring, ring]
+    planned = make(train, ring)
+    assert value.pickled == 1
+    assert planned.plan.tree.files == 2, "the data is not sent twice"
+
+
+def test_data_that_an_object_holds_is_found_by_pickling(project, home):
+    train, value = sys.modules["work"].train, Counting()
+    planned = make(train, Holder(kinetic.Data(project / "data.txt")), value)
+    assert value.pickled == 2
+    assert planned.plan.tree.files == 2
+
+
+def test_data_that_is_gone_is_not_looked_for(project, home):
+    kinetic.Data(project / "data.txt")
+    gc.collect()  # that of other tests
+    value = Counting()
+    assert make(sys.modules["work"].train, value).plan.tree.files == 3
+    assert value.pickled == 1
