@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
-from kinetic._core.exits import HostState
 from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Cell, Limits, Plan, Versions
@@ -29,7 +27,6 @@ from kinetic._core.values import dataclass
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
-    from kinetic._backends.base import Document
     from kinetic._datasets.call_data import CallData
     from kinetic._datasets.data import Data
     from kinetic._pickling.call import Packed
@@ -224,104 +221,6 @@ def template(
         spec.options.volumes,
         installed,
     )
-
-
-@dataclass(frozen=True)
-class PlanView:
-    """What a call would submit.
-
-    Attributes:
-        plan: everything that a host must know.
-        documents: what the backend would create.
-        warnings: what to know before it leaves the machine.
-        files: all files of the source tree, (path, bytes), largest first.
-    """
-
-    plan: Plan
-    documents: tuple[Document, ...]
-    warnings: tuple[str, ...] = ()
-    files: tuple[tuple[str, int], ...] = field(default=(), repr=False)
-
-    @property
-    def backend(self) -> str:
-        """The backend that would take the job."""
-        return self.plan.place.backend
-
-    def __repr__(self) -> str:
-        plan = self.plan
-        lines = [f"Plan of {plan.name} on {plan.topology.name} (nothing was created)"]
-        lines += [f"  {name:<10} {value}" for name, value in self._rows()]
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        from kinetic._client.board import drawing
-
-        plan = self.plan
-        facts = (plan.topology.name, "nothing was created")
-        picture = drawing.Picture(
-            f"Plan of {plan.name}",
-            facts,
-            "",
-            plan.topology,
-            (HostState.PLANNED,) * plan.hosts,
-            tuple(self._rows()),
-        )
-        return drawing.html(picture)
-
-    def _rows(self) -> list[tuple[str, str]]:
-        plan, topology = self.plan, self.plan.topology
-        place = plan.place
-        stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
-        rows = {
-            "backend": place.backend + stands_in,
-            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {self._shape()})",
-            "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
-            "source": self._source(),
-            "files": self._largest(),
-            "installs": self._installs(),
-            "data": ", ".join(
-                each.source + (f" at {each.mount}" if each.mount else "") for each in plan.data
-            ),
-            "env": ", ".join([*plan.options.env, *plan.captured]),
-            "secrets": ", ".join(plan.secrets),
-            "jax": ", ".join(f"{name}={value}" for name, value in plan.jax_options.items()),
-            "creates": ", ".join(self._kinds()),
-        }
-        return [(name, value) for name, value in rows.items() if value] + [
-            ("warning", text) for text in self.warnings
-        ]
-
-    def _kinds(self) -> list[str]:
-        kinds = Counter(str(document.get("kind", "?")) for document in self.documents)
-        return [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
-
-    def _largest(self) -> str:
-        shown = [f"{path} ({size_bytes:,})" for path, size_bytes in self.files[:_LARGEST_SHOWN]]
-        more = (
-            [f"{len(self.files) - _LARGEST_SHOWN:,} more"]
-            if len(self.files) > _LARGEST_SHOWN
-            else []
-        )
-        return ", ".join(shown + more)
-
-    def _installs(self) -> str:
-        listed = self.plan.requirements
-        version = self.plan.versions.kinetic
-        return "" if listed is None else f"kinetic {version}, list sha256 {listed.digest[:12]}"
-
-    def _shape(self) -> str:
-        slices = self.plan.options.slices
-        one = f"{self.plan.topology.kind} {self.plan.topology.shape_text}"
-        return one if slices == 1 else f"{slices} slices of {one}"
-
-    def _source(self) -> str:
-        tree = self.plan.tree
-        if tree is None:
-            return "none"
-        return (
-            f"{tree.files:,} files, {tree.size_bytes:,} bytes of {self.plan.client_root}, sha256 "
-            f"{tree.manifest.digest[:12]}"
-        )
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kinetic._client.batch.handle import BatchHandle
     from kinetic._client.batch.launch import AtOnce, BatchOptions, Tags
     from kinetic._client.handle import JobHandle
-    from kinetic._client.planning import PlanView
+    from kinetic._client.plan_view import PlanView
 
 _DATA = "kinetic._datasets.data"
 """While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
@@ -334,7 +334,7 @@ class RemoteCallable(Generic[P, R_co]):
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return what a call would submit. Creates nothing."""
-        from kinetic._client.planning import PlanView
+        from kinetic._client.plan_view import PlanView
 
         client = self._client(args, kwargs)
         planned = client.planned(self._spec(args, kwargs))

@@ -26,7 +26,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend, LogRequest, Status
     from kinetic._client.handle import JobHandle
-    from kinetic._client.planning import PlanView
+    from kinetic._client.plan_view import PlanView
     from kinetic._client.remote import RemoteCallable
     from kinetic._core.gang.picture import GangPicture
     from kinetic._core.log_format import LogChunk

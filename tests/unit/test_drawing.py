@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from laptop_fakes import NOW, plan, ref
 
 from kinetic._client.board import drawing
-from kinetic._client.planning import PlanView
+from kinetic._client.plan_view import PlanView
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, judge

@@ -14,6 +14,7 @@ import pytest
 
 import kinetic
 from kinetic._client import planning
+from kinetic._client.plan_view import PlanView
 from kinetic._config import settings as configuration
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.options import Options
@@ -228,7 +229,7 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     assert own.plan.runtime == made.plan.runtime
     assert b"scipy" not in own.installed[own.plan.requirements.digest]
     assert b"jax" not in own.installed[own.plan.requirements.digest]
-    shown = planning.PlanView(made.plan, ())
+    shown = PlanView(made.plan, ())
     assert f"installs   kinetic {made.plan.versions.kinetic}" in repr(shown)
 
 

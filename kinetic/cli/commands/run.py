@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from kinetic._client.handle import JobHandle
-    from kinetic._client.planning import PlanView
+    from kinetic._client.plan_view import PlanView
     from kinetic._core.outcome import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
