@@ -69,6 +69,12 @@ def test_simulated_devices_have_threads_to_spare_unless_the_caller_says_otherwis
     assert "NPROC" not in jaxworld.environ(real, {}, {}, automatic=True)
 
 
+def test_a_cpu_host_of_a_cluster_has_its_devices_and_no_address_of_a_simulation():
+    env = jaxworld.environ(World("10.0.0.7:4001", 2, 1, 4, "cpu", False), {}, {}, automatic=True)
+    assert (env["JAX_NUM_CPU_DEVICES"], env["JAX_PLATFORMS"]) == ("4", "cpu")
+    assert not {"JAX_COORDINATOR_BIND_ADDRESS", "GLOO_SOCKET_IFNAME"} & set(env)
+
+
 def test_what_programs_inherit_is_completed_once():
     env = {"PYTHONPATH": "/mine"}
     for _ in range(2):

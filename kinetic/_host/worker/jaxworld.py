@@ -60,7 +60,7 @@ def environ(
     env["JAX_ENABLE_PREEMPTION_SERVICE"] = (
         "0"  # It would swallow the SIGTERM that the function should see.
     )
-    if world.simulated:
+    if world.simulated or world.platform == "cpu":  # cpu:4 has four devices also on a cluster
         env["JAX_NUM_CPU_DEVICES"] = str(world.devices)
         env["NPROC"] = str(_threads(world.devices, _cores()))
     if world.processes > 1:
