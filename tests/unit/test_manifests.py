@@ -212,6 +212,7 @@ def env_of(workload, slice_=0, pod=0):
         "status.podIP": "10.0.0.1",
         "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(pod),
         "metadata.labels['jobset.sigs.k8s.io/job-index']": str(slice_),
+        "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "2",
     }
     env = {}
     (container,) = pod_of(workload)["spec"]["containers"]
@@ -263,6 +264,7 @@ def test_every_pod_knows_who_it_is_and_the_first_one_leads(name):
     assert {who.hosts for who in hosts} == {plan.hosts}
     assert hosts[0].target == "10.0.0.1:7777"
     if plan.hosts > 1:
+        assert {(who.is_pod, who.restarts) for who in hosts} == {(True, 2)}
         leader = "kinetic-job-00c0ffee-host-0-0.kinetic-job-00c0ffee:7777"
         assert {who.target for who in hosts[1:]} == {leader}
 

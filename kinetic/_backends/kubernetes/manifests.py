@@ -3,9 +3,10 @@
 In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernetes package.
 
 One host is a Job; several are a JobSet: a Job for each slice, with names by which hosts find the
-leader. Both are Indexed, and their pods are of one template. Pods are started again only as far as
-`retries` goes: not when the host's code failed (it exits with a code of its own), and at no cost
-when its machine was taken away.
+leader. Both are Indexed, and their pods are of one template. Pods are started again as often as
+`retries` says, not at all when the host's code failed (it exits with a code of its own), and at no
+cost when its machine was taken away: a host that is started again sees in the store how far its job
+has come, and no function runs more often than `retries` allows.
 """
 
 from __future__ import annotations
@@ -93,10 +94,9 @@ def _admission(plan: Plan) -> dict[str, str]:
 
 
 def _job(plan: Plan, settings: PodSettings) -> Document:
-    retries = plan.options.retries
-    # What was disrupted and is ignored is replaced; otherwise it ends the job, with a message.
-    disrupted = {"action": "Ignore" if retries else "FailJob"} | _DISRUPTED
-    spec = _job_spec(plan, settings, [_CODE_FAILED, disrupted], retries, in_jobset=False)
+    # What was disrupted is replaced, and not counted.
+    rules = [_CODE_FAILED, {"action": "Ignore"} | _DISRUPTED]
+    spec = _job_spec(plan, settings, rules, plan.options.retries, in_jobset=False)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -146,14 +146,14 @@ def _job_spec(
 def _failure_policy(retries: int) -> Document:
     """A Job's message, not its reason, tells which of the rules of its pods has failed it. Versions
     of JobSet that do not look at messages take the first rule: they start nothing again."""
-    policy: Document = {"maxRestarts": retries}
-    if retries:
-        code = f"exit code {int(ProgramCode.CODE_FAILED)} "
-        policy["rules"] = [
+    code = f"exit code {int(ProgramCode.CODE_FAILED)} "
+    return {
+        "maxRestarts": retries,
+        "rules": [
             _rule("code", "FailJobSet", code),
             _rule("disruption", "RestartJobSetAndIgnoreMaxRestarts", "DisruptionTarget"),
-        ]
-    return policy
+        ],
+    }
 
 
 def _rule(name: str, action: str, message: str) -> Document:

@@ -22,7 +22,11 @@ from kinetic._backends.kubernetes.nodes import (
     TPU,
     TPU_LABEL,
 )
-from kinetic._backends.kubernetes.observed import DEFAULT_CONTAINER, JOB_INDEX_LABEL
+from kinetic._backends.kubernetes.observed import (
+    DEFAULT_CONTAINER,
+    JOB_INDEX_LABEL,
+    RESTART_LABEL,
+)
 from kinetic._core.plan import BUCKETS, Dataset, Plan
 from kinetic._core.values import dataclass
 
@@ -171,6 +175,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document
         "KINETIC_HOSTS_PER_SLICE": str(plan.topology.hosts),
         "KINETIC_STORE": settings.store_uri,
         "KINETIC_COORDINATOR": f"{leader}:{PORT}",
+        "KINETIC_JOIN_TIMEOUT_S": f"{plan.limits.start_timeout_s:g}",
         "KINETIC_TEE": "1",
     }
     if settings.simulated:
@@ -185,6 +190,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document
     }
     if in_jobset:
         fields["KINETIC_JOB_INDEX"] = f"metadata.labels['{JOB_INDEX_LABEL}']"
+        fields["KINETIC_RESTARTS"] = f"metadata.labels['{RESTART_LABEL}']"
     else:
         literals["KINETIC_JOB_INDEX"] = "0"
     literals |= settings.variables
