@@ -6,13 +6,11 @@ In: an identity for each host. Out: process ids; who died and how; a report left
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from kinetic._core import layout, record
 from kinetic._core.exits import ProgramCode
@@ -44,26 +42,18 @@ class Agents:
             pid = os.fork()
             if pid == 0:
                 os.close(write_end)
-                self._be_agent(identity, read_end)
+                processes.exit_with(functools.partial(self._be_agent, identity, read_end))
             self.pids[pid] = identity.host
         os.close(read_end)
         # The kernel closes it however this process dies, and the agents read end-of-file.
         self._alive = write_end
 
-    def _be_agent(self, identity: Identity, alive: int) -> NoReturn:
-        code = 70
-        try:
-            processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            logs = log_files(identity, self._store)
-            code = Agent(identity, self._plan, self._store, logs, alive).run()
-        except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stderr.flush()
-            os._exit(code)
+    def _be_agent(self, identity: Identity, alive: int) -> int:
+        processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        logs = log_files(identity, self._store)
+        return Agent(identity, self._plan, self._store, logs, alive).run()
 
     def await_death(self, timeout_s: float) -> bool:
         """Return whether a child died within this time; call `dead` for details."""

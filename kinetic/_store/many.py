@@ -55,20 +55,6 @@ def put_many(
     return {key for (key, _), did in zip(items, wrote, strict=True) if did}
 
 
-def fetch_many(store: Store, paths: Mapping[str, Path]) -> None:
-    """Write the contents of keys to local files.
-
-    Raises:
-        NotFound: a key is missing; other files may have been written.
-    """
-    at_once(lambda item: store.fetch(*item), list(paths.items()), store.calls_at_once)
-
-
-def delete_many(store: Store, prefixes: Collection[str]) -> int:
-    """Delete the keys and everything below, in no order; return how many objects were deleted."""
-    return sum(at_once(store.delete, list(prefixes), store.calls_at_once))
-
-
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
     """Return `act` of each item, run on this many threads; after the first exception no further
     items are begun."""

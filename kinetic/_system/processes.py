@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from kinetic._core.values import dataclass
 
@@ -42,6 +43,22 @@ def dying_with(parent_pid: int) -> Iterator[None]:
     finally:
         if parent_pid and _LINUX:
             _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def exit_with(act: Callable[[], int]) -> NoReturn:
+    """End this process, which was forked, with the exit code that `act` returns, or 70: never
+    return into the code of the process that forked it."""
+    code = 70
+    try:
+        code = act()
+    except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def adopt_orphans() -> None:

@@ -91,3 +91,22 @@ def start_script(home, source, **more):
 def assert_next_job_runs():
     """Whatever happened, it is over."""
     assert kinetic.run(accelerator="cpu")(lambda: "next")() == "next"
+
+
+def train():
+    """Train a model with Keras on all devices of a slice; return the number of processes, that of
+    devices, and whether it learns."""
+    import jax
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(1)
+    devices = keras.distribution.list_devices()
+    parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+    keras.distribution.set_distribution(parallel)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    x, y = np.ones((32, 4), "float32"), np.ones((32, 1), "float32")
+    losses = model.fit(x, y, epochs=2, batch_size=16, verbose=0).history["loss"]
+    print(f"host {jax.process_index()} trained", flush=True)
+    return jax.process_count(), jax.device_count(), losses[1] < losses[0]

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from gangs import PATIENCE_S, kill, wait_until
+from gangs import PATIENCE_S, kill, train, wait_until
 
 import kinetic
 from kinetic import errors
@@ -32,23 +32,6 @@ def store(home, monkeypatch) -> ServedStore:
 
 def run(accelerator, **options):
     return kinetic.run(accelerator=accelerator, backend="programs", **options)
-
-
-def train():
-    import jax
-    import keras
-    import numpy as np
-
-    keras.utils.set_random_seed(1)
-    devices = keras.distribution.list_devices()
-    parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-    keras.distribution.set_distribution(parallel)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    x, y = np.ones((32, 4), "float32"), np.ones((32, 1), "float32")
-    losses = model.fit(x, y, epochs=2, batch_size=16, verbose=0).history["loss"]
-    print(f"host {jax.process_index()} trained", flush=True)
-    return jax.process_count(), jax.device_count(), losses[1] < losses[0]
 
 
 def test_keras_trains_on_four_hosts(store, capfd):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import PATIENCE_S, kill, wait_until
+from gangs import PATIENCE_S, kill, train, wait_until
 
 import kinetic
 from kinetic import errors
@@ -74,24 +74,7 @@ def test_the_original_exception_comes_back():
 
 
 def test_keras_trains_on_four_hosts():
-    @run("tpu-v6e-16")
-    def train():
-        import jax
-        import keras
-        import numpy as np
-
-        keras.utils.set_random_seed(1)
-        devices = keras.distribution.list_devices()
-        parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-        keras.distribution.set_distribution(parallel)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile(optimizer="sgd", loss="mse")
-        x, y = np.ones((32, 4), "float32"), np.ones((32, 1), "float32")
-        history = model.fit(x, y, epochs=2, batch_size=16, verbose=0)
-        losses = history.history["loss"]
-        return jax.process_count(), jax.device_count(), losses[1] < losses[0]
-
-    assert train() == (4, 16, True)
+    assert run("tpu-v6e-16")(train)() == (4, 16, True)
 
 
 @pytest.fixture

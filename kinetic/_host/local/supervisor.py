@@ -74,15 +74,7 @@ def main(request: Request, caller: socket.socket | None = None) -> NoReturn:
 
     `caller` receives this process's id as soon as the job's lock is held, and is closed then.
     """
-    code = 70
-    try:
-        code = Supervisor(request).run(caller)
-    except BaseException:  # noqa: BLE001 - the last line of defence of a forked child
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stderr.flush()
-        os._exit(code)
+    processes.exit_with(lambda: Supervisor(request).run(caller))
 
 
 class Supervisor:
