@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.kubeconfig import Access, content
 from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
@@ -76,9 +77,11 @@ class Credentials:
             return known
 
     def refused(self, proof: Proof) -> Proof:
-        """Return a new proof in place of one that the server did not accept."""
+        """Return a new proof in place of one that the server did not accept: the kubeconfig may
+        have been written anew since."""
         with self._lock:
             if self._proof is proof or self._proof is None:
+                self._access = kubeconfig.read_again(self._access)
                 self._proof = self._made()
             return self._proof
 

@@ -244,6 +244,14 @@ def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> A
     )
 
 
+def read_again(access: Access) -> Access:
+    """Return an access as the files describe it now; the same one if they do not any more."""
+    config = read(access.sources)
+    if access.context not in config.contexts:
+        return access
+    return access_of(config, access.context)
+
+
 def find(
     variables: Mapping[str, str], *, cluster: str = "", project: str = "", zone: str = ""
 ) -> Access:

@@ -1,0 +1,212 @@
+"""kinetic's calls, watches, logs and diagnosis against the double's API server."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+from cluster.fake import FakeCluster
+from cluster.manifests import job, job_set
+from kinetic._backends.kubernetes import answers, kubeconfig
+from kinetic._backends.kubernetes.api import LogOptions, Patience, Selection
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.diagnosis import Kind, Observed, diagnose
+from kinetic._backends.kubernetes.nodes import pools_of
+from kinetic._backends.kubernetes.pod_logs import LogEnd, PodLog
+from kinetic._backends.kubernetes.resources import (
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    POD_LOGS,
+    PODS,
+)
+from kinetic._backends.kubernetes.states import status_of
+from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
+from kinetic._core.state import JobStatus
+from kinetic.errors import BackendUnavailable, NotFound
+
+PATIENCE_S = 100.0
+QUICK = Patience(first_s=0.02, most_s=0.2, tries=4)
+
+
+@pytest.fixture
+def api(cluster: FakeCluster) -> Iterator[HttpApi]:
+    variables = {"KUBECONFIG": str(cluster.kubeconfig), "PATH": os.defpath}
+    made = HttpApi(kubeconfig.find(variables), variables, namespace="default", patience=QUICK)
+    yield made
+    made.close()
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Follower:
+    """A watcher or a log that is read in a thread."""
+
+    def __init__(self, source: Watcher | PodLog) -> None:
+        self.source = source
+        self.seen: list = []
+        self.thread = threading.Thread(target=lambda: self.seen.extend(source))
+        self.thread.start()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+    def changes(self, name: str) -> list[Change]:
+        seen: list[Watched] = self.seen
+        return [w.change for w in seen if w.object and w.object["metadata"]["name"] == name]
+
+    def texts(self) -> list[str]:
+        return [line.text.decode() for line in self.seen if line is not None]
+
+
+def status(api: HttpApi, name: str) -> JobStatus:
+    try:
+        found = api.get(JOBS, name)
+    except NotFound:
+        return status_of(None).phase
+    return status_of(found, api.list(PODS, Selection(labels=f"job-name={name}")).items).phase
+
+
+def test_a_job_from_creation_to_deletion(api: HttpApi) -> None:
+    made = api.create(JOBS, job("hello", "echo hi"))
+    assert made["metadata"]["uid"]
+    until(lambda: status(api, "hello") is JobStatus.SUCCEEDED)
+    (pod,) = api.list(PODS).items
+    assert b"".join(api.log(pod["metadata"]["name"], LogOptions(timestamps=False))) == b"hi\n"
+    with pytest.raises(answers.Conflict):
+        api.create(JOBS, job("hello", "echo hi"))
+    assert api.delete(JOBS, "hello", uid=made["metadata"]["uid"])
+    assert not api.delete(JOBS, "hello")
+    until(lambda: not api.list(PODS).items)
+
+
+def test_a_creation_whose_answer_is_lost_makes_one_object(
+    api: HttpApi, cluster: FakeCluster
+) -> None:
+    document = job("once", "echo hi")
+    document["metadata"]["labels"] = {"kinetic.dev/job-id": "job-1"}
+    cluster.faults.reset(verb="create", resource="jobs", after=True)
+    assert api.create(JOBS, document)["metadata"]["name"] == "once"
+    cluster.faults.fail(503, verb="create", resource="jobs", times=2)
+    document["metadata"]["name"] = "twice"
+    api.create(JOBS, document)
+    assert len(api.list(JOBS).items) == 2
+
+
+def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
+    assert api.knows(JOBSETS)
+    assert api.version().major == 1
+    assert api.may("create", JOBSETS)
+    assert api.may("get", POD_LOGS)
+    assert "tpu-v6e-slice" in [p.accelerator for p in pools_of(api.list(NODES).items)]
+    cluster.remove_job_sets()
+    assert not api.knows(JOBSETS)
+    with pytest.raises(answers.NotInstalled):
+        api.create(JOBSETS, job_set("x", "true", hosts=2))
+
+
+def test_a_watch_survives_what_happens_to_servers(api: HttpApi, cluster: FakeCluster) -> None:
+    with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
+        until(lambda: len(watching.seen) == 1)
+        names = []
+
+        def make(name: str) -> None:
+            names.append(name)
+            api.create(JOBS, job(name, "echo hi"))
+            until(lambda: Change.ADDED in watching.changes(name))
+
+        make("first")
+        for where in ("end", "line", "chunk", "reset"):
+            cluster.faults.drop_watches(where=where)
+            make(f"after-{where}")
+        cluster.faults.drop_watches()
+        cluster.faults.fail(503, verb="watch", times=3)
+        make("after-503")
+        cluster.compact()
+        cluster.faults.drop_watches()
+        make("after-410")
+        cluster.restart_server()
+        make("after-restart")
+        for name in names:
+            until(lambda name=name: status(api, name) is JobStatus.SUCCEEDED)
+            assert watching.changes(name).count(Change.ADDED) == 1
+        api.delete(JOBS, "first")
+        until(lambda: Change.DELETED in watching.changes("first"))
+
+
+def test_a_token_that_expires_is_read_anew(api: HttpApi, cluster: FakeCluster) -> None:
+    with Follower(Watcher(api, JOBS, patience=QUICK)) as watching:
+        until(lambda: len(watching.seen) == 1)
+        cluster.expire_token()
+        with pytest.raises(answers.Unauthorized):
+            api.list(JOBS)
+        cluster.faults.drop_watches()
+        cluster.renew_token()
+        api.create(JOBS, job("later", "echo hi"))
+        until(lambda: bool(watching.changes("later")))
+
+
+def test_a_log_is_followed_through_breaks(api: HttpApi, cluster: FakeCluster) -> None:
+    api.create(JOBS, job("lines", "for i in 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.1; done"))
+    until(lambda: bool(api.list(PODS).items))
+    (pod,) = api.list(PODS).items
+    log = PodLog(api, pod["metadata"]["name"], patience=QUICK)
+    with Follower(log) as following:
+        for where in ("end", "line", "chunk", "reset"):
+            count = len(following.texts())
+            until(lambda count=count: len(following.texts()) > count)
+            cluster.faults.drop_logs(where=where)
+        following.thread.join(PATIENCE_S)
+        assert following.texts() == [f"line {n}" for n in range(1, 10)]
+    assert log.end is LogEnd.EXITED
+
+
+def test_a_server_that_is_down(api: HttpApi, cluster: FakeCluster) -> None:
+    cluster.stop_server()
+    with pytest.raises(
+        BackendUnavailable, match=r"Could not list jobs\.batch in namespace default"
+    ):
+        api.list(JOBS)
+    cluster.start_server()
+    assert api.list(JOBS).items == ()
+
+
+def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "8x8",
+    }
+    document = job("nowhere", "echo hi")
+    document["spec"]["template"]["spec"]["nodeSelector"] = selector
+    api.create(JOBS, document)
+
+    def kind() -> Kind | None:
+        found = diagnose(
+            Observed(
+                api.get(JOBS, "nowhere"),
+                api.list(PODS).items,
+                events=api.list(EVENTS).items,
+                nodes=api.list(NODES).items,
+            ),
+            now=time.time() + 600,
+        )
+        return found.kind if found and found.hopeless else None
+
+    until(lambda: kind() is Kind.NO_NODE_POOL)
