@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from backend_cases import local, planned, read, speak, submitted, wait_for_ever
 
 from kinetic._backends.base import phase_of
+from kinetic._backends.local import liveness
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
@@ -95,3 +98,33 @@ def test_what_a_function_took_is_expected_of_its_next_run(store, caplog):
     )
     busy.preflight(planned(store, speak, "tpu-v6e-16"))
     assert caplog.messages == []
+
+
+STARTS_OVER = """
+import fcntl, os, pathlib, sys
+_, path, done, left = sys.argv[1:]
+if left == "30":
+    lock = os.open(path, os.O_RDWR)
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    os.set_inheritable(lock, True)
+    print("held", flush=True)
+if left != "0":
+    os.execv(sys.executable, [*sys.orig_argv[:-1], str(int(left) - 1)])
+pathlib.Path(done).touch()
+sys.stdin.read()
+"""
+
+
+def test_a_supervisor_that_becomes_that_of_the_next_attempt_is_found(home):
+    """While a process becomes another program, its command line is empty for a moment; a wish to
+    cancel must not be lost in it."""
+    home.mkdir(parents=True)
+    lock, done = home / "lock", home / "done"
+    lock.touch()
+    command = [sys.executable, "-S", "-c", STARTS_OVER, "kinetic-supervisor", lock, done, "30"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout.readline() == b"held\n"
+        found = set()
+        while not done.exists():
+            found.add(liveness.lock_holder(lock))
+    assert found == {supervisor.pid}

@@ -18,6 +18,7 @@ from kinetic._store import files
 from kinetic.errors import CorruptRecord
 
 LOOK_EVERY_S = 1.0
+_EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 _FLOCK = "hhqqi4x"
 """`struct flock`: kind, origin, start, length, process."""
 
@@ -110,9 +111,21 @@ def _is_supervisor(pid: object) -> bool:
     """Whether the number means a supervisor here: on a shared disk the holder may be another
     machine's process."""
     with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = _command_line(Path(f"/proc/{pid}"))
         return b"kinetic-supervisor" in command or b"kinetic._host.local.supervisor" in command
     return False
+
+
+def _command_line(process: Path) -> bytes:
+    """Empty for good only if the process has none: it is empty as well while the process becomes
+    another program (exec), as a supervisor does between two attempts."""
+    for _ in range(_EXEC_POLLS):
+        command = (process / "cmdline").read_bytes()
+        if command:
+            return command
+        (process / "exe").readlink()  # raises for what runs no program: a zombie, the kernel's
+        time.sleep(_EXEC_POLL_S)
+    return b""
 
 
 def is_agent(pid: object, job_id: str) -> bool:
