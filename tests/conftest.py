@@ -26,10 +26,12 @@ import pytest
 
 pytest_plugins = ["cluster.fixtures"]
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and every program that
-# they start inherits it.
+# A shell that starts the tests in the background lets them ignore Ctrl-C, nohup the end of a
+# terminal, and every program that they start inherits it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A busy machine makes an example slow, not wrong.
 hypothesis.settings.register_profile(

@@ -363,15 +363,19 @@ def test_a_program_that_waits_for_others_in_vain_ends(project):
 def test_the_start_timeout_covers_the_workers(home):
     ran = home.parent / "ran"
 
-    @kinetic.run(accelerator=TWO, joins_jax=True, start_timeout=6)
     def touch(path):
         open(path, "w").close()
 
-    handle = touch.run_async(str(ran))
-    _, agents = gangs.processes(handle)
-    gangs.stop(gangs.worker_of(agents[1]))
-    with pytest.raises(errors.GangTimeout, match=r"host 1 of 2 .*within 6 s") as caught:
-        handle.result()
+    for limit_s in (6, 60):  # again if this machine is too busy to start the other host in time
+        starts = kinetic.run(accelerator=TWO, joins_jax=True, start_timeout=limit_s)(touch)
+        handle = starts.run_async(str(ran))
+        _, agents = gangs.processes(handle)
+        gangs.stop(gangs.worker_of(agents[1]))
+        with pytest.raises(errors.GangTimeout) as caught:
+            handle.result()
+        if caught.value.hosts == (1,):
+            break
+    assert re.search(rf"host 1 of 2 .*within {limit_s} s", str(caught.value))
     assert "SIGSTOP" in str(caught.value)
     assert not ran.exists()
 
