@@ -58,6 +58,12 @@ class Engine:
                 self._ready[name, key] = None
             self._wanted.notify()
 
+    def settle(self) -> None:
+        """Until nothing is left to do now."""
+        with self._wanted:
+            while (self._ready or self._busy) and not self._stopped:
+                self._wanted.wait(1.0)
+
     def _next(self) -> Item | None:
         with self._wanted:
             self._busy = False

@@ -88,6 +88,7 @@ class _Sync:
         self.indexed = self.spec["completionMode"] == "Indexed"
         self.status: Object = clone(job["status"])
         self.uncounted = self.status.setdefault("uncountedTerminatedPods", {})
+        self.counted_now = False
         self.leaving = "deletionTimestamp" in job["metadata"]
         self.suspended = bool(self.spec.get("suspend"))
         self.look()
@@ -104,6 +105,7 @@ class _Sync:
     def run(self) -> None:
         for outcome in ("succeeded", "failed"):  # noted last time, and free of its finalizer now
             if uids := self.uncounted.pop(outcome, None):
+                self.counted_now = True
                 self.status[outcome] = self.status.get(outcome, 0) + len(uids)
         verdict = self._interim()
         if verdict is None and not self.leaving:
@@ -119,20 +121,16 @@ class _Sync:
         counted = self._note_terminated(verdict)
         if verdict is not None:
             self._put(verdict[0], verdict[1], verdict[2])
-        if self.status != self.job["status"]:
+        over = verdict is not None and not (counted or self.active or self.terminating)
+        if self.status != self.job["status"] and not (over and self.counted_now):
             self.job = self._jobs.status(self.key, self.job, clone(self.status))
         for pod in counted:
             meta = pod["metadata"]
             self._jobs._store.update(
                 PODS, meta["namespace"], meta["name"], without_finalizer(TRACKING), uid=meta["uid"]
             )
-        if counted:
-            return  # others see what is noted; the next look counts it
-        self.look()
-        if verdict is not None and not self.active and not self.terminating:
+        if over and verdict is not None:  # else others see what is noted; the next look counts it
             self._finish(verdict)
-        if self.status != self.job["status"]:
-            self._jobs.status(self.key, self.job, self.status)
 
     def _put(self, kind: str, reason: str, message: str, status: str = "True") -> bool:
         now = stamp()
@@ -372,8 +370,6 @@ class _Sync:
 
     def _finish(self, verdict: Verdict) -> None:
         kind, reason, message = verdict
-        if self.status != self.job["status"] and not self.uncounted and self._numbers_changed():
-            self.job = self._jobs.status(self.key, self.job, clone(self.status))
         if kind == "SuccessCriteriaMet":
             self._put("Complete", reason, message)
             self.status["completionTime"] = stamp()
@@ -384,11 +380,6 @@ class _Sync:
             self._jobs.status(self.key, self.job, self.status)
             self._say(reason, message, warning=True)
         self._jobs._retries.pop(self.job["metadata"]["uid"], None)
-
-    def _numbers_changed(self) -> bool:
-        return any(
-            self.status.get(k) != self.job["status"].get(k) for k in ("terminating", "ready")
-        )
 
 
 def _ended(pod: Object) -> bool:

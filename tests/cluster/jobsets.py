@@ -137,9 +137,10 @@ class _Sync:
     # The end
 
     def _end(self, kind: str, reason: str, message: str) -> None:
-        if kind == "Completed" and condition(self.job_set, "RestartingJobSet"):
-            self._put("RestartingJobSet", "JobSetCompleted", COMPLETED, "False")
-            self.events.append(("JobSetCompleted", COMPLETED, False))
+        if condition(self.job_set, "RestartingJobSet"):
+            said = COMPLETED if kind == "Completed" else "jobset failed"
+            self._put("RestartingJobSet", f"JobSet{kind}", said, "False")
+            self.events.append((f"JobSet{kind}", said, False))
         self._put(kind, reason, message)
         self.status["terminalState"] = kind
         self.events.append((reason, message, kind == "Failed"))

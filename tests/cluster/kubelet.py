@@ -251,7 +251,10 @@ class Kubelet:
         folder = Path(spec.get("workingDir") or pod.folder)
         self._say(pod, index, "Created", "Container created")
         pod.sandbox = True
-        self._report(pod)
+        if state.last:
+            state.restarts += 1
+        else:
+            self._report(pod)
         container = self.runtime.start(
             argv,
             env,
@@ -398,7 +401,6 @@ class Kubelet:
             else:
                 waiting = {"reason": "ContainerCreating"}
             state.last, state.state = state.state, {"waiting": waiting}
-            state.restarts += 1
             pod.running[index] = None
             self._again(pod, f"start {index}", delay_s)
             if delay_s:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cluster import problems, streams, validation
 from cluster.admission import Admission
-from cluster.collector import Collector
+from cluster.collector import TERMINAL, Collector
 from cluster.discovery import Discovery, Target, target_of
 from cluster.faults import Faults
 from cluster.kinds import (
@@ -430,6 +430,10 @@ class Api:
                 "Cannot evict pod as it would violate the pod's disruption budget.",
                 details={"causes": [cause]},
             )
+        held = self._store.get(PODS, target.namespace, target.name)
+        if held is not None and held["status"].get("phase") in TERMINAL:
+            self._collector.delete(PODS, target.namespace, target.name)
+            return Answer(201, success())
         self.disrupt(
             target.namespace, target.name, "EvictionByEvictionAPI", "Eviction API: evicting"
         )
