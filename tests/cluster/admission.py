@@ -18,6 +18,7 @@ from cluster.kinds import (
     PODS,
     QUOTAS,
     SECRETS,
+    SERVICE_ACCOUNTS,
     SERVICES,
     Resource,
     with_defaults,
@@ -44,6 +45,7 @@ class Admission:
             self.name(pod)
             self.place(pod)
             pod = with_defaults(PODS, pod)
+            self.check_account(pod)
             self.check_quota(PODS, pod)
             return self._store.create(PODS, pod)
 
@@ -96,6 +98,16 @@ class Admission:
             ):
                 return other
         return None
+
+    def check_account(self, pod: Object) -> None:
+        """Refuse a pod whose service account does not exist."""
+        namespace, account = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
+        if self._store.get(SERVICE_ACCOUNTS, namespace, account) is None:
+            why = (
+                f"error looking up service account {namespace}/{account}: serviceaccount"
+                f' "{account}" not found'
+            )
+            raise forbidden(PODS, pod["metadata"]["name"], why)
 
     def check_quota(self, resource: Resource, obj: Object) -> None:
         """Refuse what a ResourceQuota of the namespace does not let in."""

@@ -59,7 +59,10 @@ class Collector:
                     f"the UID in the precondition ({uid}) does not match the UID in record"
                     f" ({found}). The object might have been deleted and then recreated"
                 )
-                raise conflict(resource, name, why)
+                refused = conflict(resource, name, why)
+                if isinstance(refused.body, dict):
+                    refused.body["details"]["kind"] = resource.kind
+                raise refused
             if resource is PODS:
                 return self._delete_pod(held, grace_s)
             finalizer = {"Foreground": FOREGROUND, "Orphan": ORPHAN}.get(policy)

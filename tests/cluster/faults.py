@@ -79,8 +79,6 @@ class Faults:
         }.get(code, ("", "fault"))
         more = {"details": {"retryAfterSeconds": retry_after}} if retry_after is not None else {}
         refused = refusal(code, reason, message or text, **more)
-        if retry_after is not None:
-            refused.headers["Retry-After"] = str(retry_after)
         self._add(Rule(verb, resource, times, refused=refused, after=after))
 
     def plain(self, code: int, text: str, *, times: int = 1, verb: str = ALL) -> None:

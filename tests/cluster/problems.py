@@ -40,7 +40,10 @@ def status(code: int, reason: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 def refusal(code: int, reason: str, message: str, **more: Any) -> Refused:
-    return Refused(code, status(code, reason, message, **more))
+    refused = Refused(code, status(code, reason, message, **more))
+    if (wait_s := more.get("details", {}).get("retryAfterSeconds")) is not None:
+        refused.headers["Retry-After"] = str(wait_s)
+    return refused
 
 
 def page_not_found() -> Refused:
@@ -92,7 +95,7 @@ def bad_request(message: str) -> Refused:
 
 def invalid(resource: Resource, name: str, causes: list[Cause], before: str = "") -> Refused:
     """422 with a cause for each thing that is wrong."""
-    said = [cause.sentence() for cause in causes]
+    said = list(dict.fromkeys(cause.sentence() for cause in causes))
     text = said[0] if len(said) == 1 else f"[{', '.join(said)}]"
     kind = resource.kind + (f".{resource.group}" if resource.group else "")
     group = {"group": resource.group} if resource.group else {}

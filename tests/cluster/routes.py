@@ -276,6 +276,8 @@ class Api:
             if resource is PODS:
                 self._admission.place(obj)
             obj = with_defaults(resource, obj)
+            if resource is PODS:
+                self._admission.check_account(obj)
             self._admission.check_quota(resource, obj)
             created = self._store.create(resource, obj, dry=dry)
         headers = {"Warning": ", ".join(warnings)} if warnings else {}

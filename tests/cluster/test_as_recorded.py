@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 pytest.importorskip("kubernetes_validate")
 client = pytest.importorskip("kubernetes.client")
 
+from kubernetes import config  # noqa: E402
+
 from cluster.fake import FakeCluster  # noqa: E402
 from cluster.life import Row, difference, lives  # noqa: E402
 from cluster.nodes import CPU_POOL, V6E_4X4, NodePool  # noqa: E402
 from cluster.objects import Object, clone, dig, is_true  # noqa: E402
-from kubernetes import config  # noqa: E402
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
 ENDLESS = "while :; do sleep 0.05; done"
@@ -119,14 +121,13 @@ def said(reason: str, count: int = 1) -> Step:
 
 
 def waiting(*reasons: str) -> Step:
+    def is_waiting(run: Run, reason: str) -> bool:
+        states = [dig(p, "status", "containerStatuses", 0, "state") for p in run.pods()]
+        return any(dig(state, "waiting", "reason") == reason for state in states)
+
     def step(run: Run) -> None:
         for reason in reasons:
-            run.until(
-                lambda: any(
-                    dig(p, "status", "containerStatuses", 0, "state", "waiting", "reason") == reason
-                    for p in run.pods()
-                )
-            )
+            run.until(partial(is_waiting, run, reason))
 
     return step
 
@@ -252,7 +253,7 @@ CASES = {
     "22-job-missing-secret": Case(steps=(waiting("CreateContainerConfigError"),)),
     "23-job-missing-configmap-volume": Case(steps=(said("FailedMount", 3),)),
     "24-job-deadline": Case(
-        "trap 'exit 143' TERM; " + ENDLESS, change={"activeDeadlineSeconds": 1}
+        "trap 'exit 143' TERM; " + ENDLESS, change={"activeDeadlineSeconds": 2}
     ),
     "25-job-retries": Case("exit 3"),
     "26-job-restart-on-failure": Case("sleep 0.1; exit 3", deaf=True),

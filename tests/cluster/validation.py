@@ -42,6 +42,10 @@ JOB_SET_FIELDS = {
     "volumeClaimPolicies",
 }
 REPLICATED_FIELDS = {"name", "groupName", "template", "replicas", "dependsOn"}
+UNCHECKED = (
+    "some validation rules were not checked because the object was invalid; correct the existing"
+    " errors to complete validation"
+)
 WEBHOOK = 'admission webhook "vjobset.kb.io" denied the request: '
 
 
@@ -282,6 +286,7 @@ def _job_set(name: str, obj: Object) -> None:
             options = ", ".join(f'"{k}"' for k in known)
             said = f'Unsupported value: "{value}": supported values: {options}'
             causes.append(Cause(field, said, "FieldValueNotSupported"))
+            causes.append(Cause("<nil>", f"Invalid value: null: {UNCHECKED}"))
     groups = [r.get("name", "") for r in spec.get("replicatedJobs") or ()]
     for index, group in enumerate(groups):
         if group in groups[:index]:
