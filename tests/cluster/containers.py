@@ -23,6 +23,7 @@ from cluster.objects import nano_stamp
 LINE_LIMIT, BYTE_LIMIT = 80, 2048
 """How much of a log's end becomes the message of a container that failed."""
 READ_BYTES = 1 << 16
+LOOK_S = 0.2
 
 
 class Log:
@@ -71,7 +72,7 @@ class Log:
         while True:
             with self._changed:
                 if follow and position >= len(self._lines) and not self.closed:
-                    self._changed.wait(1.0)
+                    self._changed.wait(LOOK_S)
                 lines, position = self._lines[position:], len(self._lines)
                 over = self.closed
             mark = [nano_stamp(at).encode() + b" " for at, _ in lines] if timestamps else None
@@ -118,19 +119,26 @@ class Runtime:
         self._numbers = 0
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
-        self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = Path(__file__).with_name("shim.py")
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
+        self._wire: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._woken, self._waker = os.pipe()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._listen, name="containers", daemon=True)
         self._thread.start()
+
+    def _shim(self) -> socket.socket:
+        """The way to the program that starts containers; it is started for the first one."""
+        if self._wire is None:
+            self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            program = Path(__file__).with_name("shim.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(program), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            theirs.close()
+        return self._wire
 
     def start(
         self,
@@ -158,15 +166,16 @@ class Runtime:
                     fd, selectors.EVENT_READ, (what, container, on_news, bytearray())
                 )
             os.write(self._waker, b"x")
-        socket.send_fds(self._wire, [os.fsencode(path)], [printing, telling])
+        socket.send_fds(self._shim(), [os.fsencode(path)], [printing, telling])
         os.close(printing)
         os.close(telling)
         return container
 
     def close(self) -> None:
         """End all containers."""
-        self._wire.close()
-        self.process.wait()
+        if self._wire is not None and self._process is not None:
+            self._wire.close()
+            self._process.wait()
         os.close(self._waker)
         self._thread.join()
         for key in list(self._selector.get_map().values()):

@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client, config
 
-pytest.importorskip("kubernetes_validate")
-client = pytest.importorskip("kubernetes.client")
-
-from kubernetes import config  # noqa: E402
-
-from cluster.fake import FakeCluster  # noqa: E402
-from cluster.life import Row, difference, lives  # noqa: E402
-from cluster.nodes import CPU_POOL, V6E_4X4, NodePool  # noqa: E402
-from cluster.objects import Object, clone, dig, is_true  # noqa: E402
+from cluster.fake import FakeCluster
+from cluster.life import Row, difference, lives
+from cluster.nodes import CPU_POOL, V6E_4X4, NodePool
+from cluster.objects import Object, clone, dig, is_true
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
 ENDLESS = "while :; do sleep 0.05; done"
@@ -245,7 +241,8 @@ CASES = {
     ),
     "16a-jobset-created-suspended": Case("sleep 0.2", (is_suspended, suspended(False), ended)),
     "16b-job-suspended-while-running": Case(
-        "trap 'exit 0' TERM; for i in 1 2 3 4 5 6; do sleep 0.05; done",
+        "[ -e $TMPDIR/second ] && sleep 0.2 && exit; touch $TMPDIR/second; trap 'exit 0' TERM; "
+        + ENDLESS,
         (running(1), suspended(True), no_pods, suspended(False), ended),
     ),
     "17b-job-over-quota": Case("sleep 0.3", quota={"requests.google.com/tpu": "4"}),

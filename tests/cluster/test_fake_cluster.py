@@ -8,14 +8,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from kubernetes import client, config, watch
 
-pytest.importorskip("kubernetes_validate")
-client = pytest.importorskip("kubernetes.client")
-
-from kubernetes import config, watch  # noqa: E402
-
-from cluster.fake import FakeCluster  # noqa: E402
-from cluster.manifests import job, job_set  # noqa: E402
+from cluster.fake import FakeCluster
+from cluster.manifests import job, job_set
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("kubernetes_validate")
-
 from cluster.fake import FakeCluster
 from cluster.kinds import NAMESPACES
 from cluster.manifests import job, job_set

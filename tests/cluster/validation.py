@@ -16,7 +16,6 @@ from cluster.kinds import JOB_SETS, JOBS, PODS, Resource
 from cluster.objects import QUANTITY, Object, clone, dig
 from cluster.problems import Cause, bad_request, invalid
 
-SCHEMAS = "kubernetes-json-schema/v1.36.0-local-strict"
 NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 NAME_RULE = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.',"
@@ -58,6 +57,13 @@ def unknown_fields(resource: Resource, obj: Object) -> list[str]:
 
 
 @functools.cache
+def _folder() -> str:
+    from kubernetes_validate import utils
+
+    return f"kubernetes-json-schema/v{utils.latest_version()}-local-strict"
+
+
+@functools.cache
 def _schema(resource: Resource) -> Any:
     from kubernetes_validate import utils
 
@@ -65,7 +71,7 @@ def _schema(resource: Resource) -> Any:
     if resource.group:
         api = f"{resource.group.partition('.')[0]}-{resource.version}"
     try:
-        return utils.schema_contents(f"{SCHEMAS}/{resource.kind.lower()}-{api}.json", "1.36")
+        return utils.schema_contents(f"{_folder()}/{resource.kind.lower()}-{api}.json", "")
     except FileNotFoundError:
         return None
 
@@ -97,7 +103,7 @@ def _definitions() -> Any:
     from kubernetes_validate import utils
     from referencing import Resource as Document
 
-    return Document.from_contents(utils.schema_contents(f"{SCHEMAS}/_definitions.json", "1.36"))
+    return Document.from_contents(utils.schema_contents(f"{_folder()}/_definitions.json", ""))
 
 
 def _prune(validator: Any, resource: Resource, obj: Object, prefix: str) -> list[str]:
