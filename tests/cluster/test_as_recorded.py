@@ -22,7 +22,7 @@ from cluster.nodes import CPU_POOL, V6E_4X4, NodePool
 from cluster.objects import Object, clone, dig, is_true
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
-ENDLESS = "while :; do sleep 0.05; done"
+ENDLESS = "echo ready; while :; do sleep 0.05; done"
 Step = Callable[["Run"], None]
 
 
@@ -91,6 +91,14 @@ def gone(run: Run) -> None:
 def running(count: int) -> Step:
     def step(run: Run) -> None:
         run.until(lambda: [p["status"]["phase"] for p in run.pods()].count("Running") == count)
+        if ENDLESS in json.dumps(run.request):  # its traps are set, then
+            run.until(
+                lambda: all(
+                    run.cluster.log(p["metadata"]["name"])
+                    for p in run.pods()
+                    if p["status"]["phase"] == "Running"
+                )
+            )
         all_ready = run.plural == "jobs" or count == dig(
             run.request, "spec", "replicatedJobs", 0, "template", "spec", "parallelism"
         )
@@ -219,7 +227,7 @@ CASES = {
     ),
     "10-jobset-restart": Case(
         "trap 'exit 0' TERM; [ $ATTEMPT$JOB_COMPLETION_INDEX = 01 ] && sleep 0.3 && exit 1;"
-        " sleep 0.2; [ $ATTEMPT = 1 ] || " + ENDLESS
+        " sleep 0.2; [ $ATTEMPT = 1 ] && exit; " + ENDLESS
     ),
     "10b-jobset-restarts-exhausted": Case("sleep 0.2; exit 7", without="JobsReady"),
     "11-jobset-2-slices": Case("sleep 0.3", pools=(CPU_POOL, *TWO_SLICES)),
