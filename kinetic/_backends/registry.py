@@ -19,7 +19,9 @@ from kinetic._store.base import Store
 from kinetic.errors import PreflightError
 
 if TYPE_CHECKING:
-    from kinetic._config.settings import Setting, Settings
+    from kinetic._backends.kubernetes.api import Api
+    from kinetic._backends.kubernetes.pods import PodSettings
+    from kinetic._config.settings import Settings
     from kinetic._core.accelerators.topology import Topology
     from kinetic._core.options import Options
 
@@ -78,10 +80,6 @@ def select(options: Options, settings: Settings) -> Selection:
             'This version has no Ray backend yet. Use backend="local", which simulates the slice '
             "on this machine."
         )
-    if settings.cluster_settings:
-        raise PreflightError(
-            _no_cluster_yet(name, settings.cluster_settings, fixed=options.backend is not None)
-        )
     stand_in = replace(place, backend="local", stands_in_for=name)
     return Selection(stand_in, _standing_in(topology, slices))
 
@@ -135,7 +133,54 @@ def _programs(_: Place, store: Store) -> Backend:
     return ProgramsBackend(store, settings.worker_environ(), folders.root())
 
 
-_makers: dict[str, Maker] = {"local": _local, "programs": _programs}
+def _kubernetes(place: Place, store: Store) -> Backend:
+    from kinetic._backends.kubernetes.backend import KubernetesBackend
+    from kinetic._config import settings
+
+    chosen = settings.load()
+    return KubernetesBackend(
+        place.backend,
+        store,
+        _pods(store, chosen),
+        lambda: _connected(place, settings.variables()),
+    )
+
+
+def _connected(place: Place, variables: Mapping[str, str]) -> Api:
+    from kinetic._backends.kubernetes import kubeconfig
+    from kinetic._backends.kubernetes.connection import HttpApi
+
+    try:
+        access = kubeconfig.find(
+            variables, cluster=place.cluster, project=place.project, zone=place.zone
+        )
+    except PreflightError as error:
+        raise PreflightError(
+            f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
+        ) from error
+    return HttpApi(access, variables, namespace=place.namespace)
+
+
+def _pods(store: Store, chosen: Settings) -> PodSettings:
+    from kinetic._backends.kubernetes.pods import PodSettings
+    from kinetic._source import runtime
+
+    return PodSettings(
+        image="",
+        store_uri=chosen.pod_store or store.uri,
+        python=chosen.pod_python or "python3",
+        bootstrap="" if chosen.pod_python else runtime.bootstrap(),
+        simulated=chosen.pod_simulated,
+        service_account=chosen.service_account,
+    )
+
+
+_makers: dict[str, Maker] = {
+    "local": _local,
+    "programs": _programs,
+    "gke": _kubernetes,
+    "pathways": _kubernetes,
+}
 
 
 def _standing_in(topology: Topology, slices: int) -> str:
@@ -148,24 +193,3 @@ def _standing_in(topology: Topology, slices: int) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _no_cluster_yet(name: str, named: Mapping[str, Setting], *, fixed: bool) -> str:
-    told = " and ".join(
-        f"{setting_name} is {s.value!r} ({_origin(s)})" for setting_name, s in named.items()
-    )
-    instead = (
-        f'write backend="local" for backend="{name}"'
-        if fixed
-        else 'set KINETIC_BACKEND=local (or backend="local")'
-    )
-    return (
-        f"A cluster is configured: {told}. This version has no {name!r} backend yet, it runs jobs "
-        f"on this machine only. Take the setting away, or {instead} to simulate the slice here."
-    )
-
-
-def _origin(setting: Setting) -> str:
-    from kinetic._config.settings import FLAG
-
-    return "an argument or a flag" if setting.source == FLAG else str(setting.source)

@@ -286,6 +286,11 @@ def worker_environ(environ: Environ | None = None) -> dict[str, str]:
     return environment.inherited(os.environ if environ is None else environ)
 
 
+def variables(environ: Environ | None = None) -> dict[str, str]:
+    """Return the whole environment, for what reads settings of its own: a cluster's clients."""
+    return dict(os.environ if environ is None else environ)
+
+
 def git_files(environ: Environ | None = None) -> GitFiles:
     """Return where git finds what it ignores in every repository of this user."""
     from kinetic._config import environment

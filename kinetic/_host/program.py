@@ -43,6 +43,8 @@ def main() -> int:
         who = identity.from_environ()
         store = open_store(who.store_uri)
         plan = Plan.from_json(record.parse(store.get(layout.plan(who.job_id))))
+        if who.is_pod:  # One before it, killed on this machine, has left something.
+            shutil.rmtree(who.scratch, ignore_errors=True)
         Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")

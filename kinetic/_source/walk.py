@@ -43,7 +43,7 @@ _SECRETS = (
     ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
     "credentials*.json", "service-account*.json", "service_account*.json",
     ".netrc", ".pypirc", ".git-credentials", ".npmrc",
-    "id_dsa*", "*.pfx", "*.jks", "*.kdbx", "kubeconfig*",
+    "id_dsa*", "*.pfx", "*.jks", "*.kdbx", "kubeconfig", "kubeconfig.y*ml", "kubeconfig-*",
     "secrets.json", "secrets.toml", "secrets.y*ml", "client_secret*.json",
     "token", "token.json", "token.txt", ".pgpass",
 )  # fmt: skip

@@ -14,8 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cluster.fake import FakeCluster
+from cluster.nodes import CPU_POOL, V6E_4X4
 
 from kinetic._backends.base import LogRequest
+from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes.backend import KubernetesBackend
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._backends.programs.backend import ProgramsBackend
 from kinetic._config import settings
@@ -54,10 +60,34 @@ def served(path):
         yield it
 
 
+CLUSTERS: dict[str, FakeCluster] = {}
+"""The cluster beside each store, by the store's address."""
+
+
+@contextmanager
+def beside_cluster(path):
+    """A folder that the pods of a cluster see, too."""
+    with FakeCluster([CPU_POOL, V6E_4X4]) as cluster:
+        store = LocalStore(path)
+        CLUSTERS[store.uri] = cluster
+        yield store
+        del CLUSTERS[store.uri]
+    assert cluster.crashes == []
+
+
+def kubernetes(store):
+    cluster = CLUSTERS[store.uri]
+    pods = PodSettings("python:3-slim", f"file://{store.uri}", sys.executable, simulated=True)
+    variables = {"KUBECONFIG": str(cluster.kubeconfig)}
+    access = kubeconfig.find(variables)
+    return KubernetesBackend("gke", store, pods, lambda: HttpApi(access, variables))
+
+
 BACKENDS = [
     pytest.param((local, folder), id="local"),
     pytest.param((programs, folder), id="programs"),
     pytest.param((programs, served), id="programs-served"),
+    pytest.param((kubernetes, beside_cluster), id="kubernetes"),
 ]
 """What makes the backend from a store, and what opens the store."""
 
@@ -84,7 +114,7 @@ def submitted(backend, store, func, **more):
         plan.topology.name,
         plan.name,
         plan.name,
-        0.0,
+        time.time(),
         store.uri,
         hosts=plan.hosts,
     )

@@ -20,6 +20,7 @@ from kinetic._backends.base import (
     Backend,
     Capacity,
     Controls,
+    Explains,
     LogRequest,
     Processes,
     Signals,
@@ -346,3 +347,12 @@ def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch)
             backend.status([ref])
     assert phase_of(backend, ref) is JobStatus.RUNNING
     ended(backend, ref)
+
+
+@pytest.mark.promise("Explains")
+def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, store):
+    needs(backend, Explains)
+    ref, _ = running(backend, store)
+    assert backend.why_waiting(ref) is None
+    ended(backend, ref)
+    assert backend.why_waiting(ref) is None

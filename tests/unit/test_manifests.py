@@ -85,7 +85,7 @@ CASES = {
         SETTINGS,
     ),
     "debug": (planned("tpu-v6e-8", debug=True, limits=Limits(grace_s=45.5)), SETTINGS),
-    "secrets": (planned("cpu", secrets=("HF_TOKEN", "WANDB_API_KEY")), SETTINGS),
+    "with-secrets": (planned("cpu", secrets=("HF_TOKEN", "WANDB_API_KEY")), SETTINGS),
     "buckets": (
         planned(
             "cpu",
@@ -270,7 +270,7 @@ def test_every_pod_knows_who_it_is_and_the_first_one_leads(name):
 
 
 def test_secrets_are_filled_in_last_and_go_with_their_workload():
-    workload, secret = render(*CASES["secrets"])
+    workload, secret = render(*CASES["with-secrets"])
     values = {"HF_TOKEN": "hf", "WANDB_API_KEY": "wandb"}
     owner = workload | {"metadata": workload["metadata"] | {"uid": "1-2-3"}}
     made = manifests.with_secrets(secret, owner, token="t", certificate="c", key="k", values=values)

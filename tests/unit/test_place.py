@@ -154,8 +154,8 @@ def test_a_reference_is_small_and_a_handle_has_all_attributes():
 
 
 def test_a_backend_that_this_version_lacks():
-    with pytest.raises(errors.PreflightError, match="This version has no 'gke' backend"):
-        registry.make(CLUSTER, LocalStore("/s"))
+    with pytest.raises(errors.PreflightError, match="This version has no 'ray' backend"):
+        registry.make(Place("ray"), LocalStore("/s"))
 
 
 def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):

@@ -1,0 +1,333 @@
+"""The Kubernetes backend: one host is a Job, several are a JobSet; host 0's pod leads the gang.
+
+In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; what
+the cluster says of jobs. Output and verdicts are read from the store, where hosts leave them, so
+they are there when the pods are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kinetic._backends import stored
+from kinetic._backends.base import Document, HostStatus, LogRequest, Status
+from kinetic._backends.kubernetes import images, manifests, states
+from kinetic._backends.kubernetes.api import Api, Selection
+from kinetic._backends.kubernetes.diagnosis import Observed, diagnose
+from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.observed import labels, metadata
+from kinetic._backends.kubernetes.pods import PodSettings
+from kinetic._backends.kubernetes.resources import (
+    BY_KIND,
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    PODS,
+    SECRETS,
+    Resource,
+)
+from kinetic._core import layout, record
+from kinetic._core.endpoint import Endpoint
+from kinetic._core.exits import Exit
+from kinetic._core.log_format import LogChunk
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+from kinetic._core.values import dataclass
+from kinetic._store.base import Store
+from kinetic.errors import PreflightError
+
+JOB_LABEL = "kinetic.dev/job-id"
+LOOK_EVERY_S = 1.0
+"""How often the cluster is asked while a job is followed; its verdict is looked for more often."""
+LEAST_START_TIMEOUT_S = 2.0
+"""The plan, which has the limit, is read after this time."""
+SUBMISSION_S = 15.0
+"""A submission that has not made the Secret by then was interrupted."""
+_CANCELLED = "The job was cancelled."
+_REMOVED = "its workload was removed from the cluster"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one look at the cluster has found.
+
+    Attributes:
+        workloads: by job id.
+        pods: by job id.
+    """
+
+    workloads: Mapping[str, Document]
+    pods: Mapping[str, list[Document]]
+
+
+class KubernetesBackend:
+    """Jobs in one namespace of a cluster (see backends.base.Backend for the promises)."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        pods: PodSettings,
+        open_api: Callable[[], Api],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name
+        self._store = store
+        self._pods = pods
+        self._open_api = open_api
+        self._opened: Api | None = None
+        self._clock = clock
+
+    @property
+    def _api(self) -> Api:
+        if self._opened is None:
+            self._opened = self._open_api()
+        return self._opened
+
+    # -- before and at the start -------------------------------------------------------------------
+
+    def preflight(self, plan: Plan) -> None:
+        """Refuse what the cluster cannot run: asked for in a few calls, before anything is sent."""
+        from kinetic._rpc import certificate
+
+        if self.name == "gke" and plan.hosts > 1:
+            raise PreflightError(
+                f'backend="gke" runs jobs of one host; {plan.topology.name} has '
+                f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
+            )
+        resource, api = _resource_of(plan.hosts), self._api
+        if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
+            raise PreflightError(
+                f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
+                "store. Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile "
+                "create`; or, if pods see this folder too, KINETIC_POD_STORE."
+            )
+        if not certificate.is_available():
+            raise PreflightError(certificate.MISSING)
+        if not api.knows(resource):
+            raise PreflightError(
+                "The cluster does not know JobSets, as which jobs of several hosts run: an "
+                "administrator installs them from https://jobset.sigs.k8s.io/docs/installation/."
+            )
+        for needed in (resource, SECRETS):
+            if not api.may("create", needed):
+                raise PreflightError(
+                    f"You may not create {needed.full_name} in the namespace "
+                    f"{api.namespace}: ask for the right to, or name another namespace."
+                )
+
+    def render(self, plan: Plan) -> list[Document]:
+        """The workload, and the Secret without its values."""
+        told = images.variables(plan) if self._pods.bootstrap else {}
+        image = self._pods.image or images.of(plan).uri
+        pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
+        return manifests.render(plan, pods)
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
+        """Create the workload, then the Secret, which ends with it."""
+        workload, secret = documents
+        resource = BY_KIND[workload["apiVersion"], workload["kind"]]
+        made = self._api.create(resource, workload)
+        try:
+            self._api.create(SECRETS, _with_values(secret, made, ref.job_id, secrets))
+        except BaseException:
+            self._api.delete(resource, workload["metadata"]["name"])
+            raise
+
+    # -- what becomes of jobs ----------------------------------------------------------------------
+
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        """From one list of workloads and one of pods, whichever number of jobs is asked for."""
+        seen = self._look(refs)
+        return {ref.job_id: self._status(ref, seen) for ref in refs}
+
+    def _status(self, ref: JobRef, seen: _Seen) -> Status:
+        workload = seen.workloads.get(ref.job_id)
+        if workload is None:
+            return self._without_workload(ref)
+        pods = seen.pods.get(ref.job_id, [])
+        status = states.status_of(workload, pods)
+        if status.phase is JobStatus.RUNNING or status.phase is JobStatus.SUCCEEDED:
+            return stored.verdict(self._store, ref) or status
+        return stored.verdict(self._store, ref) or self._explained(ref, workload, pods, status)
+
+    def _explained(
+        self, ref: JobRef, workload: Document, pods: list[Document], status: Status
+    ) -> Status:
+        """Say why a job does not run; what cannot get better has failed."""
+        finding = diagnose(self._observed(ref, workload, pods, status), self._clock())
+        if finding is None or self._is_early(ref, finding):
+            return self._overdue(ref, status)
+        hosts = finding.hosts or tuple(range(ref.hosts))
+        failed = status.phase is JobStatus.FAILED or finding.hopeless
+        phase = JobStatus.FAILED if failed else status.phase
+        known = {host.host: host for host in status.hosts}
+        told = {
+            host: HostStatus(host, _phase_in(known, host, status), finding.sentence)
+            for host in hosts
+        }
+        found = Status(phase, finding.sentence, tuple((known | told).values()))
+        return self._overdue(ref, found)
+
+    def _is_early(self, ref: JobRef, finding: Finding) -> bool:
+        """Whether the job's Secret may still be on its way."""
+        waited_s = self._clock() - ref.created_at
+        return finding.kind is Kind.MISSING_SECRET and waited_s < SUBMISSION_S
+
+    def _overdue(self, ref: JobRef, status: Status) -> Status:
+        """A job that waits longer than its start timeout has failed, and says what it waited for.
+        Once host 0 runs it watches that itself."""
+        waited_s = self._clock() - ref.created_at
+        if status.phase is not JobStatus.PENDING or waited_s < LEAST_START_TIMEOUT_S:
+            return status
+        limit_s = self._start_timeout_s(ref)
+        if waited_s < limit_s or self._store.has(layout.events(ref.job_id)):
+            return status
+        reason = f"the job did not start within {limit_s:g} s: {status.reason or 'no reason known'}"
+        idle = [HostStatus(host, JobStatus.PENDING) for host in range(ref.hosts)]
+        hosts = {host.host: host for host in (*idle, *status.hosts)}
+        return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
+
+    def _start_timeout_s(self, ref: JobRef) -> float:
+        plan = Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
+        return plan.limits.start_timeout_s
+
+    def _observed(
+        self, ref: JobRef, workload: Document, pods: list[Document], status: Status
+    ) -> Observed:
+        names = {metadata(thing).get("name", "") for thing in (workload, *pods)}
+        events = [
+            event
+            for event in self._api.list(EVENTS).items
+            if (event.get("involvedObject") or {}).get("name") in names
+            or _name(ref) in (event.get("involvedObject") or {}).get("name", "")
+        ]
+        return Observed(
+            workload=workload,
+            pods=pods,
+            events=events,
+            nodes=self._nodes() if status.phase is JobStatus.PENDING else None,
+            own_secret=_name(ref),
+        )
+
+    def _nodes(self) -> Sequence[Document] | None:
+        try:
+            return self._api.list(NODES).items
+        except PreflightError:  # Few users may list nodes; the finding is less exact then.
+            return None
+
+    def _without_workload(self, ref: JobRef) -> Status:
+        """What became of a job that the cluster does not know: not created yet, or removed."""
+        verdict = stored.verdict(self._store, ref)
+        if verdict is not None:
+            return verdict
+        if self._store.has(layout.cancelled(ref.job_id)):
+            everywhere = [
+                HostStatus(host, JobStatus.CANCELLED, _CANCELLED, Exit.CANCELLED)
+                for host in range(ref.hosts)
+            ]
+            return Status(JobStatus.CANCELLED, _CANCELLED, tuple(everywhere))
+        if self._store.has(layout.events(ref.job_id)):
+            return Status(JobStatus.FAILED, _REMOVED)
+        return Status(JobStatus.NOT_FOUND)
+
+    def _look(self, refs: Sequence[JobRef]) -> _Seen:
+        ids = {ref.job_id for ref in refs}
+        chosen = Selection(labels=_selector(ids))
+        workloads: dict[str, Document] = {}
+        for resource in {_resource_of(ref.hosts) for ref in refs}:
+            workloads |= {_job_of(each): each for each in self._api.list(resource, chosen).items}
+        pods: dict[str, list[Document]] = {}
+        for pod in self._api.list(PODS, chosen).items if workloads else ():
+            pods.setdefault(_job_of(pod), []).append(pod)
+        return _Seen({job: each for job, each in workloads.items() if job in ids}, pods)
+
+    def why_waiting(self, ref: JobRef) -> str | None:
+        """From what the cluster says of its pods, nodes and queues."""
+        status = self.status([ref])[ref.job_id]
+        return status.reason if status.phase is JobStatus.PENDING else None
+
+    # -- output ------------------------------------------------------------------------------------
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Read what the hosts have left in the store, and on, until the job has ended."""
+        return stored.logs(self._store, ref, request, self._ending_of(ref))
+
+    def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
+        """Whether the job has ended: by its verdict, else by the cluster, which is asked less
+        often."""
+        asked_at = -LOOK_EVERY_S
+
+        def has_ended() -> bool:
+            nonlocal asked_at
+            if self._store.has(layout.outcome(ref.job_id)):
+                return True
+            if time.monotonic() - asked_at < LOOK_EVERY_S:
+                return False
+            asked_at = time.monotonic()
+            return self.status([ref])[ref.job_id].phase.ended
+
+        return has_ended
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def cancel(self, ref: JobRef) -> None:
+        """Ask for the end, and delete the workload: the leader is told by its pod's end."""
+        if self._store.has(layout.outcome(ref.job_id)):
+            return
+        self._store.put(layout.cancelled(ref.job_id), b"{}\n", if_absent=True)
+        self._delete(ref, "Foreground")
+
+    def cleanup(self, ref: JobRef) -> None:
+        """Delete what is left in the cluster."""
+        self._delete(ref, "Background")
+
+    def _delete(self, ref: JobRef, propagation: str) -> None:
+        name = _name(ref)
+        self._api.delete(_resource_of(ref.hosts), name, propagation=propagation)
+
+
+def _resource_of(hosts: int) -> Resource:
+    return JOBS if hosts == 1 else JOBSETS
+
+
+def _job_of(thing: Document) -> str:
+    return labels(thing).get(JOB_LABEL, "")
+
+
+def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> JobStatus:
+    return known[host].phase if host in known else status.phase
+
+
+def _name(ref: JobRef) -> str:
+    return f"kinetic-{ref.job_id}"
+
+
+def _selector(job_ids: Collection[str]) -> str:
+    """Of one job, or of all: a list of ids could be too long for an address."""
+    if len(job_ids) == 1:
+        return f"{JOB_LABEL}={next(iter(job_ids))}"
+    return "app.kubernetes.io/managed-by=kinetic"
+
+
+def _with_values(
+    secret: Document, owner: Document, job_id: str, values: Mapping[str, str]
+) -> Document:
+    from kinetic._rpc import certificate
+
+    endpoint = Endpoint("", os.urandom(16).hex(), job_id)
+    made = certificate.make(endpoint.tls_name)
+    return manifests.with_secrets(
+        secret,
+        owner,
+        token=endpoint.token,
+        certificate=made.certificate,
+        key=made.key,
+        values=values,
+    )

@@ -1,0 +1,234 @@
+"""The same functions on a cluster: Jobs and JobSets whose pods are real hosts.
+
+In: decorated functions, a cluster whose pods are processes of this machine, faults. Out: values,
+exceptions, and nothing that is left in the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gangs import wait_until
+
+import kinetic
+from kinetic.errors import HostLost, JobCancelled, JobFailed
+
+GANG = "tpu-v6e-16"
+
+
+@pytest.fixture
+def on_cluster(cluster, home, monkeypatch):
+    """A caller whose settings name the cluster."""
+    home.mkdir(parents=True, exist_ok=True)
+    for name, value in {
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "KINETIC_CLUSTER": "fake",
+        "KINETIC_POD_PYTHON": sys.executable,
+        "KINETIC_POD_STORE": f"file://{home}",
+        "KINETIC_POD_SIMULATED": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+def is_empty(cluster):
+    return not cluster.left_over()
+
+
+def pods_of(cluster, handle):
+    return sorted(
+        (
+            pod["metadata"]["name"]
+            for pod in cluster.objects("pods")
+            if handle.job_id in pod["metadata"]["name"]
+            and "deletionTimestamp" not in pod["metadata"]
+        ),
+    )
+
+
+def answer():
+    print("from a pod")
+    return 42
+
+
+def token_size():
+    return len(os.environ["MY_TOKEN"])
+
+
+def world():
+    import jax
+
+    return jax.process_count(), jax.device_count()
+
+
+def fail_on_host_2():
+    import jax
+
+    if jax.process_index() == 2:
+        raise ValueError("on purpose")
+    time.sleep(1000)
+
+
+def wait_for_ever(marker):
+    import jax
+
+    Path(f"{marker}-{jax.process_index()}").touch()
+    while True:
+        time.sleep(0.1)
+
+
+def wait_at_first(marker):
+    """Wait for ever in the first attempt, return in later ones."""
+    import jax
+
+    index = jax.process_index()
+    mine = Path(f"{marker}-{index}")
+    if mine.exists():
+        return "again"
+    mine.touch()
+    while True:
+        time.sleep(0.1)
+
+
+def run_until(cluster, function, marker, hosts=4, **options):
+    handle = kinetic.run(accelerator=GANG, **options)(function).run_async(str(marker))
+    wait_until(
+        lambda: all(Path(f"{marker}-{host}").exists() for host in range(hosts)),
+        f"the function has not begun\n{cluster.describe()}",
+    )
+    return handle
+
+
+def test_one_host_is_a_job(on_cluster, capfd):
+    assert kinetic.run(accelerator="cpu")(answer)() == 42
+    assert "from a pod" in capfd.readouterr().out
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_several_hosts_are_a_jobset(on_cluster):
+    handle = kinetic.run(accelerator=GANG)(world).run_async()
+    assert handle.result() == (4, 16)
+    assert handle.backend == "pathways"
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_the_exception_of_a_host_is_raised_here(on_cluster):
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        kinetic.run(accelerator=GANG)(fail_on_host_2)()
+    assert any("host 2" in note for note in caught.value.__notes__)
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+@pytest.mark.settles_within(30)
+def test_a_pod_that_is_lost_ends_the_gang(on_cluster, home):
+    handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
+    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-2-" in pod]
+    on_cluster.delete_pod(lost, force=True)
+    with pytest.raises(HostLost, match="host 2"):
+        handle.result(timeout=60)
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+@pytest.mark.settles_within(30)
+def test_a_leader_that_is_lost_is_named(on_cluster, home):
+    handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
+    (leader,) = [pod for pod in pods_of(on_cluster, handle) if "-0-0-" in pod]
+    on_cluster.delete_pod(leader, force=True)
+    with pytest.raises(HostLost, match="host 0"):
+        handle.result(timeout=60)
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+@pytest.mark.settles_within(30)
+def test_a_lost_pod_is_retried_with_the_whole_gang(on_cluster, home):
+    handle = run_until(on_cluster, wait_at_first, home.parent / "m", retries=1)
+    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-2-" in pod]
+    on_cluster.delete_pod(lost, force=True)
+    assert handle.result(timeout=90) == "again"
+    assert handle.outcome().attempt == 2
+
+
+@pytest.mark.settles_within(30)
+def test_a_lost_leader_is_retried_with_the_whole_gang(on_cluster, home):
+    handle = run_until(on_cluster, wait_at_first, home.parent / "m", retries=1)
+    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-0-" in pod]
+    on_cluster.delete_pod(lost, force=True)
+    assert handle.result(timeout=90) == "again"
+    assert handle.outcome().attempt == 2
+
+
+def test_an_api_server_that_restarts_is_not_noticed(on_cluster, home):
+    handle = run_until(on_cluster, wait_at_first, home.parent / "m")
+    on_cluster.restart_server(0.5)
+    assert not handle.status().ended
+    handle.cancel()
+    with pytest.raises(JobCancelled):
+        handle.result()
+
+
+def test_a_cancelled_job_leaves_nothing(on_cluster, home):
+    handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
+    handle.cancel()
+    with pytest.raises(JobCancelled):
+        handle.result()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_job_that_waits_can_be_cancelled(on_cluster):
+    on_cluster.hold_back("kinetic-")
+    handle = kinetic.run(accelerator=GANG)(world).run_async()
+    assert handle.status() == "PENDING"
+    handle.cancel()
+    with pytest.raises(JobCancelled):
+        handle.result()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_job_that_can_never_run_fails_and_says_why(on_cluster, monkeypatch, capfd):
+    monkeypatch.setenv("KINETIC_POD_SIMULATED", "0")
+    with pytest.raises(JobFailed, match="tpu-v5p-slice"):
+        kinetic.run(accelerator="tpu-v5p-16")(world)()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_what_a_job_waits_for_is_said_until_it_gives_up(on_cluster, monkeypatch, capfd):
+    on_cluster.hold_back("kinetic-")
+    with pytest.raises(JobFailed, match="did not start within"):
+        kinetic.run(accelerator=GANG, start_timeout=4)(world)()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_secrets_travel_in_the_secret_only(on_cluster, monkeypatch, home):
+    secret = os.urandom(9).hex()
+    monkeypatch.setenv("MY_TOKEN", secret)
+    assert kinetic.run(accelerator="cpu", secrets=["MY_TOKEN"])(token_size)() == len(secret)
+    kept = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
+    assert secret.encode() not in kept
+    assert not any(secret in str(request) for request in on_cluster.objects("jobs"))
+
+
+def test_a_submission_that_is_killed_leaves_a_job_that_can_be_found(on_cluster, home):
+    on_cluster.faults.slow(60, verb="create", resource="secrets")
+    code = "import kinetic; kinetic.run(accelerator='cpu')(int).run_async()"
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    on_cluster.wait_for(lambda: on_cluster.objects("jobs"))
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    on_cluster.faults.clear()
+    (handle,) = kinetic.list_jobs()
+    handle.cancel()
+    with pytest.raises(JobCancelled):
+        handle.result()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_many_jobs_are_asked_for_with_few_calls(on_cluster):
+    batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-20, 0), max_concurrent=8)
+    assert batch.results(progress=False) == list(range(20, 0, -1))
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
