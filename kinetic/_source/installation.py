@@ -14,6 +14,7 @@ from pathlib import Path
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.values import dataclass
 from kinetic._source import dependencies, runtime
+from kinetic._source.dependencies import Requirements
 
 _MATTER = ("cloudpickle", "jax", "keras")
 """Packages that hosts have in the caller's version."""
@@ -55,6 +56,16 @@ def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installatio
         found = dependencies.find(start, home=Path("~").expanduser())
         kind = plan.topology.kind
         wanted = dependencies.for_hosts(found, kind, installed, bucket=bucket, also=also)
+    return _made(wanted, cache_dir)
+
+
+def of_base(kind: str, *, cache_dir: Path) -> Installation:
+    """Return what an image for any project has, for a kind of accelerator."""
+    wanted = dependencies.for_hosts(dependencies.Declared(), kind, _installed())
+    return _made(wanted, cache_dir)
+
+
+def _made(wanted: Requirements, cache_dir: Path) -> Installation:
     archive, text = runtime.archive(cache_dir), wanted.text.encode()
     contents = {archive.blob.digest: archive.data, wanted.sha: text}
     return Installation(archive.blob, Blob(wanted.sha, len(text)), contents)

@@ -48,6 +48,10 @@ _COMMANDS = {
         "kinetic.cli.commands.doctor:doctor",
         "Check this machine, and tidy up what jobs left behind.",
     ),
+    "build-image": Lazy(
+        "kinetic.cli.commands.build_image:build_image",
+        'Build the images of container_image="prebuilt".',
+    ),
     "completion": Lazy(
         "kinetic.cli.commands.completion:completion",
         "Print what makes a shell complete `kinetic` commands.",
@@ -66,7 +70,6 @@ _ABSENT = {
     "what runs on it.",
     "pool": f"{_NO_CLUSTERS}, for any accelerator of `kinetic accelerators`; no pools of machines "
     "are needed.",
-    "build-image": f"{_NO_CLUSTERS}, in the environment of the caller; no images are built.",
 }
 """Commands of keras-kinetic about clusters."""
 

@@ -71,7 +71,6 @@ def test_credentials_are_nobodys_business_here():
         "status --project p",
         "pool add --accelerator gpu-l4 --spot",
         "pool list",
-        "build-image --repo r --category cpu -y",
         "accelerators --live --project p --zone z --cluster c",
     ],
 )

@@ -122,6 +122,28 @@ def dockerfile(base: str, *, requirements: str, runtime: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def files(
+    base: str, *, requirements: bytes, runtime: bytes = b"", text: bytes = b""
+) -> dict[str, bytes]:
+    """Return what an image is built from.
+
+    Args:
+        base: the image that it begins with.
+        requirements: a requirements.txt.
+        runtime: kinetic's archive; b"" for none.
+        text: of a Dockerfile, in place of the one that is made.
+    """
+    digests = {
+        "requirements": hashlib.sha256(requirements).hexdigest(),
+        "runtime": hashlib.sha256(runtime).hexdigest() if runtime else "",
+    }
+    made = {
+        "Dockerfile": text or dockerfile(base, **digests).encode(),
+        "requirements.txt": requirements,
+    }
+    return made | ({"kinetic.zip": runtime} if runtime else {})
+
+
 def context(files: Mapping[str, bytes]) -> bytes:
     """Return the files of a build as a .tar; the same files give the same bytes."""
     made = io.BytesIO()

@@ -1,0 +1,196 @@
+"""`kinetic build-image`: images that have JAX and what kinetic needs on a host.
+
+In: a repository, categories. Out: images in it, made by Docker or by Cloud Build; or, with
+--dry-run, what they would be made from.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.options import yes_option
+from kinetic.errors import PreflightError, UsageError
+from kinetic.version import __version__
+
+if TYPE_CHECKING:
+    from kinetic._config.settings import Settings
+
+_CATEGORIES = ("cpu", "gpu", "tpu")
+_CLOUD = "-docker.pkg.dev"
+_STDERR = 2
+
+_HELP = """Build the images of container_image="prebuilt", and put them into a repository.
+
+Each has JAX for its kind of accelerator and kinetic, in the versions that are installed here; pods
+that start from it install only what the project asks for beside. Docker builds them; where there is
+none, and the repository is one of Artifact Registry, Cloud Build does.
+
+\b
+Examples:
+  kinetic build-image --repo us-docker.pkg.dev/my-project/images --category tpu
+  kinetic build-image --repo ghcr.io/me --dry-run
+"""
+
+
+@click.command(
+    "build-image", help=_HELP, short_help='Build the images of container_image="prebuilt".'
+)
+@click.option("--repo", metavar="REPO", help="Where images go; by default KINETIC_BASE_IMAGE_REPO.")
+@click.option(
+    "--category",
+    "categories",
+    multiple=True,
+    type=click.Choice(_CATEGORIES),
+    help="Build for this kind of accelerator only; may be given several times.",
+)
+@click.option(
+    "--tag",
+    metavar="TAG",
+    default=__version__,
+    show_default=True,
+    help="Of the images. Jobs look for kinetic's version.",
+)
+@click.option(
+    "--dockerfile",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Build from this file; requirements.txt and kinetic.zip lie beside it then.",
+)
+@click.option(
+    "--update-credentials",
+    is_flag=True,
+    help="Let gcloud tell Docker first how to log in to the repository.",
+)
+@click.option("--project", metavar="NAME", help="Of Cloud Build; by default the repository's.")
+@click.option("--zone", metavar="NAME", hidden=True)
+@click.option("--cluster", metavar="NAME", help="Whose bucket takes the files for Cloud Build.")
+@click.option("--dry-run", is_flag=True, help="Print what would be built; build nothing.")
+@yes_option
+def build_image(
+    *,
+    repo: str | None,
+    categories: Sequence[str],
+    tag: str,
+    dockerfile: Path | None,
+    update_credentials: bool,
+    project: str | None,
+    zone: str | None,
+    cluster: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Build and push one image for each category."""
+    from kinetic._backends.kubernetes import images
+    from kinetic._config import settings as configuration
+
+    flags = {"base_image_repo": repo, "project": project, "zone": zone, "cluster": cluster}
+    settings = configuration.load(flags=flags)
+    place = settings.base_image_repo
+    if not place:
+        raise UsageError(
+            "Where should the images go? Give --repo, or set KINETIC_BASE_IMAGE_REPO, for example "
+            "to us-docker.pkg.dev/my-project/images."
+        )
+    text = b"" if dockerfile is None else dockerfile.read_bytes()
+    wanted = {
+        images.prebuilt(place, category, tag): _files(category, settings, text)
+        for category in dict.fromkeys(categories or _CATEGORIES)
+    }
+    if dry_run:
+        return _show(wanted)
+    if not yes:
+        _confirm(wanted)
+    if update_credentials:
+        _run("gcloud", "auth", "configure-docker", place.partition("/")[0], "--quiet")
+    for uri, files in wanted.items():
+        output.notice(f"kinetic: building {uri}")
+        if shutil.which("docker"):
+            _with_docker(uri, files)
+        else:
+            _with_cloud_build(uri, files, settings)
+        output.line(uri)
+    return None
+
+
+def _files(category: str, settings: Settings, text: bytes) -> dict[str, bytes]:
+    from kinetic._backends.kubernetes import images
+    from kinetic._source import installation
+
+    made = installation.of_base(category, cache_dir=settings.cache_dir)
+    return images.files(
+        images.slim(f"{sys.version_info.major}.{sys.version_info.minor}"),
+        requirements=made.contents[made.requirements.digest],
+        runtime=made.contents[made.runtime.digest],
+        text=text,
+    )
+
+
+def _show(wanted: Mapping[str, Mapping[str, bytes]]) -> None:
+    for uri, files in wanted.items():
+        output.line(f"# {uri}")
+        output.line(files["Dockerfile"].decode(errors="replace").rstrip())
+        output.line("# requirements.txt:")
+        for line in files["requirements.txt"].decode().splitlines():
+            output.line(f"#   {line}")
+        output.line()
+
+
+def _confirm(wanted: Mapping[str, object]) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"{', '.join(wanted)} would be built and pushed. Add --yes to do so without being "
+            "asked, or --dry-run to see what is in them."
+        )
+    click.confirm(f"Build and push {', '.join(wanted)}?", abort=True, err=True)
+
+
+def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory(prefix="kinetic-image-") as folder:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        _run("docker", "build", "--tag", uri, folder)
+    _run("docker", "push", uri)
+
+
+def _run(*command: str) -> None:
+    """Run a program that writes on this terminal; what it prints is no result of ours."""
+    try:
+        ended = subprocess.run(command, stdout=_STDERR, check=False)
+    except OSError as error:
+        raise PreflightError(
+            f"{command[0]} cannot be run: {error.strerror}. Install it, or do without it."
+        ) from error
+    if ended.returncode:
+        raise PreflightError(
+            f"`{' '.join(command)}` failed with exit code {ended.returncode}; it says why above."
+        )
+
+
+def _with_cloud_build(uri: str, files: Mapping[str, bytes], settings: Settings) -> None:
+    from kinetic._backends.kubernetes import credentials
+    from kinetic._backends.kubernetes.cloud_build import CloudBuild
+
+    host, _, rest = uri.partition("/")
+    if not host.endswith(_CLOUD) or not settings.cluster:
+        raise PreflightError(
+            f"There is no docker here to build {uri}. Install it; or take a repository of Artifact "
+            f"Registry (REGION{_CLOUD}/PROJECT/NAME) and give --cluster, for Cloud Build."
+        )
+    project = settings.project or rest.partition("/")[0]
+    region = host.removesuffix(_CLOUD)
+    builds = CloudBuild(
+        project,
+        region if "-" in region else "global",
+        authorization=lambda: credentials.from_google().authorization,
+    )
+    bucket = f"{project}-kn-{settings.cluster}-builds"
+    builds.build(uri, files, bucket, on_log=lambda url: output.notice(f"kinetic: log at {url}"))
