@@ -13,7 +13,7 @@ pytest.importorskip("kubernetes_validate")
 
 from cluster.fake import FakeCluster
 from cluster.manifests import job, job_set
-from kinetic._backends.kubernetes import answers, kubeconfig
+from kinetic._backends.kubernetes import answers, checks, kubeconfig
 from kinetic._backends.kubernetes.api import LogOptions, Patience, Selection
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.diagnosis import Kind, Observed, diagnose
@@ -120,6 +120,17 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
     assert not api.knows(JOBSETS)
     with pytest.raises(answers.NotInstalled):
         api.create(JOBSETS, job_set("x", "true", hosts=2))
+
+
+def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
+    facts = checks.gather(api, service_account="kinetic")
+    assert {c.level for c in checks.checks_of(facts)} == {checks.Level.OK}
+    assert checks.why_not(facts, hosts=4) == ""
+    assert [row.name for row in checks.live_accelerators(facts.nodes or ())] == ["tpu-v6e-16"]
+    cluster.remove_job_sets()
+    facts = checks.gather(api, service_account="nobody")
+    assert "JobSet" in checks.why_not(facts, hosts=4)
+    assert "nobody does not exist" in checks.why_not(facts, hosts=1)
 
 
 def test_a_watch_survives_what_happens_to_servers(api: HttpApi, cluster: FakeCluster) -> None:

@@ -57,8 +57,10 @@ SERVICES = Resource("", "v1", "services")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts")
 NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
 NODES = Resource("", "v1", "nodes", namespaced=False)
-QUEUES = Resource("kueue.x-k8s.io", "v1beta1", "localqueues")
-QUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads")
+QUEUE_WORKLOADS = tuple(
+    Resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta2", "v1beta1")
+)
+"""Kueue's Workloads: the newest version that a cluster has is the one to ask for."""
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False
 )

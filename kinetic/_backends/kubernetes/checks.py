@@ -1,0 +1,323 @@
+"""Whether a cluster can run jobs: what is asked of it, and what the answers mean.
+
+In: an `Api` (`gather`), then only `Facts`. Out: `Check`s for the doctor, one sentence for a
+preflight, rows of accelerators. Everything but `gather` is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+
+from kinetic._backends.kubernetes import nodes as pools
+from kinetic._backends.kubernetes.answers import Forbidden, not_installed
+from kinetic._backends.kubernetes.api import Api, Version
+from kinetic._backends.kubernetes.nodes import NodePool
+from kinetic._backends.kubernetes.observed import Document
+from kinetic._backends.kubernetes.resources import (
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    POD_LOGS,
+    PODS,
+    QUEUE_WORKLOADS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
+from kinetic._core.accelerators.catalog import catalog_rows
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.values import dataclass
+from kinetic._store.many import at_once
+from kinetic.errors import KineticError, NotFound
+
+OLDEST = (1, 27)
+"""Indexed Jobs with a policy for pod failures are on by default since then."""
+CALLS_AT_ONCE = 8
+
+
+class Need(StrEnum):
+    """Which jobs need a right."""
+
+    ALL = "all jobs"
+    SEVERAL_HOSTS = "jobs of several hosts"
+    NOT_ALL = "what explains why a job waits"
+
+
+@dataclass(frozen=True)
+class Right:
+    """A verb on a kind of object.
+
+    Attributes:
+        verb: as RBAC names it.
+        resource: the kind.
+        need: who needs it.
+    """
+
+    verb: str
+    resource: Resource
+    need: Need = Need.ALL
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource.full_name}"
+
+
+def _rights(resource: Resource, verbs: str, need: Need = Need.ALL) -> tuple[Right, ...]:
+    return tuple(Right(verb, resource, need) for verb in verbs.split())
+
+
+RIGHTS = (
+    *_rights(JOBS, "create get list watch delete"),
+    *_rights(JOBSETS, "create get list watch delete", Need.SEVERAL_HOSTS),
+    *_rights(SECRETS, "create"),
+    *_rights(PODS, "get list watch"),
+    *_rights(POD_LOGS, "get"),
+    *_rights(EVENTS, "list watch", Need.NOT_ALL),
+    *_rights(NODES, "list", Need.NOT_ALL),
+)
+"""Every right that kinetic uses. Without the last ones jobs run, and explanations are shorter."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a cluster answered.
+
+    Attributes:
+        server, namespace: which one.
+        problem: why it could not be asked; the rest is unknown then.
+        version: of the server.
+        rights: which of them the caller has.
+        has_jobsets, has_queues: whether JobSet and Kueue are installed.
+        nodes: None when they may not be listed.
+        service_account: the account that pods use, or "".
+        has_account: whether it exists; None when unknown.
+    """
+
+    server: str
+    namespace: str
+    problem: KineticError | None = None
+    version: Version | None = None
+    rights: Mapping[Right, bool] = field(default_factory=dict)
+    has_jobsets: bool = False
+    has_queues: bool = False
+    nodes: Sequence[Document] | None = None
+    service_account: str = ""
+    has_account: bool | None = None
+
+
+def gather(api: Api, *, service_account: str = "", rights: Iterable[Right] = RIGHTS) -> Facts:
+    """Ask a cluster, a few calls at a time.
+
+    Args:
+        api: the cluster.
+        service_account: what pods run as, or "".
+        rights: which of them to ask for.
+    """
+    wanted = tuple(rights)
+    try:
+        version = api.version()
+        allowed = at_once(lambda r: api.may(r.verb, r.resource), wanted, CALLS_AT_ONCE)
+        has_jobsets, has_queues = api.knows(JOBSETS), queue_workloads(api) is not None
+    except KineticError as error:
+        return Facts(api.server, api.namespace, error, service_account=service_account)
+    has_account: bool | None = None
+    if service_account:
+        try:
+            api.get(SERVICE_ACCOUNTS, service_account)
+            has_account = True
+        except NotFound:
+            has_account = False
+        except KineticError:
+            has_account = None  # pods may still use what their creator may not read
+    found: Sequence[Document] | None
+    try:
+        found = api.list(NODES).items
+    except Forbidden:
+        found = None
+    except KineticError as error:
+        return Facts(api.server, api.namespace, error, service_account=service_account)
+    return Facts(
+        server=api.server,
+        namespace=api.namespace,
+        version=version,
+        rights=dict(zip(wanted, allowed, strict=True)),
+        has_jobsets=has_jobsets,
+        has_queues=has_queues,
+        nodes=found,
+        service_account=service_account,
+        has_account=has_account,
+    )
+
+
+def queue_workloads(api: Api) -> Resource | None:
+    """Return Kueue's Workloads in the version that a cluster has, or None where Kueue is not
+    installed."""
+    return next((kind for kind in QUEUE_WORKLOADS if api.knows(kind)), None)
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what, in a word or two.
+        level: how bad it is.
+        detail: what was found.
+        remedy: what to do, or "".
+    """
+
+    name: str
+    level: Level
+    detail: str
+    remedy: str = ""
+
+
+def checks_of(facts: Facts) -> tuple[Check, ...]:
+    """Return what the doctor says of a cluster."""
+    where = f"{facts.server}, namespace {facts.namespace}"
+    if facts.problem is not None:
+        return (Check("cluster", Level.PROBLEM, str(facts.problem), f"The cluster is {where}."),)
+    return (
+        _version(facts, where),
+        _jobsets(facts),
+        *_allowed(facts),
+        _account(facts),
+        _pools(facts),
+        Check("Kueue", Level.OK, "is installed" if facts.has_queues else "is not installed"),
+    )
+
+
+def _version(facts: Facts, where: str) -> Check:
+    version = facts.version or Version("")
+    text = f"{where} answers; Kubernetes {version.text or 'of an unknown version'}"
+    if version.major and (version.major, version.minor) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return Check("cluster", Level.WARN, text, f"kinetic is made for {oldest} and later.")
+    return Check("cluster", Level.OK, text)
+
+
+def _jobsets(facts: Facts) -> Check:
+    if facts.has_jobsets:
+        return Check("JobSet", Level.OK, "is installed")
+    return Check("JobSet", Level.WARN, "is not installed", not_installed(JOBSETS))
+
+
+def _allowed(facts: Facts) -> list[Check]:
+    levels = {Need.ALL: Level.PROBLEM, Need.SEVERAL_HOSTS: Level.PROBLEM, Need.NOT_ALL: Level.WARN}
+    found = []
+    for need, level in levels.items():
+        missing = [right for right, allowed in facts.rights.items() if not allowed]
+        missing = [right for right in missing if right.need is need]
+        if missing:
+            found.append(
+                Check("rights", level, f"missing for {need}: {_named(missing)}", _asked(facts))
+            )
+    return found or [Check("rights", Level.OK, f"all {len(facts.rights)} that jobs need")]
+
+
+def _named(missing: Iterable[Right]) -> str:
+    by_kind: dict[str, list[str]] = {}
+    for right in missing:
+        by_kind.setdefault(right.resource.full_name, []).append(right.verb)
+    return "; ".join(f"{', '.join(verbs)} {kind}" for kind, verbs in by_kind.items())
+
+
+def _asked(facts: Facts) -> str:
+    return f"Ask an administrator for a role with these verbs in namespace {facts.namespace}."
+
+
+def _account(facts: Facts) -> Check:
+    name = facts.service_account
+    if not name:
+        return Check("service account", Level.OK, "pods run as the default one")
+    if facts.has_account is None:
+        return Check("service account", Level.OK, f"{name}: it may not be looked up")
+    if facts.has_account:
+        return Check("service account", Level.OK, f"{name} exists")
+    return Check("service account", Level.PROBLEM, f"{name} does not exist", _create(facts))
+
+
+def _create(facts: Facts) -> str:
+    return (
+        f"Create it (kubectl create serviceaccount {facts.service_account} -n {facts.namespace}), "
+        "or name another one: KINETIC_SERVICE_ACCOUNT."
+    )
+
+
+def _pools(facts: Facts) -> Check:
+    if facts.nodes is None:
+        return Check("node pools", Level.OK, "nodes may not be listed")
+    offered = [str(p) for p in pools.pools_of(facts.nodes) if p.accelerator]
+    if not offered:
+        return Check("node pools", Level.OK, "no nodes with accelerators now")
+    return Check("node pools", Level.OK, "; ".join(offered))
+
+
+def why_not(facts: Facts, *, hosts: int) -> str:
+    """Return why a job cannot be created at all, as a sentence; "" when it can.
+
+    Args:
+        facts: with at least the rights that such a job needs.
+        hosts: of the job.
+    """
+    if facts.problem is not None:
+        return str(facts.problem)
+    if hosts > 1 and not facts.has_jobsets:
+        return not_installed(JOBSETS)
+    needs = (Need.ALL, Need.SEVERAL_HOSTS) if hosts > 1 else (Need.ALL,)
+    missing = [r for r, allowed in facts.rights.items() if not allowed and r.need in needs]
+    if missing:
+        return f"You may not {_named(missing)} in namespace {facts.namespace}. {_asked(facts)}"
+    if facts.has_account is False:
+        name = facts.service_account
+        text = f"The service account {name} does not exist in namespace {facts.namespace}."
+        return f"{text} {_create(facts)}"
+    return ""
+
+
+@dataclass(frozen=True)
+class LiveAccelerator:
+    """What a node pool offers, by kinetic's name for it.
+
+    Attributes:
+        name: as `accelerator=` takes it; "" where kinetic knows none.
+        pool: the nodes.
+        slices: complete slices that the nodes, which take pods now, can hold.
+    """
+
+    name: str
+    pool: NodePool
+    slices: int
+
+
+def live_accelerators(nodes: Iterable[Document]) -> tuple[LiveAccelerator, ...]:
+    """Return what the node pools of a cluster offer: `kinetic accelerators --live`."""
+    known = catalog_rows()
+    return tuple(_live(pool, known) for pool in pools.pools_of(nodes) if pool.accelerator)
+
+
+def _live(pool: NodePool, known: Iterable[Topology]) -> LiveAccelerator:
+    fitting = [row for row in known if _fits(row, pool)]
+    named = next((r for r in fitting if r.machine_type == pool.machine), None)
+    found = named or next(iter(fitting), None)
+    if found is None:
+        return LiveAccelerator("", pool, 0)
+    return LiveAccelerator(found.name, pool, pool.ready // max(1, found.hosts))
+
+
+def _fits(row: Topology, pool: NodePool) -> bool:
+    if row.gke_accelerator != pool.accelerator:
+        return False
+    if row.kind == "tpu":
+        return row.shape_text == pool.topology
+    return row.chips_per_host == pool.chips_each
