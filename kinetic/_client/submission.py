@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kinetic._backends.base import Backend, phase_of
 from kinetic._client.planning import Planned
 from kinetic._core import layout
-from kinetic._core.plan import Plan, Tree
+from kinetic._core.plan import BUCKETS, Plan, Tree
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import index
@@ -50,6 +50,7 @@ def submit(
     plan = planned.plan
     documents = backend.render(plan)
     backend.preflight(plan)
+    _check_distant(plan)
     ref = ref_of(plan, store.uri)
     # Content that is there already must not be swept away before the plan names it.
     with submitting(store):
@@ -69,6 +70,15 @@ def submit(
         backend.submit(ref, documents, planned.secrets if secrets is None else secrets)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
     return ref
+
+
+def _check_distant(plan: Plan) -> None:
+    """Refuse data that hosts would not find where it lies."""
+    for each in plan.data:
+        if each.source.startswith(BUCKETS):
+            from kinetic._datasets import cloud
+
+            cloud.check(each.source, is_dir=each.is_dir)
 
 
 def ref_of(plan: Plan, store_uri: str) -> JobRef:

@@ -9,7 +9,8 @@ In: a store, the data's tree. Out: a folder, or its absence.
     data/<digest>/files/        the content, without write permission
     data/<digest>/seal          a digest of names, sizes and times:
                                 shows whether the content was changed since
-    data/<digest>.new/          being built; what a killed builder left, the next one removes
+    data/<digest>.new/          being built; what a killed builder left, the next one removes, or
+                                goes on with
 
 Building is done by one process while the others wait; the kernel frees the lock of one that dies. A
 copy appears in one step. Large files are hard links to the store's own contents where the file
@@ -27,7 +28,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -70,12 +71,30 @@ def provide(store: Store, tree: Tree, root: Path) -> Path:
         CorruptRecord: the stored content is not what was sent.
         StoreError: it cannot be written to the host's disk; StoreFull when that is full.
     """
-    place = root / tree.manifest.digest
+    return provide_as(root, tree.manifest.digest, lambda dest: _fill(store, tree, dest))
+
+
+def provide_as(
+    root: Path, digest: str, fill: Callable[[str], None], *, resumes: bool = False
+) -> Path:
+    """Return the folder with the content of this name; fill it first where it is missing or was
+    changed.
+
+    Args:
+        root: folder of all copies.
+        digest: the name, in hex digits.
+        fill: writes the content into an empty folder, without write permission at the end.
+        resumes: `fill` goes on where another was interrupted: the folder may hold whole files.
+
+    Raises:
+        StoreError: it cannot be written to the host's disk; StoreFull when that is full.
+    """
+    place = root / digest
     try:
         if not _is_intact(place):
-            with locked(root, tree.manifest.digest):
+            with locked(root, digest):
                 if not _is_intact(place):
-                    _build(store, tree, place)
+                    _build(place, fill, resumes)
         with suppress(OSError):  # for prune; a host that may only read keeps no record
             os.utime(place)
     except OSError as error:
@@ -131,22 +150,24 @@ def size_bytes(found: CachedCopy) -> int:
 # -- building --------------------------------------------------------------------------------------
 
 
-def _build(store: Store, tree: Tree, place: Path) -> None:
+def _build(place: Path, fill: Callable[[str], None], resumes: bool) -> None:
     """Build aside, then rename, so that an unfinished copy is never visible. The caller holds the
     lock."""
     new = Path(f"{place}{_BUILDING}")
-    _discard(new)
+    if not resumes:
+        _discard(new)
     if os.path.lexists(place):
-        _log.warning("the data in %s was changed; it is unpacked again", place)
+        _log.warning("the data in %s was changed; it is made again", place)
         _retire(place)
     try:
         files = new / "files"
-        files.mkdir(parents=True, mode=0o700)
-        _fill(store, tree, str(files))
+        files.mkdir(parents=True, mode=0o700, exist_ok=resumes)
+        fill(str(files))
         (new / "seal").write_text(_seal(str(files)))
         new.rename(place)
     except BaseException:
-        _discard(new)
+        if not resumes:
+            _discard(new)
         raise
 
 

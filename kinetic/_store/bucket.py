@@ -118,14 +118,14 @@ class Bucket:
         self.download(name, memory)
         return memory.content()
 
-    def download(self, name: str, target: Target) -> None:
-        """Write the content of an object.
+    def download(self, name: str, target: Target, *, generation: int | None = None) -> None:
+        """Write the content of an object; of this generation, if one is given.
 
         Raises:
             NotFound: there is none.
         """
         for _ in range(_RESTARTS):
-            if self._downloaded(name, target):
+            if self._downloaded(name, target, generation):
                 return
             target.restart()
         raise StoreError(
@@ -133,7 +133,7 @@ class Bucket:
             "has. Try again; if it stays so, look for a proxy that changes downloads."
         )
 
-    def _downloaded(self, name: str, target: Target) -> bool:
+    def _downloaded(self, name: str, target: Target, generation: int | None) -> bool:
         """Whether the content has arrived as it is in the bucket."""
         tries = self._tries()
         digest = _checksum()
@@ -146,7 +146,7 @@ class Bucket:
                 return target.write(part)
 
         with self._explained(f"read gs://{self.name}/{name}", "storage.objects.get"):
-            blob = self._bucket.blob(name)
+            blob = self._bucket.blob(name, generation=generation)
             try:
                 # The library does not check what came in several pieces.
                 blob.download_to_file(
@@ -224,15 +224,15 @@ class Bucket:
                 return None
             return _blob(blob)
 
-    def list(self, prefix: str, *, start: str = "", end: str = "") -> Iterator[Blob]:
-        """Yield the objects whose names begin so, sorted: from `start` on, and before `end`."""
+    def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[Blob]:
+        """Yield the objects whose names begin so, sorted: those before `end`, or only the first."""
         with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             found = self._line.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
-                start_offset=start or None,
                 end_offset=end or None,
                 fields=_FIELDS,
+                max_results=1 if first else None,
                 retry=self._tries().retry(),
             )
             for blob in found:

@@ -111,6 +111,11 @@ class Double:
         with self._lock:
             self._faults.append(Fault(calls, **fault))  # type: ignore[arg-type]
 
+    def heal(self) -> None:
+        """Let no fault be left."""
+        with self._lock:
+            self._faults.clear()
+
     def forget_requests(self) -> None:
         with self._lock:
             self.requests.clear()

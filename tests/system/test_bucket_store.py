@@ -113,6 +113,28 @@ def test_data_goes_by_the_bucket(bucket, tmp_path):
     assert found == (["a", "b", "c"], "a")
 
 
+def test_data_of_a_bucket(bucket):
+    for name in ("a", "b/c"):
+        bucket.buckets.insert("bucket", f"images/{name}", name.encode(), {}, {})
+    with pytest.warns(UserWarning, match="single object"):
+        single = kinetic.Data("gs://bucket/images/b/c")
+    call = run("tpu-v6e-16", output_dir="gs://bucket/out")(look)
+    assert call(kinetic.Data("gs://bucket/images/"), single) == (
+        ["a", "b"],
+        "b/c",
+        "gs://bucket/out",
+    )
+    with pytest.raises(errors.UsageError, match="nothing below gs://bucket/none/"):
+        call(kinetic.Data("gs://bucket/none/"), single)
+
+
+def look(folder, file):
+    import os
+    from pathlib import Path
+
+    return sorted(os.listdir(folder)), Path(file).read_text(), os.environ["KINETIC_OUTPUT_DIR"]
+
+
 def test_a_bucket_that_fails_for_a_while_ends_no_job(bucket):
     bucket.fail(status=503, times=4)
     bucket.fail("chunk", "insert", "media", lost=True)

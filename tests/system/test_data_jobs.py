@@ -389,19 +389,23 @@ def test_where_mounting_is_forbidden_it_says_what_to_do(folder, tmp_path):
 # -- what only a cluster has -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("uri", ["gs://bucket/images/", "hf://squad?split=train"])
-def test_data_of_the_cloud_is_refused_here_before_anything_is_created(uri, home):
+def test_what_only_a_cluster_mounts_is_refused_here_before_anything_is_created(home):
+    call = kinetic.run(accelerator="cpu")(len)
+    with pytest.raises(errors.UsageError, match="Leave fuse=True out"):
+        call(kinetic.Data("gs://bucket/images/", fuse=True))
+    assert not (home / "jobs").exists()
+
+
+def test_data_of_a_hub_is_refused_here_before_anything_is_created(home):
     call = kinetic.run(accelerator="cpu")(len)
     with pytest.raises(errors.UsageError, match="comes with the cloud backends"):
-        call(kinetic.Data(uri))
+        call(kinetic.Data("hf://squad?split=train"))
     assert not (home / "jobs").exists()
 
 
-def test_an_output_folder_of_the_cloud_is_refused_here(home):
-    call = kinetic.run(accelerator="cpu", output_dir="gs://bucket/out")(len)
-    with pytest.raises(errors.UsageError, match="comes with the cloud backends"):
-        call("x")
-    assert not (home / "jobs").exists()
+def test_an_output_folder_of_the_cloud_reaches_the_function_as_it_is():
+    call = kinetic.run(accelerator="cpu", output_dir="gs://bucket/out")(os.getenv)
+    assert call("KINETIC_OUTPUT_DIR") == "gs://bucket/out"
 
 
 # -- output folders --------------------------------------------------------------------------------

@@ -162,22 +162,22 @@ def has_debugger() -> bool:
 
 
 def check_reach(plan: Plan) -> None:
-    """Refuse data and output folders that only a cluster reaches.
+    """Refuse data that only a cluster mounts.
 
     Raises:
-        UsageError: names the one and says what to use here.
+        UsageError: names it and says what to do here.
     """
-    remote = [each.source for each in plan.data if "://" in each.source]
-    if remote:
+    mounted = [each.source for each in plan.data if each.fuse and "://" in each.source]
+    if mounted:
         raise UsageError(
-            f"{remote[0]} comes with the cloud backends: a slice that is simulated on this machine "
-            f"reads local data only. {_local_copy(remote[0])}, and give kinetic.Data that path."
+            f"{mounted[0]} is mounted by a cluster only: hosts on this machine fetch it. Leave "
+            "fuse=True out."
         )
-    if plan.output_dir is not None and "://" in plan.output_dir:
+    hub = [each.source for each in plan.data if each.source.startswith("hf://")]
+    if hub:
         raise UsageError(
-            f"The output folder {plan.output_dir} comes with the cloud backends: a slice that is "
-            "simulated on this machine writes to local folders only. Set output_dir= or "
-            "KINETIC_OUTPUT_DIR to a local folder, or leave it out."
+            f"{hub[0]} comes with the cloud backends. Save it to a folder "
+            "(datasets.load_dataset(...).save_to_disk(folder)), and give kinetic.Data that path."
         )
 
 
@@ -192,7 +192,9 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
         UsageError: names the place and says what to do.
     """
     for folder in (
-        (Path(plan.output_dir), *Path(plan.output_dir).parents) if plan.output_dir else ()
+        (Path(plan.output_dir), *Path(plan.output_dir).parents)
+        if plan.output_dir and "://" not in plan.output_dir
+        else ()
     ):
         if folder.exists() and not folder.is_dir():
             raise UsageError(
@@ -206,12 +208,6 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
                 f"volumes: data at {mount} would hide {hidden[0]}, which jobs need. Choose another "
                 "path, such as /data."
             )
-
-
-def _local_copy(source: str) -> str:
-    if source.startswith("hf://"):
-        return "Save it to a folder (datasets.load_dataset(...).save_to_disk(folder))"
-    return "Copy it to this machine (gcloud storage cp --recursive)"
 
 
 def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from kinetic._core import layout
-from kinetic._core.plan import Dataset, Plan
+from kinetic._core.plan import BUCKETS, Dataset, Plan
 from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store.base import Store
-from kinetic.errors import SetupFailed
+from kinetic.errors import NotFound, SetupFailed
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
     """Bring the data to this host. `folder` is the host's own.
 
     Raises:
-        SetupFailed: data that is used where it lies is not there.
+        SetupFailed: data that is used where it lies, or fetched from there, is not there.
         StoreError: the content is damaged, or the disk does not take it.
     """
     there = plan.mounted_by_cluster()
@@ -62,16 +62,28 @@ def _prepared(
     data: Dataset, identity: Identity, store: Store, own: Path
 ) -> tuple[str, list[Mount]]:
     name = Path(data.source).name
-    if data.tree is None:
+    if data.tree is not None:
+        files = cached_copy.provide(store, data.tree, root(identity, store))
+    elif data.source.startswith(BUCKETS):
+        files = _fetched(data, root(identity, store))
+    else:
         source = _source(data)
         return _mounted(source, data.mount or _stub(own / name, data.is_dir))
-    files = cached_copy.provide(store, data.tree, root(identity, store))
     guard = Mount(str(files), str(files), optional=True)  # Permissions do not stop root.
     place = str(files if data.is_dir else files / name)
     if not data.mount:
         return place, [guard]
     _, mounts = _mounted(place, data.mount)
     return data.mount, [guard, *mounts]
+
+
+def _fetched(data: Dataset, copies: Path) -> Path:
+    from kinetic._datasets import cloud
+
+    try:
+        return cloud.provide(data.source, is_dir=data.is_dir, root=copies)
+    except NotFound as error:
+        raise SetupFailed(f"kinetic.Data({data.source!r}): {error}") from error
 
 
 def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:

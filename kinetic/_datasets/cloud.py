@@ -1,0 +1,185 @@
+"""Declared data in Cloud Storage: a folder or a single object of a bucket.
+
+In: its gs:// URI. Out: here, whether it is there; on a host, a folder with its content, fetched
+once for all jobs that share the host's disk.
+
+Each host lists the objects, and fetches the very generations that it saw: many at once, each
+checked by its CRC32C and taken up after a cut. A fetch that was interrupted goes on with the next.
+"""
+
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from kinetic._core.values import dataclass
+from kinetic._datasets import cached_copy
+from kinetic._store import files
+from kinetic._store.bucket import Blob, Bucket
+from kinetic._store.gcs import split
+from kinetic._store.many import at_once
+from kinetic.errors import NotFound, StoreError, UsageError
+
+_AT_ONCE = 16
+_PATIENCE_S = 120.0
+_PATIENCE_HERE_S = 5.0
+_TRIES = 3
+"""Of a folder in which somebody replaces objects meanwhile."""
+
+
+def check(source: str, *, is_dir: bool, patience_s: float = _PATIENCE_HERE_S) -> None:
+    """Refuse data that is not there, as far as this machine can tell: where it may not look, the
+    hosts will.
+
+    Raises:
+        UsageError: there is no such bucket, object or folder.
+    """
+    try:
+        name, path = split(source)
+        bucket = Bucket(name, patience_s=patience_s)
+        there = _one(bucket, source, path, is_dir=is_dir)
+    except StoreError as error:
+        if "there is no bucket" in str(error):
+            raise UsageError(f"kinetic.Data({source!r}): {error}") from error
+        return
+    if not there:
+        raise UsageError(f"kinetic.Data({source!r}): {_missing(bucket, source, path, is_dir)}")
+
+
+def provide(source: str, *, is_dir: bool, root: Path) -> Path:
+    """Return the folder with the content of the folder, or with the one object.
+
+    Args:
+        source: the URI.
+        is_dir: whether it is a folder.
+        root: folder of all copies on this host.
+
+    Raises:
+        NotFound: there is no such object, or nothing below the folder.
+        StoreError: it cannot be read, or the host's disk does not take it.
+    """
+    name, path = split(source)
+    bucket = Bucket(name, at_once=_AT_ONCE, patience_s=_PATIENCE_S)
+    for _ in range(_TRIES - 1):
+        with suppress(_Replaced):
+            return _provided(bucket, source, path, is_dir=is_dir, root=root)
+    return _provided(bucket, source, path, is_dir=is_dir, root=root)
+
+
+class _Replaced(StoreError):
+    """An object is not the one any more that was listed."""
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The files of a folder by their path in it, and the folders, parents first."""
+
+    files: dict[str, Blob]
+    folders: tuple[str, ...]
+
+    def digest(self, source: str) -> str:
+        """A name for this content of this place."""
+        digest = hashlib.sha256(source.encode())
+        for rel, blob in sorted(self.files.items()):
+            digest.update(repr((rel, blob.generation, blob.crc32c, blob.size_bytes)).encode())
+        digest.update(repr(self.folders).encode())
+        return digest.hexdigest()
+
+
+def _provided(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Path) -> Path:
+    if is_dir:
+        prefix = f"{path}/" if path else ""
+        found = {blob.name.removeprefix(prefix): blob for blob in bucket.list(prefix)}
+    else:
+        blob = bucket.find(path)
+        found = {posixpath.basename(path): blob} if blob is not None else {}
+    if not found:
+        raise NotFound(_missing(bucket, source, path, is_dir))
+    listing = _listing(source, found)
+    return cached_copy.provide_as(
+        root, listing.digest(source), lambda dest: _fill(bucket, listing, dest), resumes=True
+    )
+
+
+def _one(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
+    """Whether there is something."""
+    if is_dir:
+        return any(True for _ in bucket.list(f"{path}/" if path else "", first=True))
+    return bucket.find(path) is not None
+
+
+def _missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> str:
+    if is_dir:
+        return f"there is nothing below {source}. Check the name, and upload the data first."
+    if _one(bucket, source, path, is_dir=True):
+        return f"{source} is a folder, not an object. Write {source}/ with a slash."
+    return f"there is no object {source}. Check the name, and upload it first."
+
+
+def _listing(source: str, found: dict[str, Blob]) -> _Listing:
+    """Tell files from folders.
+
+    Raises:
+        StoreError: the names of the objects cannot be those of files.
+    """
+    contents = {rel: blob for rel, blob in found.items() if rel and not rel.endswith("/")}
+    marked = [rel.removesuffix("/") for rel in found if rel.endswith("/")]
+    for rel in (*contents, *marked):
+        if "\0" in rel or any(part in ("", ".", "..") for part in rel.split("/")):
+            raise StoreError(
+                f"The object {rel!r} below {source} has a name that no file can have. Rename it."
+            )
+    folders = sorted({*_with_parents(marked), *_with_parents(map(posixpath.dirname, contents))})
+    both = sorted(contents.keys() & set(folders))
+    if both:
+        raise StoreError(
+            f"{both[0]!r} below {source} is an object and a folder. Rename one of them."
+        )
+    return _Listing(contents, tuple(folders))
+
+
+def _with_parents(folders: Iterable[str]) -> Iterable[str]:
+    for folder in folders:
+        while folder:
+            yield folder
+            folder = posixpath.dirname(folder)  # noqa: PLW2901
+
+
+def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
+    for folder in listing.folders:
+        os.makedirs(os.path.join(dest, folder), mode=0o700, exist_ok=True)  # noqa: PTH103
+    _tidy(dest, listing)
+
+    def fetch(item: tuple[str, Blob]) -> None:
+        rel, blob = item
+        path = Path(dest, rel)
+        if path.is_file():  # whole: files appear in one step
+            return
+        try:
+            with files.saving(path) as sink:
+                bucket.download(blob.name, sink, generation=blob.generation)
+        except NotFound as error:
+            raise _Replaced(
+                f"gs://{bucket.name}/{blob.name} was replaced while it was fetched. Submit the job "
+                "again when nobody writes there."
+            ) from error
+        path.chmod(0o444)
+
+    at_once(fetch, list(listing.files.items()), _AT_ONCE)
+    for folder in (*reversed(listing.folders), ""):
+        os.chmod(os.path.join(dest, folder), 0o555)  # noqa: PTH101
+
+
+def _tidy(dest: str, listing: _Listing) -> None:
+    """Remove what an interrupted fetch left half written."""
+    for folder, _, names in os.walk(dest):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.relpath(path, dest) not in listing.files:
+                os.unlink(path)  # noqa: PTH108
