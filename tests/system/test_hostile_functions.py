@@ -377,13 +377,17 @@ def leave_the_deaf():
     ],
 )
 def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
-    handle = started(leave)
-    assert handle.result(stream_logs=False) == 1
-    report = handle.outcome().reports[0]
-    # It waited for no time limit: the shortest is 3 s.
-    assert handle.outcome().ended_at - report.ended_at < 2.5
-    assert "still running after the function ended, and killed" in handle.logs()
-    assert named in handle.logs()
+    def took_s():
+        handle = started(leave)
+        assert handle.result(stream_logs=False) == 1
+        assert "still running after the function ended, and killed" in handle.logs()
+        assert named in handle.logs()
+        outcome = handle.outcome()
+        return outcome.ended_at - outcome.reports[0].ended_at
+
+    # It waits for no time limit, of which the shortest is 3 s: that would make every run slow, a
+    # busy machine only some.
+    assert any(took_s() < 2.5 for _ in range(20))
 
 
 def fork_and_come_back(how):
