@@ -36,6 +36,7 @@ from cluster.kinds import (
     NAMESPACES,
     NODES,
     PODS,
+    QUEUES,
     QUOTAS,
     SECRETS,
     SERVICE_ACCOUNTS,
@@ -43,6 +44,7 @@ from cluster.kinds import (
     Resource,
 )
 from cluster.kubelet import Kubelet
+from cluster.kueue import Kueue
 from cluster.nodes import CPU_POOL, NodePool, Nodes
 from cluster.objects import Object, clone
 from cluster.recorder import Recorder
@@ -251,6 +253,14 @@ class FakeCluster:
                 "status": {"conditions": [established], "storedVersions": [resource.version]},
             },
         )
+
+    def install_kueue(self, quotas: dict[str, dict[str, str]], namespace: str = "") -> Kueue:
+        """Queues by name, with what may run at once: `{"lq": {"google.com/tpu": "4"}}`."""
+        self.api.discovery.custom.update(QUEUES)
+        place = namespace or self.namespace
+        kueue = Kueue(self.store, self.engine, self.recorder, place, quotas)
+        self.admit_with(kueue.suspend)
+        return kueue
 
     def add_quota(self, name: str, hard: dict[str, str], namespace: str = "") -> None:
         meta = {"name": name, "namespace": namespace or self.namespace}
