@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import kinetic
 from kinetic._backends.base import Document, LogRequest, Status
 from kinetic._client.handle import JobHandle
 from kinetic._core import layout
@@ -32,6 +35,9 @@ from kinetic.errors import StoreError
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
+
+ROOT = Path(kinetic.__file__).parent.parent
+Capture = pytest.CaptureFixture[str]
 
 
 def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
@@ -188,3 +194,8 @@ class World:
 
     def __call__(self, *argv: str) -> int:
         return call(argv, self.app)
+
+
+def run(world: World, *argv: str) -> int:
+    """`kinetic run` on a slice of two hosts."""
+    return world("run", "-a", "tpu-v6e-8", *argv)

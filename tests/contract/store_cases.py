@@ -1,0 +1,61 @@
+"""The stores that the contract is tested with."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gcs import serving as gcs_double
+
+from kinetic._store.base import Store
+from kinetic._store.gcs import GcsStore
+from kinetic._store.local import LocalStore
+from kinetic._store.memory import MemoryStore
+from kinetic._store.served import serving
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Store]:
+    yield LocalStore(folder / "store")
+
+
+@contextmanager
+def memory(_folder: Path) -> Iterator[Store]:
+    yield MemoryStore()
+
+
+@contextmanager
+def distant(_folder: Path) -> Iterator[Store]:
+    yield MemoryStore(delay_s=0.0001)
+
+
+@contextmanager
+def served(_folder: Path) -> Iterator[Store]:
+    # A path of pytest's may be longer than that of a socket.
+    with tempfile.TemporaryDirectory() as short, serving(MemoryStore(), Path(short) / "s") as store:
+        yield store
+
+
+@contextmanager
+def gcs(_folder: Path) -> Iterator[Store]:
+    with gcs_double("bucket") as double:
+        before = os.environ.get("STORAGE_EMULATOR_HOST")
+        os.environ["STORAGE_EMULATOR_HOST"] = double.uri
+        try:
+            yield GcsStore("gs://bucket/some/prefix")
+        finally:
+            os.environ.pop("STORAGE_EMULATOR_HOST")
+            if before is not None:
+                os.environ["STORAGE_EMULATOR_HOST"] = before
+
+
+OPENERS: dict[str, Callable] = {
+    "gcs": gcs,
+    "local": local,
+    "memory": memory,
+    "distant": distant,
+    "served": served,
+}

@@ -1,0 +1,103 @@
+"""Trees that tests of the source tree build, send and look at."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from kinetic._core import layout
+from kinetic._source import bundle, manifest, packs
+from kinetic._store.local import LocalStore
+
+FOREVER = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def later() -> int:
+    """A clock by which all that was just written is old enough to be trusted."""
+    return time.time_ns() + 10_000_000_000
+
+
+def write(root: Path, files: dict[str, str | bytes]) -> None:
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def build(root: Path, **given) -> bundle.Bundle:
+    return bundle.build(root, **{"cache_dir": root.parent / "cache"} | given)
+
+
+def listed(made: bundle.Bundle) -> list[str]:
+    return sorted(entry.path for entry in manifest.unfold(made.manifests))
+
+
+def shape(root: Path) -> dict[str, tuple]:
+    """All that should survive the journey: kinds, permission bits, content, where links lead."""
+    found: dict[str, tuple] = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            if stat.S_ISLNK(info.st_mode):
+                what: tuple = ("link", os.readlink(path))
+            elif stat.S_ISDIR(info.st_mode):
+                what = ("folder", info.st_mode & 0o777)
+            else:
+                what = ("file", info.st_mode & 0o777, Path(path).read_bytes())
+            found[os.path.relpath(path, root)] = what
+    return found
+
+
+def sent(root: Path, place: Path, **given) -> tuple[bundle.Bundle, LocalStore]:
+    made, store = build(root, **given), LocalStore(place / "store")
+    bundle.upload(made, store)
+    return made, store
+
+
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6
+).filter(
+    lambda n: (
+        n not in (".", "..", ".git", "__pycache__", ".gitignore", ".kineticignore", "pyvenv.cfg")
+        and len(n.encode()) < 100
+    )
+)
+
+
+TREES = st.recursive(
+    st.tuples(st.binary(max_size=50), st.sampled_from([0o644, 0o755, 0o600, 0o444])),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=10,
+).filter(lambda tree: isinstance(tree, dict))
+
+
+def plant(folder: Path, tree: dict) -> None:
+    for name, what in tree.items():
+        if isinstance(what, dict):
+            (folder / name).mkdir()
+            plant(folder / name, what)
+        else:
+            (folder / name).write_bytes(what[0])
+            (folder / name).chmod(what[1])
+
+
+def whole(store: LocalStore) -> None:
+    """Assert that each record in the store has all there that it vouches for: a submission that
+    finds it sends nothing."""
+    for key in store.list(layout.TREES):
+        contents = packs.Contents.from_json(store.get(key))
+        for name in contents.packs:
+            assert store.has(layout.pack_index(name))
+        for digest in contents.blobs:
+            assert store.has(layout.blob(digest))
+    for key in store.list(layout.PACK_INDEXES):
+        data = store.get(key)
+        assert layout.pack_index(packs.parse(data).name) == key
+        assert store.get(layout.pack(packs.parse(data).name)).startswith(data)

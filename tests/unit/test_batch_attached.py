@@ -1,0 +1,420 @@
+"""Batches as another process sees them, what people see of them, and their options."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import pickle
+import re
+
+import pytest
+from batch_cases import NUMBERS, PATIENCE_S, attached, begin, until
+from batch_fakes import Scripted
+
+from kinetic import errors
+from kinetic._backends import registry
+from kinetic._client.batch import handle as handles
+from kinetic._client.batch import launch
+from kinetic._client.batch.ledger import BatchRules
+from kinetic._client.batch.manifest import Manifest, new_batch
+from kinetic._client.batch.progress import BAR_WIDTH
+from kinetic._client.waiter import JobWaiter
+from kinetic._core import layout
+from kinetic._store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+# -- from another process --------------------------------------------------------------------------
+
+
+def test_what_is_written_does_not_grow_with_the_square_of_the_inputs(store):
+    source = Scripted(store)
+    batch = begin(source, 40)
+    batch.results(timeout=PATIENCE_S)
+    assert sorted(store.list(layout.group(batch.group_id))) == [
+        layout.batch(batch.group_id),
+        layout.group_end(batch.group_id),
+        f"{layout.group(batch.group_id)}/lock",
+    ]
+
+
+def test_a_batch_is_found_while_it_is_still_submitted(store):
+    source = Scripted(store, [["ok"], ["hang"]])
+    batch = begin(source, 3, BatchRules(max_concurrent=1), name="sweep", tags={"for": "paper"})
+    next(batch.as_completed(timeout=PATIENCE_S))
+    with attached(batch, source) as other:
+        assert (other.name, other.tags, len(other)) == ("sweep", {"for": "paper"}, 3)
+        until(other, lambda: 1 in source.hanging)
+        source.release(1)
+        assert other.results(timeout=PATIENCE_S) == [(i, 1) for i in range(3)]
+
+
+def test_a_retry_by_another_process_is_waited_for(store):
+    source = Scripted(store, [["raise", "hang"]])
+    batch = begin(source, 1, BatchRules(retries=1))
+    with attached(batch, source) as other:
+        until(other, lambda: 0 in source.hanging)
+        source.release(0)
+        assert other.results(timeout=PATIENCE_S) == [(0, 2)]
+
+
+def test_another_process_can_cancel(store):
+    source = Scripted(store, [["hang"]])
+    batch = begin(source, 5, BatchRules(max_concurrent=1))
+    until(batch, lambda: 0 in source.hanging)
+    with attached(batch, source) as other:
+        other.cancel()
+        found = other.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [errors.JobCancelled] + [errors.SubmitError] * 4
+    assert "cancelled" in str(found[-1])
+    batch.wait(timeout=PATIENCE_S)
+
+
+def dead(store, total, submitted, *, retries=0):
+    """A batch whose process was killed: there is no end, and nobody holds the lock."""
+    source = Scripted(store)
+    batch = new_batch(store, total, known_ids=True, now=0.0, retries=retries)
+    manifest = Manifest.begin(store, batch)
+    for index in range(submitted):
+        source.submit(batch.group_id, index, batch.jobs[index][0])
+    return source, manifest
+
+
+def test_a_batch_whose_process_was_killed(store):
+    source, manifest = dead(store, 4, 2)
+    with registry.substituted("local", lambda _, store: source):
+        batch = handles._attach(store, manifest.batch.group_id)
+        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+        assert found[:2] == [(0, 1), (1, 1)]
+        assert ["ended before" in str(e) for e in found[2:]] == [True, True]
+        assert set(batch.submission_failures) == {2, 3}
+        assert batch.status_counts() == {"SUCCEEDED": 2}
+
+
+def test_jobs_whose_records_were_removed(store):
+    source = Scripted(store)
+    batch = begin(source, 3)
+    batch.results(timeout=PATIENCE_S)
+    gone = batch.jobs[1]
+    gone.cleanup()
+    store.put(layout.ref(batch.jobs[2].job_id), b"garbage")
+    with attached(batch, source) as other:
+        assert other.unavailable_children == {1: gone.job_id, 2: batch.jobs[2].job_id}
+        assert [type(e) for e in other.results(timeout=PATIENCE_S, return_exceptions=True)] == [
+            tuple,
+            errors.NotFound,
+            errors.NotFound,
+        ]
+        assert [job is None for job in other.jobs] == [False, True, True]
+
+
+def test_records_removed_while_a_job_runs(store):
+    source = Scripted(store, [["hang"]])
+    batch = begin(source, 1)
+    until(batch, lambda: 0 in source.hanging)
+    job = source.hanging[0]
+    source.lose(0)
+    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert isinstance(found[0], errors.NotFound)
+    assert batch.unavailable_children == {0: job.job_id}
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_missing_records(home):
+    class Silent(LocalStore):
+        silent = False
+
+        def get(self, key):
+            if self.silent:
+                raise errors.StoreError("the store does not answer")
+            return super().get(key)
+
+    store = Silent(home)
+    batch = begin(Scripted(store, [["raise"]]), 1)
+    batch.wait(timeout=PATIENCE_S)
+    store.silent = True
+    for look in (batch.statuses, batch.status_counts):
+        with pytest.raises(errors.StoreError, match="does not answer"):
+            look()
+
+
+def test_cleaning_up_takes_the_batch_away(store):
+    source = Scripted(store, [["ok"], ["hang"]])
+    batch = begin(source, 9, BatchRules(max_concurrent=2))
+    until(batch, lambda: 1 in source.hanging)
+    batch.cleanup()
+    assert list(store.list(layout.JOBS)) == []
+    assert list(store.list(layout.REFS)) == []
+    assert list(store.list(layout.GROUPS)) == []
+    with pytest.raises(errors.NotFound, match="no batch"):
+        handles._attach(store, batch.group_id)
+
+
+def test_collecting_can_remove_what_succeeded(store):
+    source = Scripted(store, [["ok"], ["raise"]])
+    batch = begin(source, 2)
+    found = batch.results(timeout=PATIENCE_S, cleanup=True, return_exceptions=True)
+    assert batch.results(return_exceptions=True)[0] == found[0] == (0, 1)
+    assert len(list(store.list(layout.REFS))) == 1
+    with attached(batch, source) as other:
+        assert [index for index, _ in other.statuses()] == [1]
+
+
+def test_a_handle_can_be_pickled(store):
+    source = Scripted(store)
+    batch = begin(source, 2)
+    batch.wait(timeout=PATIENCE_S)
+    with registry.substituted("local", lambda _, store: source):
+        assert pickle.loads(pickle.dumps(batch)).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"[]", b"{}", b'{"schema_version": 99}', b'{"schema_version": 1, "group_id": "x"}'],
+)
+def test_a_damaged_record_is_told(store, garbage):
+    store.put(layout.batch("grp-00000000"), garbage)
+    with pytest.raises(errors.CorruptRecord):
+        handles._attach(store, "grp-00000000")
+
+
+def test_garbage_beside_the_records_is_passed_over(store):
+    source, manifest = dead(store, 2, 1)
+    group = layout.group(manifest.batch.group_id)
+    for name in ("refused/x.json", "jobs/1.json", "jobs/one-two.json", "README"):
+        store.put(f"{group}/{name}", b"garbage")
+    store.put(f"{group}/end.json", b"garbage")
+    with registry.substituted("local", lambda _, store: source):
+        found = handles._attach(store, manifest.batch.group_id).results(
+            timeout=PATIENCE_S, return_exceptions=True
+        )
+    assert found[0] == (0, 1)
+    assert isinstance(found[1], errors.NotFound)
+
+
+@pytest.mark.parametrize("group_id", ["", "job-12345678", "grp-../../x", 3, None])
+def test_what_is_no_id_of_a_batch(group_id):
+    with pytest.raises(errors.UsageError, match="not a batch id"):
+        handles.attach_batch(group_id)
+
+
+def test_ids_are_not_those_of_other_jobs(store):
+    batch = new_batch(store, 100, known_ids=True, now=0.0, retries=2)
+    ids = list(itertools.chain(*batch.jobs))
+    assert len(set(ids)) == 300
+    assert Manifest.begin(store, batch).batch == Manifest.open(store, batch.group_id).batch
+
+
+# -- what people see -------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
+    for progress in (True, False):
+        monkeypatch.setattr("sys.stderr", stream := Terminal())
+        batch = begin(Scripted(LocalStore(store.path(f"s{next(NUMBERS)}")), [["raise"]]), 3)
+        batch.wait(timeout=PATIENCE_S, progress=progress)
+        text = stream.getvalue()
+        assert bool(text) is progress
+        if progress:
+            assert text.endswith(
+                f"\rkinetic: [{'#' * BAR_WIDTH}] {batch.group_id} 3/3, 1 failed\033[K\n"
+            )
+
+
+def test_a_pipe_gets_one_line_for_each_end(store, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    batch = begin(Scripted(store, [["raise"]]), 3, BatchRules(max_concurrent=1))
+    batch.wait(timeout=PATIENCE_S)
+    batch.results(return_exceptions=True)
+    assert len(stream.getvalue().splitlines()) == 3
+    assert "input 0 failed" in stream.getvalue()
+    assert "\r" not in stream.getvalue()
+
+
+def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    batch = begin(Scripted(store, [["raise"]]), 300, BatchRules(max_concurrent=1, fail_fast=True))
+    batch.wait(timeout=PATIENCE_S)
+    assert (
+        stream.getvalue()
+        == f"kinetic: {batch.group_id} 300/300, 1 failed, 299 left out; input 0 failed\n"
+    )
+
+
+def test_a_broken_stream_does_not_end_the_wait(store, monkeypatch):
+    stream = Terminal()
+    stream.write = lambda text: (_ for _ in ()).throw(BrokenPipeError())
+    monkeypatch.setattr("sys.stderr", stream)
+    assert begin(Scripted(store), 2).results(timeout=PATIENCE_S) == [(0, 1), (1, 1)]
+
+
+def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
+    source = Scripted(store, [["hang"], ["hang"]])
+    batch = begin(source, 2, BatchRules(max_concurrent=1))
+    look = batch._executor.look
+    monkeypatch.setattr(
+        batch._executor, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        batch.results()
+    told = capsys.readouterr().err
+    assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
+    assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
+    assert "another Ctrl-C" in told
+    monkeypatch.setattr(batch._executor, "look", look)
+    batch.cancel()
+    batch.wait(timeout=PATIENCE_S)
+
+
+def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
+    source = Scripted(store, [["hang"], [KeyboardInterrupt()]])
+    with pytest.raises(KeyboardInterrupt):
+        launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
+    (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
+    assert f'kinetic.attach_batch("{group_id}").cancel()' in capsys.readouterr().err
+    with registry.substituted("local", lambda _, store: source):
+        batch = handles._attach(store, group_id)
+        batch.cancel()
+        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [errors.JobCancelled, errors.SubmitError, errors.SubmitError]
+
+
+def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
+    source = Scripted(store, [["ok"], [SystemExit(3)]])
+    found = begin(source, 3).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in found] == [tuple, errors.SubmitError, tuple]
+    assert "SystemExit: 3" in str(found[1])
+
+
+def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
+    source = Scripted(store, [["hang"]])
+    monkeypatch.setattr(
+        JobWaiter, "wait", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a bug"))
+    )
+    batch = begin(source, 1)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        batch.wait(timeout=PATIENCE_S)
+    batch._executor.stop("done")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_concurrent": 0}, "max_concurrent must be 1 or more"),
+        ({"max_concurrent": 1.5}, "max_concurrent must be a whole number"),
+        ({"max_concurrent": "all"}, "or None for all at once; it is 'all'"),
+        ({"retries": -1}, "retries must be 0 or more"),
+        ({"fail_fast": 1}, "fail_fast must be True or False"),
+    ],
+)
+def test_options_that_cannot_work(options, words):
+    given = {
+        "max_concurrent": 64,
+        "retries": 0,
+        "fail_fast": False,
+        "cancel_running_on_fail": False,
+    } | options
+    with pytest.raises(errors.UsageError, match=words):
+        launch.rules(**given)
+
+
+def test_tags_are_a_dict_or_a_list_of_strings():
+    assert (launch.tags(None), launch.tags({"a": "b"}), launch.tags(("a", "b"))) == (
+        {},
+        {"a": "b"},
+        ["a", "b"],
+    )
+    for wrong in ("abc", {"a": 1}, [1], 3):
+        with pytest.raises(errors.UsageTypeError, match="tags must be"):
+            launch.tags(wrong)
+
+
+def test_more_ids_than_can_be_written_down_are_refused(store):
+    with pytest.raises(errors.UsageError, match="several"):
+        launch.launch(Scripted(store), store, 3_000_000, BatchRules(retries=1), name="", notes={})
+    assert list(store.list("groups")) == []
+
+
+def test_launching_without_a_limit_submits_before_it_returns(store):
+    source = Scripted(store, [["hang"]] * 3)
+    batch = launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
+    assert source.order == [0, 1, 2]
+    assert json.loads(store.get(layout.group_end(batch.group_id))) == {"stopped": "", "skipped": []}
+    batch.cancel()
+    batch.wait(timeout=PATIENCE_S)
+
+
+def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
+    source = Scripted(store, [["hang"]] * 5)
+    how = launch.rules(
+        max_concurrent="auto", retries=0, fail_fast=False, cancel_running_on_fail=False
+    )
+    batch = launch.launch(source, store, 5, how, name="train", notes={})
+    until(batch, lambda: len(source.hanging) == 2)
+    assert (
+        "5 inputs, 2 at a time: what there is room for here; max_concurrent= changes it"
+        in capsys.readouterr().err
+    )
+    assert repr(batch) == f"<BatchHandle {batch.group_id}: train, 5 inputs, 2 at a time>"
+    for index in range(5):
+        until(batch, lambda index=index: index in source.hanging)
+        source.release(index)
+    assert batch.results(timeout=PATIENCE_S) == [(index, 1) for index in range(5)]
+    assert source.most_at_once == 2
+
+
+@pytest.mark.parametrize("given", [3, None])
+def test_a_number_that_was_given_is_obeyed(store, given, capsys):
+    source = Scripted(store, [["hang"]] * 4)
+    how = launch.rules(
+        max_concurrent=given, retries=0, fail_fast=False, cancel_running_on_fail=False
+    )
+    batch = launch.launch(source, store, 4, how, name="train", notes={})
+    until(batch, lambda: len(source.hanging) == (given or 4))
+    assert "room" not in capsys.readouterr().err
+    batch.cancel()
+
+
+def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
+    script = [["hang"]] * 7 + [["raise"]]
+    batch = begin(
+        Scripted(store, script),
+        9,
+        BatchRules(max_concurrent=8, fail_fast=True, cancel_running_on_fail=True),
+    )
+    with pytest.raises(errors.BatchError) as caught:
+        batch.results(timeout=PATIENCE_S)
+    told = str(caught.value).splitlines()
+    assert re.match(r"  input 7 \(job-[0-9a-f]{8}\): ValueError", told[1])
+    assert type(caught.value.__cause__) is ValueError
+    assert all(line.startswith("  ") for line in told[1:-1])
+    assert (
+        told[-1] == f"More: kinetic jobs logs {batch.jobs[7].job_id}, kinetic jobs list --group "
+        f"{batch.group_id}"
+    )
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise OSError("no words")
+
+
+def test_an_exception_without_words_does_not_hide_the_others(store):
+    batch = begin(Scripted(store, [[Speechless()]]), 2)
+    with pytest.raises(
+        errors.BatchError, match="input 0: Speechless: <its text could not be made: OSError>"
+    ):
+        batch.results(timeout=PATIENCE_S)

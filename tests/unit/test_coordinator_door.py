@@ -1,0 +1,294 @@
+"""Who may call a coordinator, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from service_cases import JOB, PATIENCE_S, TOKEN, Agent, Served, ended
+
+from kinetic._core.endpoint import Endpoint
+from kinetic._core.exits import Exit
+from kinetic._core.gang.machine import Activity, Gang, GangSpec, Heartbeat
+from kinetic._rpc import certificate, codec
+from kinetic._rpc.client import ControlClient
+from kinetic._rpc.server import Coordinator
+from kinetic.errors import CoordinatorLost, CorruptRecord, SubmitError, UsageError
+
+
+@pytest.fixture
+def opened():
+    things: list = []
+    yield lambda thing: things.append(thing) or thing
+    for thing in reversed(things):
+        thing.close()
+
+
+@pytest.fixture
+def serve(opened, tmp_path):
+    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(
+        Served(address, hosts, **limits)
+    )
+
+
+@pytest.fixture
+def agents(opened):
+    return lambda served, **options: [
+        opened(Agent(served.endpoint, h, **options)) for h in range(served.gang.spec.hosts)
+    ]
+
+
+# --- the door
+
+
+def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
+    served = serve(1)
+    for token in ("wrong", "", TOKEN + "x"):
+        thief = opened(Agent(replace(served.endpoint, token=token), 0))
+        with pytest.raises(CoordinatorLost, match="refused the token"):
+            thief.join("a", "x")
+        with pytest.raises(CoordinatorLost, match="refused the token"):
+            thief.heartbeat(Heartbeat(0))
+    with pytest.raises(CoordinatorLost, match="refused the token"):
+        opened(ControlClient(replace(served.endpoint, token="wrong"))).cancel()
+    assert served.gang.snapshot()["joined"] == 0
+    assert served.events == []
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [(), (("authorization", TOKEN),), (("authorization", "Bearer "),), (("other-bin", b"\xff"),)],
+)
+def test_bare_calls_are_refused(serve, metadata):
+    served = serve(1)
+    with grpc.insecure_channel(served.endpoint.target) as channel:
+        for method in ("Snapshot", "Watch", "NoSuchMethod"):
+            call = channel.unary_unary(f"/kinetic.coordinator.Coordinator/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=PATIENCE_S, metadata=metadata)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_stranger_watching_is_logged_and_gives_up(serve, opened, caplog):
+    thief = opened(Agent(replace(serve(1).endpoint, token="wrong"), 0))
+    thief.listen()
+    thief._watcher.join(PATIENCE_S)
+    assert "refused the token" in caplog.text
+    assert thief.heard.empty()
+
+
+def test_the_socket_is_ours_alone(serve, tmp_path):
+    serve(1)
+    assert (tmp_path / "s").stat().st_mode & 0o077 == 0
+
+
+def test_nonsense_is_refused_with_a_reason(serve, opened):
+    served = serve(2)
+    with pytest.raises(UsageError, match="no host 7 in this gang of 2"):
+        opened(Agent(served.endpoint, 7)).join("a", "x")
+    with pytest.raises(UsageError, match="no host 7"):
+        opened(Agent(served.endpoint, 0)).heartbeat(Heartbeat(7))
+    with pytest.raises(CorruptRecord, match="not JSON"):
+        codec.report_from_wire(codec.pb.ReportRequest(report=b"\xff{"))
+    with pytest.raises(CorruptRecord):
+        codec.report_from_wire(codec.pb.ReportRequest(report=b"[1]"))
+    with grpc.insecure_channel(served.endpoint.target) as channel:
+        call = channel.unary_unary(codec.REPORT.path)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(
+                codec.pb.ReportRequest(report=b"{}").SerializeToString(),
+                metadata=codec.metadata_of(served.endpoint),
+            )
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, opened):
+    served = serve(1, attempt=2)
+    stranger = opened(Agent(replace(served.endpoint, job_id="job-0000000b"), 0))
+    with pytest.raises(CoordinatorLost, match="leads job-00c0ffee; the caller belongs to job-0000"):
+        stranger.join("a", "x")
+    late = opened(Agent(replace(served.endpoint, attempt=1), 0))
+    with pytest.raises(CoordinatorLost, match="is at attempt 2; the caller belongs to 1"):
+        late.heartbeat(Heartbeat(0))
+    assert served.events == []
+    assert opened(Agent(replace(served.endpoint, attempt=2), 0)).join("a", "x").ready
+
+
+def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serve, opened):
+    served = serve(1)
+    early = opened(Agent(replace(served.endpoint, attempt=2), 0, clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match=r"has not answered for 30 s .*is at attempt 1"):
+        early.join("a", "x")
+
+
+def test_over_tcp_only_the_jobs_own_certificate_is_accepted(serve, opened):
+    served = serve(1, "127.0.0.1:0")
+    other = certificate.make(served.endpoint.tls_name).certificate
+    deceived = opened(Agent(replace(served.endpoint, certificate=other), 0, clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
+        deceived.join("a", "x")
+    with pytest.raises(UsageError, match="without the certificate of job-00c0ffee"):
+        Agent(replace(served.endpoint, certificate=""), 0)
+    plain = grpc.insecure_channel(served.endpoint.target)
+    with plain, pytest.raises(grpc.RpcError):
+        plain.unary_unary(codec.JOIN.path)(b"", metadata=codec.metadata_of(served.endpoint))
+    assert served.events == []
+    assert opened(Agent(served.endpoint, 0)).join("a", "x").ready
+
+
+def test_a_port_that_cannot_be_bound_says_so():
+
+    async def start() -> None:
+        endpoint = Endpoint("192.0.2.1:1", TOKEN, JOB)
+        made = certificate.make(endpoint.tls_name)
+        endpoint = replace(endpoint, certificate=made.certificate)
+        await Coordinator(Gang(GangSpec(hosts=1), 0.0), endpoint, key=made.key).start()
+
+    with pytest.raises(SubmitError, match=r"cannot listen on 192\.0\.2\.1:1"):
+        asyncio.run(start())
+
+
+def test_an_address_that_cannot_be_bound_says_so(tmp_path):
+    async def start(address: str) -> None:
+        await Coordinator(Gang(GangSpec(hosts=1), 0.0), Endpoint(address, TOKEN, JOB)).start()
+
+    with pytest.raises(SubmitError, match="107 bytes"):
+        asyncio.run(start(f"unix:{tmp_path}/{'x' * 200}"))
+    with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1:0 without a certificate"):
+        asyncio.run(start("127.0.0.1:0"))
+
+
+# --- nobody there
+
+
+class Hurried:
+    """A clock that moves ten seconds each time somebody looks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+def test_a_coordinator_that_never_was_is_given_up(opened, tmp_path):
+    nowhere = Endpoint(f"unix:{tmp_path}/nobody", TOKEN, JOB)
+    agent = opened(Agent(nowhere, 0, clock=Hurried()))
+    with pytest.raises(CoordinatorLost, match=r"has not answered for 30 s"):
+        agent.join("a", "x")
+    with pytest.raises(CoordinatorLost):
+        opened(
+            ControlClient(Endpoint(f"unix:{tmp_path}/nobody", TOKEN, JOB), clock=Hurried())
+        ).snapshot()
+
+
+def test_a_coordinator_that_vanishes_is_given_up(serve, opened):
+    served, clock = serve(1), Hurried()
+    agent = opened(Agent(served.endpoint, 0, clock=clock))
+    agent.join("a", "x")
+    assert agent.heartbeat(Heartbeat(0))
+    served.close()
+    assert not agent.heartbeat(Heartbeat(0))  # once is not enough
+    with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
+        all(not agent.heartbeat(Heartbeat(0)) for _ in range(10))
+    with pytest.raises(CoordinatorLost):
+        agent.report(ended(0))
+    assert clock.now < 200
+
+
+def test_an_agent_that_is_there_first_waits_for_its_coordinator(opened, tmp_path):
+    agent = opened(Agent(Endpoint(f"unix:{tmp_path}/late", TOKEN, JOB), 0))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(agent.join, "a", "x")
+        opened(Served(f"unix:{tmp_path}/late", 1))
+        assert joining.result(PATIENCE_S).ready
+
+
+# --- people
+
+
+def test_people_see_cancel_and_get_stacks(serve, agents, opened):
+    served = serve(3)
+    gang = agents(served)
+    for i, agent in enumerate(gang):
+        agent.listen()
+        agent.join("a", "x")
+        agent.heartbeat(Heartbeat(i, Activity.RUNNING, last_line="hällo \udcff", log_bytes=2**40))
+    gang[2].report(ended(2))
+    control = opened(ControlClient(served.endpoint))
+    member = control.snapshot()["members"][0]
+    assert (member["state"], member["last_line"], member["log_bytes"]) == (
+        "running",
+        "hällo ?",
+        2**40,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        dumping = pool.submit(control.dump_stacks, 60.0)
+        for agent in gang[:2]:
+            agent.stacks(
+                agent.hear(lambda v: v.stacks_request).stacks_request,
+                f"stack \udcff of {agent._host}",
+            )
+        assert dumping.result(PATIENCE_S) == {0: "stack ? of 0", 1: "stack ? of 1"}
+    control.cancel("enough")
+    assert gang[0].hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
+    json.dumps(control.snapshot())
+
+
+def test_stacks_come_as_far_as_they_came_in_time(serve, agents, opened):
+    served = serve(2)
+    for agent in agents(served):
+        agent.join("a", "x")
+    control = opened(ControlClient(served.endpoint))
+    assert control.dump_stacks(0.0) == {}
+
+
+# --- the importer may fork
+
+
+FORK = """
+import os, sys, threading, asyncio, tempfile, time
+import kinetic._rpc.server as service, kinetic._rpc.client as client
+from kinetic._core.endpoint import Endpoint
+from kinetic._core.gang.machine import Gang, GangSpec
+tasks = os.listdir("/proc/self/task")
+assert threading.active_count() == 1 and len(tasks) == 1, tasks
+folder = tempfile.mkdtemp()
+endpoint = Endpoint(f"unix:{folder}/s", "t", "job-00000000")
+async def serve():
+    coordinator = service.Coordinator(Gang(GangSpec(hosts=1), time.monotonic()), endpoint)
+    await coordinator.start()
+    await coordinator.wait_finished()
+    await coordinator.stop()
+child = os.fork()
+if child == 0:
+    asyncio.run(serve())
+    os._exit(7)
+agent = client.AgentClient(endpoint, 0)
+assert agent.join("a", "x").ready
+control = client.ControlClient(endpoint)
+control.cancel("done")
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
+agent.report(HostReport(0, Exit.CANCELLED))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+os.rmdir(folder)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_importing_starts_nothing_so_that_the_importer_may_fork():
+    subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=200)
+
+
+def test_the_generated_code_loads_with_the_oldest_protobuf_that_we_support():
+    generated = Path(codec.pb.__file__).read_text()
+    # made by a newer protoc it would refuse every older protobuf
+    assert "# Protobuf Python Version: 5.29." in generated

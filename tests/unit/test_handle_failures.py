@@ -1,0 +1,314 @@
+"""What a handle raises for a job that failed, and what it says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import traceback
+
+import pytest
+from laptop_fakes import (
+    NOW,
+    FakeBackend,
+    chunk,
+    put_outcome,
+    put_ref,
+    put_report,
+    raised,
+    ref,
+)
+
+from kinetic import errors
+from kinetic._backends import registry
+from kinetic._client.handle import JobHandle
+from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport, RemoteError
+from kinetic._store.local import LocalStore
+from kinetic.job_status import JobStatus
+
+
+@pytest.fixture
+def store(home):
+    return LocalStore(home)
+
+
+@pytest.fixture
+def backend(store):
+    fake = FakeBackend(store)
+    with registry.substituted("local", lambda *_: fake):
+        yield fake
+
+
+@pytest.fixture
+def job(store, backend):
+    kept = put_ref(store, ref())
+    backend.phases[kept.job_id] = JobStatus.RUNNING
+    return kept
+
+
+@pytest.fixture
+def handle(job, store, backend):
+    return JobHandle(job, backend, store, clock=iter(range(10**6)).__next__)
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    def __init__(self, code, *, why):
+        super().__init__(code, why)
+        self.code = code
+        self.why = why
+
+
+def test_the_functions_own_exception_is_raised_with_its_type_and_told_where_it_comes_from(
+    store, backend, job, handle
+):
+    backend.output = [chunk(b"line %d\n" % n, host=2) for n in range(3)]
+    put_outcome(store, job, raised(store, job, 2, OwnError(7, why="because")))
+    with pytest.raises(OwnError) as caught:
+        handle.result()
+    assert (caught.value.code, caught.value.why) == (7, "because")
+    notes = "\n".join(caught.value.__notes__)
+    assert "Remote traceback (host 2 of 4, job-00000001):\n" in notes
+    assert "OwnError" in notes
+    assert "line 2" in notes, "what the caller has not seen is shown"
+    assert "kinetic jobs logs job-00000001 --host 2" in notes
+
+
+def test_a_traceback_is_shown_once(store, job, handle):
+    try:
+        raise OwnError(7, why="because")
+    except OwnError as error:
+        put_outcome(store, job, raised(store, job, 2, error))
+    with pytest.raises(OwnError) as caught:
+        handle.result()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count('raise OwnError(7, why="because")') == 1
+    assert shown.count("Traceback (most recent call last)") == 1
+    assert re.search(
+        r"Remote traceback \(host 2 of 4, job-00000001\): as above, "
+        r"raised at test_handle_failures.py:\d+ in test_",
+        shown,
+    )
+
+
+def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(store, job, handle):
+    report = raised(store, job, 1, ValueError("no"))
+    store.put(layout.error(job.job_id, 1, 1), b"garbage")
+    put_outcome(store, job, report)
+    with pytest.raises(errors.UserCodeFailed, match="host 1 of 4 raised ValueError: no") as caught:
+        handle.result()
+    assert "ValueError: no" in caught.value.remote_traceback
+    assert "Remote traceback" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_would_end_the_caller_is_wrapped(store, job, handle, kind):
+    put_outcome(store, job, raised(store, job, 0, kind()))
+    with pytest.raises(errors.UserCodeFailed, match=kind.__name__) as caught:
+        handle.result()
+    assert isinstance(caught.value.__cause__, kind)
+
+
+CASES = [
+    (
+        HostReport(2, Exit.SYS_EXIT, exit_code=3),
+        errors.UserCodeFailed,
+        r"called sys\.exit\(3\) on host 2",
+    ),
+    (
+        HostReport(2, Exit.SIGNAL, "The worker process was killed by SIGSEGV.", signal=11),
+        errors.HostLost,
+        "host 2 of 4 died.*SIGSEGV",
+    ),
+    (
+        HostReport(2, Exit.OS_EXIT, "ended with exit code 9", exit_code=9),
+        errors.HostLost,
+        "host 2 of 4 died.*exit code 9",
+    ),
+    (
+        HostReport(2, Exit.OUT_OF_MEMORY, "peak memory 3 MiB."),
+        errors.HostLost,
+        "host 2 of 4 ran out of memory.*3 MiB",
+    ),
+    (
+        HostReport(2, Exit.OUT_OF_MEMORY, "9 of 10 MiB.", guessed=True),
+        errors.HostLost,
+        "host 2 of 4 probably ran out of memory",
+    ),
+    (
+        HostReport(2, Exit.AGENT_LOST, "No heartbeat for 10 s."),
+        errors.HostLost,
+        r"host 2 of 4 was lost\. No heartbeat for 10 s\.",
+    ),
+    (
+        HostReport(2, Exit.HANG, stacks="Thread 0x1 (most recent call first):\n"),
+        errors.HostHung,
+        "host 2",
+    ),
+    (HostReport(2, Exit.NEVER_JOINED, "pod pending"), errors.GangTimeout, "host 2"),
+    (HostReport(2, Exit.TIMEOUT, "ran longer than 5 s"), errors.JobTimeout, "longer than 5 s"),
+    (HostReport(2, Exit.CANCELLED, "by the caller"), errors.JobCancelled, "by the caller"),
+    (
+        HostReport(2, Exit.SETUP_FAILED, "bad bundle"),
+        errors.SetupFailed,
+        "could not be prepared: bad bundle",
+    ),
+    (
+        HostReport(2, Exit.SETUP_FAILED, "The host could not be prepared: full"),
+        errors.SetupFailed,
+        "could not be prepared: full",
+    ),
+    (
+        HostReport(2, Exit.UNPICKLE_FAILED, "no module x"),
+        errors.SetupFailed,
+        "could not load the function: no module x",
+    ),
+    (
+        HostReport(0, Exit.RESULT_UNPICKLABLE, "a lock\nIts repr: <lock>"),
+        errors.ResultUnavailable,
+        "(?s)cannot be brought here.*<lock>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("report", "kind", "words"), CASES, ids=[c[0].exit for c in CASES])
+def test_each_way_to_fail_has_its_error(store, job, handle, report, kind, words):
+    put_outcome(store, job, report)
+    with pytest.raises(kind, match=words) as caught:
+        handle.result()
+    assert type(caught.value) is kind
+    assert caught.value.job_id == job.job_id
+    assert caught.value.hosts == (() if kind is errors.JobCancelled else (report.host,))
+    assert caught.value.host == (None if kind is errors.JobCancelled else report.host)
+    assert "kinetic jobs" in str(caught.value)
+    assert len(str(caught.value).splitlines()) < 60
+
+
+def test_every_way_to_end_is_covered():
+    assert {c[0].exit for c in CASES} | {Exit.RAISED, Exit.RETURNED, Exit.STOPPED} == set(Exit)
+
+
+def test_several_hosts_to_blame_are_named(store, job, handle):
+    put_outcome(
+        store,
+        job,
+        HostReport(1, Exit.NEVER_JOINED),
+        HostReport(3, Exit.NEVER_JOINED),
+        reason="hosts 1, 3 of 4 did not join",
+    )
+    with pytest.raises(errors.GangTimeout, match="hosts 1, 3 of 4 did not join") as caught:
+        handle.result()
+    assert caught.value.hosts == (1, 3)
+
+
+def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, handle):
+    lines = [
+        "Fatal Python error: Segmentation fault",
+        '  File "/home/me/train.py", line 3 in train',
+    ]
+    lines += [f'  File "/x/kinetic/_host/worker/main.py", line {n} in f' for n in range(30)] + [
+        "Extension modules: " + "numpy " * 300
+    ]
+    backend.output = [chunk("\n".join(lines).encode(), host=1)]
+    put_outcome(store, job, HostReport(1, Exit.SIGNAL, "killed by SIGSEGV", signal=11))
+    with pytest.raises(errors.HostLost, match=r"train\.py") as caught:
+        handle.result()
+    assert "runner" not in str(caught.value)
+    assert "Extension" not in str(caught.value)
+
+
+def test_a_cancelled_job_blames_nobody_at_length(store, backend, job, handle):
+    backend.output = [chunk(b"step 1\n", host=1)]
+    put_outcome(
+        store,
+        job,
+        *[HostReport(n, Exit.CANCELLED) for n in range(4)],
+        reason="cancelled by somebody.",
+    )
+    with pytest.raises(errors.JobCancelled, match=r"cancelled by somebody\.\n") as caught:
+        handle.result()
+    assert "step 1" not in str(caught.value)
+    assert "as well" not in str(caught.value)
+
+
+def test_an_echo_is_called_an_echo(store, job, handle):
+    put_outcome(store, job, raised(store, job, 1, ValueError("connection reset"), consequence=True))
+    with pytest.raises(ValueError, match="reset") as caught:
+        handle.result()
+    assert "hosts 0, 2-3 have returned; the other hosts probably waited for them" in "\n".join(
+        caught.value.__notes__
+    )
+
+
+def test_hosts_that_failed_alike_are_named_together(store, job, handle):
+    reports = [
+        dataclasses.replace(raised(store, job, host, ValueError("no")), ended_at=NOW + host)
+        for host in (0, 1, 3)
+    ]
+    other = raised(store, job, 2, KeyError("k"))
+    put_outcome(store, job, *reports, other)
+    with pytest.raises(ValueError, match="no") as caught:
+        handle.result()
+    notes = "\n".join(caught.value.__notes__)
+    assert "Remote traceback (hosts 0-1, 3 of 4, job-" in notes
+    assert "Failed as well: host 2: KeyError: 'k'." in notes
+
+
+def test_all_hosts_that_failed_alike_are_said_to(store, job, handle):
+    reports = [
+        HostReport(host, Exit.SYS_EXIT, "The function called sys.exit(3).", exit_code=3)
+        for host in range(4)
+    ]
+    put_outcome(store, job, *reports)
+    with pytest.raises(
+        errors.UserCodeFailed, match=r"the function called sys.exit\(3\) on all 4 hosts\."
+    ):
+        handle.result()
+
+
+def test_an_echo_without_a_cause_is_called_an_echo(store, job, handle):
+    put_outcome(
+        store,
+        job,
+        *(raised(store, job, host, ValueError("reset"), consequence=True) for host in range(4)),
+    )
+    with pytest.raises(ValueError, match="reset") as caught:
+        handle.result()
+    assert "echo of another host's end" in "\n".join(caught.value.__notes__)
+
+
+def test_a_killed_supervisor_is_told(store, backend, job, handle):
+    backend.phases[job.job_id] = JobStatus.FAILED
+    with pytest.raises(errors.SupervisorLost, match="supervisor was killed") as caught:
+        handle.result()
+    assert caught.value.job_id == job.job_id
+
+
+def test_what_the_function_raised_counts_more_than_the_supervisors_end(store, backend, job, handle):
+    backend.phases[job.job_id] = JobStatus.FAILED
+    put_report(store, job, raised(store, job, 3, ValueError("cause")))
+    with pytest.raises(ValueError, match="cause"):
+        handle.result()
+
+
+def test_a_gang_that_returned_without_a_value(store, job, handle):
+    put_outcome(store, job)
+    with pytest.raises(errors.ResultUnavailable, match="no result"):
+        handle.result()
+
+
+def test_long_tracebacks_fit_on_a_screen(store, job, handle):
+    text = "\n".join(f"frame {n}" for n in range(5000))
+    put_outcome(store, job, HostReport(1, Exit.RAISED, error=RemoteError("Odd", "m" * 9000, text)))
+    with pytest.raises(errors.UserCodeFailed) as caught:
+        handle.result()
+    shown = str(caught.value)
+    assert "frame 0" in shown
+    assert "frame 4999" in shown
+    assert "lines left out" in shown
+    assert len(shown.splitlines()) < 70
+    assert len(shown) < 10_000
+    assert caught.value.remote_traceback == text

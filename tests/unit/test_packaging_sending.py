@@ -1,0 +1,194 @@
+"""Sending a source tree: what is sent, in which order, by several at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from bundle_cases import FOREVER, TREES, build, later, listed, plant, sent, shape, whole, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._core import layout
+from kinetic._source import bundle, manifest, packs
+from kinetic._store.local import LocalStore
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import CorruptRecord, StoreFull
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def root(place) -> Path:
+    (place / "root").mkdir()
+    return place / "root"
+
+
+def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
+    monkeypatch.setattr(packs, "SMALL_BYTES", 1)
+    write(root, {"large": "22"} | {f"f{i}": f"{i}" for i in range(10)})
+    made = build(root)
+    kinds = []
+
+    class Full(LocalStore):
+        def put(self, key, data, *, if_absent=False):
+            if len(kinds) == 3:
+                kinds.clear()
+                raise StoreFull("full")
+            kinds.append(key.partition("/")[0])
+            return super().put(key, data, if_absent=if_absent)
+
+    store = Full(place / "store")
+    with pytest.raises(StoreFull):
+        bundle.upload(made, store)
+    assert not store.has(layout.tree(made.tree.manifest.digest))
+    assert bundle.upload(made, store).files == 0, "all that was missing is the record"
+    assert kinds == ["trees"]
+    store = Full(place / "another")
+    kinds.clear()
+    with pytest.raises(StoreFull):
+        bundle.upload(made, store)
+    assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "pack-indexes", "packs"]
+
+
+def test_any_store_will_do(root, place):
+    write(root, {f"d{i}/f": f"{i}" for i in range(100)})
+    store = MemoryStore()
+    write(root, {"large": os.urandom(300_000), "executable": os.urandom(300_000)})
+    (root / "executable").chmod(0o755)
+    made = build(root)
+    assert bundle.upload(made, store).files == 102
+    bundle.unpack(store, made.tree, place / "dest")
+    assert shape(place / "dest") == shape(root)
+    for key in (layout.blob(made.digests()["large"]), *store.list(layout.PACKS)):
+        content = store.get(key)
+        store.put(key, content[:-1])
+        with pytest.raises(CorruptRecord, match="not what was sent"):
+            bundle.unpack(store, made.tree, place / f"dest-{key[-5:]}")
+        assert not store.has(layout.tree(made.tree.manifest.digest))
+        assert not store.has(key)
+        bundle.upload(made, store)
+    bundle.unpack(store, made.tree, place / "dest2")
+
+
+def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
+    barrier.wait(200)
+    made = build(root)
+    answers.put((made.tree, bundle.upload(made, LocalStore(place / "store"))))
+
+
+def test_several_processes_send_the_same_tree_at_once(root, place):
+    write(root, {f"d{i % 7}/f{i}": os.urandom(2000) for i in range(80)})
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(3), context.Queue()
+    processes = [
+        context.Process(target=_pack_and_send, args=(root, place, barrier, answers))
+        for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=200) for _ in processes]
+    for process in processes:
+        process.join(200)
+    assert len({tree for tree, _ in found}) == 1
+    assert sum(each.files for _, each in found) == 80, "each content was written by one of them"
+    bundle.unpack(LocalStore(place / "store"), found[0][0], place / "dest")
+    assert shape(place / "dest") == shape(root)
+    assert build(root).tree == found[0][0]
+
+
+@FOREVER
+@given(
+    tree=TREES,
+    second=TREES,
+    stop=st.integers(1, 12),
+    wide=st.sampled_from([2, 64]),
+    small=st.sampled_from([-1, 10, 1000]),
+    full=st.sampled_from([1, 60, 1000]),
+)
+def test_a_record_never_precedes_what_it_names(
+    tmp_path_factory, tree, second, stop, wide, small, full
+):
+    """Whenever a submission is cut off; what it left is of use to the next."""
+
+    class Cut(LocalStore):
+        puts = 0
+
+        def put(self, key, data, *, if_absent=False):
+            self.puts += 1
+            if self.puts == stop:
+                raise StoreFull("full")
+            return super().put(key, data, if_absent=if_absent)
+
+    place = tmp_path_factory.mktemp("p").resolve()
+    store = Cut(place / "store")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(manifest, "_WIDE", wide)
+        patched.setattr(packs, "SMALL_BYTES", small)
+        patched.setattr(packs, "PACK_BYTES", full)
+        for name, each in (("first", tree), ("second", {"shared": tree, "own": second})):
+            (place / name).mkdir()
+            plant(place / name, each)
+            made = build(place / name, default_excludes=False)
+            try:
+                bundle.upload(made, store)
+            except StoreFull:
+                whole(store)
+                bundle.upload(made, store)
+            whole(store)
+            bundle.unpack(store, made.tree, place / f"{name}-dest")
+            assert shape(place / f"{name}-dest") == shape(place / name)
+
+
+def test_of_an_unchanged_folder_nothing_is_sent(root, place):
+    write(root, {f"d{i}/e{j}/f": os.urandom(500) for i in range(5) for j in range(5)})
+    _, store = sent(root, place)
+    before = set(store.list(layout.PACK_INDEXES))
+    write(root, {"d1/e2/f": "changed"})
+    made = build(root)
+    upload = bundle.upload(made, store)
+    (new,) = set(store.list(layout.PACK_INDEXES)) - before
+    lists = manifest.split(made.manifests)
+    sent_too = packs.parse(store.get(new)).spans.keys()
+    assert len(sent_too) == 4, "a file, and the lists of e2, d1 and the root"
+    assert len(sent_too & lists.keys()) == 3
+    assert (upload.files, upload.size_bytes) == (1, 7)
+
+
+def test_of_a_wide_folder_a_part_is_sent(root, place):
+    write(root, {f"f{i}": f"{i}" * 100 for i in range(700)})
+    _, store = sent(root, place)
+    write(root, {"f77": "changed"})
+    made = build(root)
+    assert bundle.upload(made, store).lists_bytes < len(made.manifests) / 10
+
+
+def test_deep_trees_travel(root, place):
+    write(root, {"d/" * 600 + "a": "1", "d/" * 300 + "b": "2"})
+    made, store = sent(root, place)
+    bundle.unpack(store, made.tree, place / "dest")
+    assert shape(place / "dest") == shape(root)
+    assert len(listed(made)) == 602
+
+
+@pytest.mark.parametrize("name", ["x", "f", "caf\xe9", os.fsdecode(b"\xff")])
+def test_a_file_becomes_a_folder_and_a_file_again(root, place, name):
+    store = LocalStore(place / "store")
+    digests = []
+    for number, files in enumerate([{name: "1"}, {f"{name}/{name}": "1"}, {name: "1"}]):
+        shutil.rmtree(root)
+        root.mkdir()
+        write(root, files)
+        (root / "empty").mkdir()
+        made = build(root, clock_ns=later)
+        bundle.upload(made, store)
+        bundle.unpack(store, made.tree, place / f"dest{number}")
+        assert shape(place / f"dest{number}") == shape(root)
+        digests.append(made.tree.manifest.digest)
+    assert digests[0] == digests[2] != digests[1]

@@ -1,0 +1,264 @@
+"""Calls that cannot be pickled or rebuilt: the part to blame is named."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import types
+
+import pytest
+from payload_cases import LOCK, double, elsewhere, in_main
+
+from kinetic._pickling import call, envelope, results
+from kinetic._pickling.modules import Shipped
+from kinetic.errors import (
+    PicklingError,
+    ResultUnavailable,
+    SetupFailed,
+    UserCodeFailed,
+)
+
+
+def pack(func, *args, **kwargs):
+    return call.pack(func, args, kwargs, env_vars={})
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with one importable module; gives its root."""
+    (tmp_path / "proj_mod.py").write_text(
+        "import threading\n"
+        "FACTOR = 3\n"
+        "class Box:\n    def __init__(self, v): self.v = v\n"
+        "    def get(self): return self.v * FACTOR\n"
+        "class Color(__import__('enum').Enum):\n    RED = 1\n"
+        "class Odd(Exception):\n    pass\n"
+        "def times(x): return x * FACTOR\n"
+    )
+    (tmp_path / "proj_locked.py").write_text(
+        "import threading\n"
+        "LOCK = threading.Lock()\n"
+        "def locked(x):\n    with LOCK: return x\n"
+        "class Decorated:\n    def __init__(self, f): self.f = f\n"
+        "@Decorated\ndef decorated(): return LOCK\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("proj_mod", "proj_locked")
+    module, locked = map(importlib.import_module, names)
+    yield types.SimpleNamespace(root=tmp_path, module=module, locked=locked)
+    for name in names:
+        del sys.modules[name]
+
+
+class Holder:
+    def __init__(self):
+        self.inner = {"lock": threading.Lock()}
+
+
+def test_arguments_are_named():
+    with pytest.raises(PicklingError, match=r"\[1\]\['a'\] is a lock") as caught:
+        pack(double, 1, [0, {"a": LOCK}])
+    assert caught.value.component == "argument 2 (list)"
+    with pytest.raises(PicklingError, match=r"\.inner\['lock'\]") as caught:
+        pack(double, model=Holder())
+    assert caught.value.component == "keyword 'model'"
+    with pytest.raises(PicklingError, match="list"):
+        pack(double, (i for i in range(3)))
+
+
+def test_one_bad_item_of_many_is_found_quickly():
+    tried = []
+
+    class Item:
+        def __reduce__(self):
+            tried.append(1)
+            return (int, ())
+
+    items = [*(Item() for _ in range(1000)), LOCK]
+    with pytest.raises(PicklingError, match=r"\[1000\]"):
+        pack(double, items)
+    assert len(tried) < 8000
+
+
+def make_closure():
+    lock = LOCK
+
+    def train():
+        return lock
+
+    return train
+
+
+SCRIPT = """
+import threading
+client = threading.Lock()
+def train(): return client
+def outer(): return train()
+def defaults(x, y=client): return y
+def keyword_only(*, z=client): return z
+class Model:
+    def fit(self): return client
+def build(): return Model()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [
+        ("train", "global 'client' used by train"),
+        ("outer", "global 'client' used by train"),
+        ("defaults", "default of parameter 'y'"),
+        ("keyword_only", "default of parameter 'z'"),
+        ("build", "global 'client' used by fit"),
+    ],
+)
+def test_what_a_function_uses_is_named(name, component):
+    with pytest.raises(PicklingError, match="lock") as caught:
+        pack(in_main(SCRIPT)[name], 1)
+    assert caught.value.component == component
+    assert caught.value.__cause__ is not None
+
+
+def test_closures_partials_methods_and_callables_are_named():
+    def component(func):
+        with pytest.raises(PicklingError) as caught:
+            pack(func)
+        return caught.value.component
+
+    assert component(make_closure()) == "closure variable 'lock' of train"
+    assert component(functools.partial(double, LOCK)) == "argument 1 of the partial"
+    assert component(functools.partial(make_closure())) == "closure variable 'lock' of train"
+    assert (
+        component(types.MethodType(double, Holder()))
+        == "the object (Holder) whose method 'double' is called"
+    )
+    holder = Holder()
+    holder.__class__ = type("CallableHolder", (Holder,), {"__call__": lambda self: 1})
+    assert component(holder) == "the function"
+
+
+def test_modules_of_the_project_are_searched(project):
+    with pytest.raises(PicklingError) as caught:
+        call.pack(project.locked.decorated.f, (), {}, env_vars={}, shipped=Shipped())
+    assert caught.value.component == "global 'LOCK' used by decorated"
+
+
+def test_functions_among_the_arguments_are_searched():
+    with pytest.raises(PicklingError, match=r"global 'client' used by train.* is a lock") as caught:
+        pack(double, {"f": in_main(SCRIPT)["outer"]})
+    assert caught.value.component == "argument 1 (dict)"
+
+
+def test_deep_nesting_is_named():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(PicklingError, match="nested too deeply") as caught:
+        pack(double, deep)
+    assert caught.value.component == "argument 1 (list)"
+    while deep:  # Taken apart by hand: the interpreter would recurse.
+        deep = deep.pop()
+
+
+def test_a_reduce_that_raises_is_reported():
+    class Bad:
+        def __reduce__(self):
+            raise OSError("no way")
+
+    with pytest.raises(PicklingError, match="no way"):
+        pack(double, Bad())
+    with pytest.raises(PicklingError, match="no way") as caught:
+        results.pack_value({"a": Bad()})
+    assert caught.value.component == "the returned value (dict)"
+
+
+def test_functions_that_refer_to_themselves_end():
+    space = in_main(
+        "import threading\nlock = threading.Lock()\ndef a(): return b\ndef b(): return a, lock\n"
+    )
+    with pytest.raises(PicklingError) as caught:
+        pack(space["a"])
+    assert caught.value.component == "global 'lock' used by b"
+
+
+def test_a_missing_module_is_named(project):
+    packed = pack(project.module.times)
+    code = (
+        "from kinetic._pickling import call as payload\nfrom kinetic.errors import SetupFailed\n"
+        "try: payload.unpack(data)\nexcept SetupFailed as e: print(e, type(e.__cause__).__name__)"
+    )
+    said = elsewhere(code, packed.data)
+    assert "'proj_mod' is missing" in said
+    assert "cloudpickle" in said
+    assert said.endswith("ModuleNotFoundError")
+
+
+def test_another_python_is_refused_before_unpickling():
+    here = envelope.versions_here().python
+    data = pack(double, 1).data.replace(f'"python": "{here}"'.encode(), b'"python": "3.7"', 1)
+    with pytest.raises(SetupFailed, match=rf"3\.7.*{here}"):
+        call.unpack(data)
+
+
+class Unreadable:
+    def __reduce__(self):
+        return (sys.exit, (3,))
+
+
+def test_a_value_that_cannot_be_rebuilt_is_unavailable():
+    with pytest.raises(ResultUnavailable, match="SystemExit"):
+        results.unpack_value(results.pack_value(Unreadable()))
+    with pytest.raises(SetupFailed, match="SystemExit"):
+        call.unpack(pack(double, Unreadable()).data)
+
+
+def test_importing_loads_no_vendor():
+    code = (
+        "import kinetic._pickling.call\nprint(sorted({'cloudpickle', 'tblib', 'pathspec'} & "
+        "set(sys.modules)))"
+    )
+    assert elsewhere(code, b"") == "[]"
+
+
+# -- another Python --------------------------------------------------------------------------------
+
+
+def of_python_2(data: bytes) -> bytes:
+    """The same record, as if Python 2.7 had made it."""
+    here = f'"python": "{envelope.versions_here().python}"'.encode()
+    assert here in data
+    return data.replace(here, b'"python": "2.7"', 1)
+
+
+def test_code_of_another_python_is_refused() -> None:  # it would end the process by a signal
+    space = in_main("class Point:\n    def double(self): return 2\nvalue = [Point(), 1]")
+    for value in (lambda: 1, space["value"]):
+        with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):
+            results.unpack_value(of_python_2(results.pack_value(value)))
+        results.unpack_value(results.pack_value(value))
+
+
+def test_values_without_code_come_from_any_python() -> None:
+    value = {"loss": 0.5, "steps": [1, 2], "how": double}
+    assert results.unpack_value(of_python_2(results.pack_value(value))) == value
+
+
+def test_an_exception_with_code_of_another_python_arrives_as_text() -> None:
+    error = in_main(
+        "class Oops(Exception):\n    def why(self): return 'x'\nerror = Oops('no rows')"
+    )["error"]
+    with pytest.raises(UserCodeFailed, match=r"Oops: no rows\n.*code of Python 2\.7"):
+        results.unpack_exception(of_python_2(results.pack_exception(error)))
+    rebuilt = results.unpack_exception(of_python_2(results.pack_exception(KeyError("a"))))
+    assert type(rebuilt) is KeyError
+
+
+def test_the_attribute_that_cannot_be_pickled_is_named_for_a_class_that_is_registered() -> None:
+    space = in_main(
+        "class Point: pass\nPoint.lock = __import__('threading').Lock()\n"
+        "def make(): return Point()\n"
+    )
+    with pytest.raises(PicklingError, match=r"[Aa]ttribute 'lock' of class Point"):
+        pack(space["make"])

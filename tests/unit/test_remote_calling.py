@@ -1,0 +1,408 @@
+"""Calling decorated functions."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import secrets as random_bytes
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from laptop_fakes import InlineBackend
+
+import kinetic
+from kinetic import errors
+from kinetic._backends import registry
+from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends.programs.backend import ProgramsBackend
+from kinetic._store.local import LocalStore
+from kinetic.job_status import JobStatus
+
+
+@pytest.fixture
+def backend(home, monkeypatch):
+    """Calls run at once; the project is the folder of this file."""
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+    fake = InlineBackend(LocalStore(home))
+    with registry.substituted("local", lambda *_: fake):
+        yield fake
+
+
+def add(a, b=1):
+    return a + b
+
+
+class Callable_:
+    def __call__(self, x):
+        return x + 1
+
+
+# -- calling ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda f: f(), "missing a required argument: 'a'"),
+        (lambda f: f(1, 2, 3), "too many positional"),
+        (lambda f: f(1, c=2), "unexpected keyword argument 'c'"),
+        (lambda f: f.run_async(), "missing"),
+        (lambda f: f.plan(), "missing"),
+    ],
+)
+def test_wrong_arguments_fail_before_anything_is_created(backend, home, call, words):
+    with pytest.raises(TypeError) as caught:
+        call(kinetic.run("cpu")(add))
+    assert words in str(caught.value)
+    assert "add(a, b=1)" in str(caught.value)
+    assert backend.calls == []
+    assert not home.exists()
+
+
+def test_a_call(backend):
+    remote = kinetic.run("cpu")(add)
+    assert remote(2, b=3) == 5
+    assert backend.calls == ["render", "preflight", "submit", "cleanup"]
+    (handle,) = kinetic.list_jobs()
+    assert (handle.display_name, handle.func_name, handle.accelerator) == ("add", "add", "cpu")
+    assert kinetic.attach(handle.job_id).result() == 5
+
+
+def test_submitting_without_waiting(backend):
+    handle = kinetic.run("tpu-v6e-16")(add).run_async(2)
+    assert handle.status() is JobStatus.SUCCEEDED
+    assert handle.result() == 3
+    assert (handle.hosts, handle.requested_backend, handle.backend) == (4, "pathways", "local")
+
+
+class Trainer:
+    def __init__(self, rate):
+        self.rate = rate
+
+    @kinetic.run("cpu")
+    def fit(self, steps, *, twice=False):
+        return self.rate * steps * (1 + twice)
+
+    @staticmethod
+    @kinetic.run("cpu")
+    def free(x):
+        return x
+
+    @classmethod
+    @kinetic.run("cpu")
+    def of_class(cls, x):
+        return cls.__name__, x
+
+
+async def later(x):
+    return x + 1
+
+
+KINDS = [
+    (lambda: kinetic.run("cpu")(lambda x: x + 1)(1), 2, "<lambda>"),
+    (lambda: kinetic.run("cpu")(functools.partial(add, b=5))(1), 6, "add"),
+    (lambda: kinetic.run("cpu")(Callable_())(1), 2, "Callable_"),
+    (lambda: kinetic.run("cpu")(later)(1), 2, "later"),
+    (lambda: kinetic.run("cpu")([1, 2].count)(2), 1, "count"),
+    (lambda: kinetic.run("cpu")(len)([1]), 1, "len"),
+    (lambda: kinetic.run("cpu")(Trainer)(5).rate, 5, "Trainer"),
+    (lambda: Trainer(3).fit(4, twice=True), 24, "fit"),
+    (lambda: Trainer.fit(Trainer(3), 4), 12, "fit"),
+    (lambda: Trainer(3).fit.run_async(4).result(), 12, "fit"),
+    (lambda: Trainer.free(4), 4, "free"),
+    (lambda: Trainer.of_class(4), ("Trainer", 4), "of_class"),
+    (lambda: kinetic.run("cpu", name="my run")(add)(1), 2, "my run"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "name"), KINDS, ids=[k[2] + str(i) for i, k in enumerate(KINDS)]
+)
+def test_kinds_of_functions(backend, call, value, name):
+    assert call() == value
+    assert kinetic.list_jobs()[0].display_name.rpartition(".")[2] == name
+
+
+def test_an_async_function_called_here():
+    assert kinetic.run("cpu")(later).local(1) == 2
+
+
+def test_an_async_function_called_here_beside_a_running_loop():
+    async def cell():
+        return kinetic.run("cpu")(later).local(1)
+
+    assert asyncio.run(cell()) == 2
+
+
+def test_a_method_is_refused_with_wrong_arguments(backend):
+    with pytest.raises(TypeError, match="missing a required argument: 'steps'"):
+        Trainer(3).fit()
+
+
+def test_nested_calls_run_the_body(backend):
+    inner = kinetic.run("tpu-v6e-16")(add)
+
+    @kinetic.run("cpu")
+    def outer(x):
+        return inner(x) * 10
+
+    assert outer(1) == 20
+    assert backend.calls.count("submit") == 1
+
+
+def test_a_call_on_a_host_runs_the_body(backend, monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    assert kinetic.run("cpu")(add)(1) == 2
+    assert backend.calls == []
+
+
+def test_a_job_submits_no_jobs(backend, monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    remote = kinetic.run("cpu")(add)
+    for attempt in (
+        lambda: remote.run_async(1),
+        lambda: remote.run_async_map([1]),
+        lambda: remote.plan(1),
+    ):
+        with pytest.raises(
+            errors.UsageError, match=r"A job cannot submit other jobs. In a job, add\(...\) runs"
+        ):
+            attempt()
+    assert remote.with_options(timeout=3)(1) == remote.local(1) == asyncio.run(remote.aio(1)) == 2
+    assert backend.calls == []
+
+
+def test_async_functions_within_a_job(monkeypatch):
+    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    remote = kinetic.run("cpu")(later)
+
+    async def outer():
+        return [await remote(1), await remote.aio(2)]
+
+    assert asyncio.run(outer()) == [2, 3]
+    assert remote(3) == 4
+
+
+class OwnError(Exception):
+    pass
+
+
+def test_the_functions_exception_is_raised(backend):
+    @kinetic.run("cpu")
+    def fails():
+        raise OwnError("no")
+
+    with pytest.raises(OwnError, match="no") as caught:
+        fails()
+    assert "Remote traceback" in caught.value.__notes__[0]
+    assert kinetic.list_jobs()[0].status() is JobStatus.FAILED
+
+
+def test_an_argument_that_cannot_be_pickled_creates_nothing(backend, home):
+    with pytest.raises(errors.PicklingError) as caught:
+        kinetic.run("cpu")(add)(io.TextIOWrapper(io.BytesIO()))
+    assert caught.value.component
+    assert "submit" not in backend.calls
+    assert not (home / "jobs").exists()
+
+
+def test_secrets_and_captured_variables(backend, home, monkeypatch):
+    value = random_bytes.token_hex(8)
+    monkeypatch.setenv("MY_TOKEN", value)
+    monkeypatch.setenv("APP_KEY", value)
+    monkeypatch.setenv("APP_MODE", "fast")
+    remote = kinetic.run(
+        "cpu", env={"SEED": "1"}, secrets=["MY_TOKEN"], capture_env_vars=["APP_*"]
+    )(add)
+    assert remote(1) == 2
+    assert backend.secrets == {"MY_TOKEN": value, "APP_KEY": value}
+    stored = b"".join(p.read_bytes() for p in home.rglob("*") if p.is_file())
+    assert value.encode() not in stored
+    assert b"MY_TOKEN" in stored
+
+
+def test_a_missing_secret_creates_nothing(backend, home):
+    with pytest.raises(errors.UsageError, match="NO_SUCH_TOKEN is not set"):
+        kinetic.run("cpu", secrets=["NO_SUCH_TOKEN"])(add)(1)
+    assert not (home / "jobs").exists()
+
+
+def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
+    from kinetic._client.board import console
+
+    console._told.clear()
+    remote = kinetic.run("tpu-v6e-16")(add)
+    remote(1)
+    remote(1)
+    captured = capsys.readouterr()
+    line = "kinetic: no cluster configured; simulating tpu-v6e-16 (4 hosts x 4 chips) here\n"
+    assert captured.err == line
+    assert captured.out == ""
+    kinetic.run("tpu-v6e-8", backend="local")(add)(1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "words"),
+    [
+        ({"project": "p"}, {}, "No kubeconfig was found (/nowhere)"),
+        ({}, {"KINETIC_CLUSTER": "c"}, "No context of"),
+        ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, 'simulate it here, with backend="local"'),
+        ({}, {"KINETIC_PROJECT": "p"}, "or KINETIC_BACKEND=local"),
+        ({"backend": "ray"}, {}, "no Ray backend yet"),
+        ({}, {"KINETIC_BACKEND": "ray"}, "no Ray backend yet"),
+    ],
+)
+def test_clusters_that_this_version_cannot_use(backend, monkeypatch, options, environ, words):
+    for name, value in ({"KUBECONFIG": "/nowhere"} | environ).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(errors.PreflightError) as caught:
+        kinetic.run("cpu", **options)(add)(1)
+    assert words in str(caught.value)
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"GOOGLE_CLOUD_PROJECT": "p"}, {"KINETIC_BACKEND": "local", "KINETIC_PROJECT": "p"}, {}],
+)
+def test_what_is_simulated(backend, monkeypatch, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert kinetic.run("tpu-v5e-1")(add)(1) == 2
+
+
+def test_a_backend_in_the_environment_that_does_not_exist(backend, monkeypatch):
+    monkeypatch.setenv("KINETIC_BACKEND", "slurm")
+    with pytest.raises(errors.UsageError, match="'slurm'"):
+        kinetic.run("cpu")(add)(1)
+
+
+def test_a_plan_creates_nothing(backend, home):
+    view = kinetic.run("tpu-v6e-16", env={"SEED": "1"}, timeout=5)(add).plan(1)
+    assert view.plan.hosts == 4
+    assert view.plan.limits.timeout_s == 5
+    assert view.documents[0]["hosts"] == 4
+    assert backend.calls == ["render"]
+    assert not home.exists()
+    text = repr(view)
+    assert text.startswith("Plan of add on tpu-v6e-16 (nothing was created)\n")
+    assert "local (stands in for pathways)" in text
+    assert "SEED" in text
+
+
+def test_a_plan_says_in_words_what_would_be_created(backend, tmp_path):
+    view = kinetic.run("tpu-v6e-16")(add).plan(1)
+    store = LocalStore(tmp_path)
+    programs = ProgramsBackend(store, {}, tmp_path)
+    for other, words in ((LocalBackend(store), "simulated slice"), (programs, "4 x host program")):
+        documents = tuple(other.render(view.plan))
+        assert f"  creates    {words}\n" in f"{replace(view, documents=documents)}\n"
+
+
+# -- weight ----------------------------------------------------------------------------------------
+
+
+VENDORS = {
+    "click",
+    "rich",
+    "grpc",
+    "jax",
+    "numpy",
+    "pathspec",
+    "cloudpickle",
+    "tblib",
+    "google",
+    "kubernetes",
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kinetic",
+        "import kinetic; kinetic.run('tpu-v6e-16')(len); kinetic.attach; kinetic.list_jobs()",
+    ],
+)
+def test_importing_loads_no_vendor(code, home):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert not VENDORS & {name.partition(".")[0] for name in loaded}
+    if "run" not in code:
+        assert {name for name in loaded if name.startswith("kinetic")} == {
+            "kinetic",
+            "kinetic._shadows",
+            "kinetic.version",
+        }
+        assert not {"logging", "dataclasses", "typing", "re"} & loaded
+
+
+def test_planning_a_call_loads_only_what_a_call_needs(home, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, kinetic\n"
+        "from kinetic._backends.local import launcher\n"
+        "before = set(sys.modules)\n"
+        "@kinetic.run('cpu')\n"
+        "def noop(): return 1\n"
+        "noop.plan()\n"
+        "print(*(before & {'tempfile', 'shutil'}), 'and',"
+        " *({'secrets', 'hmac', 'html', 'asyncio', 'click', 'grpc'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["and"]
+
+
+def test_public_names():
+    assert set(kinetic.__all__) <= set(dir(kinetic))
+    for name in kinetic.__all__:
+        assert getattr(kinetic, name) is not None
+    assert kinetic.errors.KineticError is errors.KineticError
+    with pytest.raises(AttributeError, match="no attribute 'submit'"):
+        kinetic.submit  # noqa: B018
+
+
+def test_decorating_warns_about_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kinetic.run("cpu")(add)
+
+
+# -- while a call is planned -----------------------------------------------------------------------
+
+
+def warmed(backend, monkeypatch):
+    seen = []
+
+    def warm_up(hosts, *, joins_jax, variables):
+        seen.append((hosts, joins_jax, sorted(variables), list(backend.calls)))
+
+    monkeypatch.setattr(backend, "warm_up", warm_up, raising=False)
+    return seen
+
+
+def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch):
+    seen = warmed(backend, monkeypatch)
+    monkeypatch.setenv("SEED", "1")
+    kinetic.run(accelerator="tpu-v6e-16", env={"XLA_FLAGS": ""}, capture_env_vars=["SEED"])(add)(1)
+    assert seen == [(4, "lazy", ["SEED", "XLA_FLAGS"], [])]
+
+
+def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):
+    seen = warmed(backend, monkeypatch)
+    with pytest.raises(TypeError):
+        kinetic.run(accelerator="cpu")(add)()
+    monkeypatch.setenv("KINETIC_PRELOAD", "off")
+    kinetic.run(accelerator="cpu")(add)(1)
+    assert seen == []
