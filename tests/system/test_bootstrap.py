@@ -23,9 +23,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from gcs import serving
 
 from kinetic._core import layout
 from kinetic._source import runtime
+from kinetic._store.gcs import GcsStore
 from kinetic._store.local import LocalStore
 
 PATIENCE_S = 200.0
@@ -536,3 +538,15 @@ def test_an_object_that_is_gone(pod, bucket):
 def test_no_network(pod):
     pod.env |= {"KINETIC_STORE": "gs://b", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:9"}
     assert "gs://b does not answer" in pod.fails(UNREACHABLE)
+
+
+def test_what_the_store_of_buckets_sends_is_what_a_pod_fetches(pod, monkeypatch):
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        store = GcsStore("gs://bucket/some/prefix")
+        store.put(layout.blob(pod.env["KINETIC_RUNTIME"]), package())
+        pod.env |= {"KINETIC_STORE": store.uri, "STORAGE_EMULATOR_HOST": double.uri}
+        pod.becomes()
+        store.delete("blobs")
+        shutil.rmtree(pod.cache)
+        pod.fails(MISSING)
