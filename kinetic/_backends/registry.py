@@ -20,6 +20,7 @@ from kinetic.errors import PreflightError
 
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.api import Api
+    from kinetic._backends.kubernetes.checks import LiveAccelerator
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
     from kinetic._core.accelerators.topology import Topology
@@ -103,6 +104,26 @@ def backend_of(ref: JobRef) -> Backend:
     from kinetic._store.open import open_store
 
     return make(ref.place, open_store(ref.store_uri))
+
+
+def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
+    """Return what the node pools of the cluster that settings name offer now.
+
+    Raises:
+        PreflightError: there is no such cluster, or it does not let its nodes be listed.
+        BackendUnavailable: it does not answer.
+    """
+    from kinetic._backends.kubernetes import checks
+    from kinetic._backends.kubernetes.resources import NODES
+    from kinetic._config.settings import variables
+
+    place = Place(
+        "gke",
+        cluster=settings.cluster or "",
+        project=settings.project or "",
+        zone=settings.zone or "",
+    )
+    return checks.live_accelerators(_connected(place, variables()).list(NODES).items)
 
 
 @contextmanager

@@ -221,3 +221,28 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
         return found.kind if found and found.hopeless else None
 
     until(lambda: kind() is Kind.NO_NODE_POOL)
+
+
+@pytest.mark.parametrize("words", [["v6e"], ["v6e", "--json"], ["nothing"]])
+def test_the_command_lists_what_the_cluster_has(
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    from kinetic.cli.root import call
+
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert call(["accelerators", "--live", *words]) == 0
+    said = capsys.readouterr().out
+    assert ("tpu-v6e-16" in said) == (words[0] == "v6e")
+
+
+def test_the_command_names_the_cluster_that_is_not_there(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kinetic.cli.root import call
+
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert call(["accelerators", "--live", "--cluster", "nope"]) != 0
+    assert "of the cluster nope" in capsys.readouterr().err

@@ -71,7 +71,6 @@ def test_credentials_are_nobodys_business_here():
         "status --project p",
         "pool add --accelerator gpu-l4 --spot",
         "pool list",
-        "accelerators --live --project p --zone z --cluster c",
     ],
 )
 def test_a_command_about_clusters_is_refused_with_the_reason(words, capsys: Capture):

@@ -1,26 +1,35 @@
-"""`kinetic accelerators`: the catalog.
+"""`kinetic accelerators`: the catalog, or what a cluster has.
 
-In: part of a name. Out: a table or JSON.
+In: part of a name, or a cluster. Out: a table or JSON.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetic._core.accelerators.topology import Topology
 from kinetic.cli import output
 from kinetic.cli.lazy import suggested
-from kinetic.cli.options import accepted, json_option
-from kinetic.errors import PreflightError
+from kinetic.cli.options import json_option
+
+if TYPE_CHECKING:
+    from kinetic._backends.kubernetes.checks import LiveAccelerator
 
 _COLUMNS = ("NAME", "KIND", "CHIPS", "HOSTS", "CHIPS/HOST", "SHAPE", "MACHINE TYPE")
 _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST")
 
+_LIVE_COLUMNS = ("NAME", "NODE POOL", "ACCELERATOR", "TOPOLOGY", "NODES", "READY", "SLICES", "SPOT")
+_LIVE_NUMBERS = ("NODES", "READY", "SLICES")
+
 _HELP = """List the accelerators that can be asked for.
 
 FILTER is a part of a name, or any name that `--accelerator` takes.
+
+With --live it lists what the node pools of a cluster have now, busy or not; pools that are scaled
+to zero are not seen.
 
 \b
 Examples:
@@ -28,6 +37,7 @@ Examples:
   kinetic accelerators v6e
   kinetic accelerators trillium-8
   kinetic accelerators --json
+  kinetic accelerators --live --cluster my-cluster
 """
 
 
@@ -35,25 +45,55 @@ Examples:
     "accelerators", help=_HELP, short_help="List the accelerators that can be asked for."
 )
 @json_option
-@click.option("--live", is_flag=True, hidden=True)
-@accepted("--project")
-@accepted("--zone")
-@accepted("--cluster")
+@click.option("--live", is_flag=True, help="List what a cluster has.")
+@click.option("--cluster", help="Of the cluster; by default of the settings.")
+@click.option("--project", help="The project of the cluster.")
+@click.option("--zone", help="The zone of the cluster.")
 @click.argument(
     "words", metavar="[FILTER]", required=False, shell_complete=suggested("accelerators")
 )
-def accelerators(words: str | None, as_json: bool, live: bool) -> None:
-    """Print the catalog, or the part of it that matches."""
+def accelerators(words: str | None, as_json: bool, live: bool, **place: str | None) -> None:
+    """Print the catalog, the part of it that matches, or what a cluster has."""
     if live:
-        raise PreflightError(
-            "--live asks a cloud what it has, and this version has no cluster backends yet. Leave "
-            "it out: every accelerator of `kinetic accelerators` can be simulated on this machine."
-        )
+        _print_live(words, place, as_json=as_json)
+        return
     rows = _matching(words)
     if as_json:
         output.json_document([_document(row) for row in rows])
     else:
         output.table(_COLUMNS, [_cells(row) for row in rows], right=_NUMBERS)
+
+
+def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: bool) -> None:
+    from kinetic._backends import registry
+    from kinetic._config import settings
+
+    found = registry.live_accelerators(settings.load(flags=flags))
+    rows = [row for row in found if not words or words.lower() in row.name]
+    if as_json:
+        output.json_document([_live_document(row) for row in rows])
+    else:
+        cells = [_live_cells(row) for row in rows]
+        output.table(_LIVE_COLUMNS, cells, right=_LIVE_NUMBERS)
+
+
+def _live_document(row: LiveAccelerator) -> dict[str, Any]:
+    named = {"name": row.name, "pool": row.pool.name, "slices": row.slices}
+    return {**asdict(row.pool), **named}
+
+
+def _live_cells(row: LiveAccelerator) -> tuple[str, ...]:
+    pool = row.pool
+    return (
+        row.name or "-",
+        pool.name or "-",
+        pool.accelerator,
+        pool.topology or "-",
+        str(pool.nodes),
+        str(pool.ready),
+        str(row.slices),
+        "yes" if pool.spot else "-",
+    )
 
 
 def _matching(words: str | None) -> tuple[Topology, ...]:
