@@ -164,10 +164,10 @@ class Server:
     def _stream(self, connection: socket.socket, answer: Answer) -> None:
         stream = answer.stream
         headers = answer.headers | {"Content-Type": answer.content_type}
-        connection.sendall(_head(answer.code, headers | {"Transfer-Encoding": "chunked"}))
         assert answer.pieces is not None
         last = b""
         try:
+            connection.sendall(_head(answer.code, headers | {"Transfer-Encoding": "chunked"}))
             for piece in answer.pieces:
                 if stream is not None and stream.broken is not None:
                     self._break(connection, stream.broken.where, piece or last)
