@@ -16,6 +16,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord, UnsupportedVersion
 
 BUCKETS = "gs://"
+HUB = "hf://"
 FUSE_FOLDER = "/_kinetic/fuse-data"
 """Where pods have what a cluster mounts for them."""
 _TUPLES = ("sys_path_rel", "secrets", "captured")
@@ -62,6 +63,7 @@ class Dataset:
         mount: absolute path at which the function finds it; "" for an argument, which becomes
             whatever path it has on the host.
         fuse: whether it is mounted instead of copied.
+        trusts_code: whether a data set of Hugging Face may run code of its own.
     """
 
     source: str
@@ -69,6 +71,7 @@ class Dataset:
     tree: Tree | None = None
     mount: str = ""
     fuse: bool = False
+    trusts_code: bool = False
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
 
 def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
-    return Dataset(data.path, data.is_dir, tree, mount, data.fuse)
+    return Dataset(data.path, data.is_dir, tree, mount, data.fuse, data.hf_trust_remote_code)
 
 
 def visible(value: object) -> Iterator[Data]:

@@ -396,13 +396,6 @@ def test_what_only_a_cluster_mounts_is_refused_here_before_anything_is_created(h
     assert not (home / "jobs").exists()
 
 
-def test_data_of_a_hub_is_refused_here_before_anything_is_created(home):
-    call = kinetic.run(accelerator="cpu")(len)
-    with pytest.raises(errors.UsageError, match="comes with the cloud backends"):
-        call(kinetic.Data("hf://squad?split=train"))
-    assert not (home / "jobs").exists()
-
-
 def test_an_output_folder_of_the_cloud_reaches_the_function_as_it_is():
     call = kinetic.run(accelerator="cpu", output_dir="gs://bucket/out")(os.getenv)
     assert call("KINETIC_OUTPUT_DIR") == "gs://bucket/out"

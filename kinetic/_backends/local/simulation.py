@@ -173,12 +173,6 @@ def check_reach(plan: Plan) -> None:
             f"{mounted[0]} is mounted by a cluster only: hosts on this machine fetch it. Leave "
             "fuse=True out."
         )
-    hub = [each.source for each in plan.data if each.source.startswith("hf://")]
-    if hub:
-        raise UsageError(
-            f"{hub[0]} comes with the cloud backends. Save it to a folder "
-            "(datasets.load_dataset(...).save_to_disk(folder)), and give kinetic.Data that path."
-        )
 
 
 def check_places(plan: Plan, needed: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kinetic._core import layout
-from kinetic._core.plan import BUCKETS, Dataset, Plan
+from kinetic._core.plan import BUCKETS, HUB, Dataset, Plan
 from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._host.agent.identity import Identity
@@ -64,8 +64,8 @@ def _prepared(
     name = Path(data.source).name
     if data.tree is not None:
         files = cached_copy.provide(store, data.tree, root(identity, store))
-    elif data.source.startswith(BUCKETS):
-        files = _fetched(data, root(identity, store))
+    elif data.source.startswith((BUCKETS, HUB)):
+        files = _fetched(data, root(identity, store), identity.secrets.get("HF_TOKEN", ""))
     else:
         source = _source(data)
         return _mounted(source, data.mount or _stub(own / name, data.is_dir))
@@ -77,10 +77,13 @@ def _prepared(
     return data.mount, [guard, *mounts]
 
 
-def _fetched(data: Dataset, copies: Path) -> Path:
-    from kinetic._datasets import cloud
+def _fetched(data: Dataset, copies: Path, token: str) -> Path:
+    from kinetic._datasets import cloud, hub
 
     try:
+        if data.source.startswith(HUB):
+            trusts = data.trusts_code
+            return hub.provide(data.source, root=copies, token=token, trusts_code=trusts)
         return cloud.provide(data.source, is_dir=data.is_dir, root=copies)
     except NotFound as error:
         raise SetupFailed(f"kinetic.Data({data.source!r}): {error}") from error

@@ -1,0 +1,166 @@
+"""Declared data of the Hugging Face hub: the only door to `huggingface_hub` and `datasets`.
+
+In: an hf:// URI, on a host. Out: a folder with its content.
+
+Where the job's environment has the `datasets` package, the folder is what `save_to_disk` writes,
+to be read with `datasets.load_from_disk`. Where it has not, the folder has the files of the
+repository as they are; a split or a configuration then cannot be had, which the error says.
+
+Another process does it: what these packages import, and code that a data set brings along, stay out
+of the agent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from kinetic._datasets import cached_copy
+from kinetic.errors import KineticError, NotFound, StoreError
+
+_REQUIRED = (
+    "{source} needs the package {package} on the host. Add {name} to the requirements of the "
+    "project, or to the image."
+)
+_CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; hub.main()"
+
+
+def provide(source: str, *, root: Path, token: str = "", trusts_code: bool = False) -> Path:
+    """Return the folder with the content of a data set: of the commit that its revision has now.
+
+    Args:
+        source: the URI.
+        root: folder of all copies on this host.
+        token: of the hub, for what is private; "" for what the host is logged in with.
+        trusts_code: whether the data set may run code of its own while it is loaded.
+
+    Raises:
+        NotFound: there is no such data set or revision, or it is private.
+        StoreError: it cannot be read, or the host's disk does not take it.
+    """
+    name, _, query = source.removeprefix("hf://").partition("?")
+    asked = {"source": source, "repo": name, "token": token, "trusts_code": trusts_code}
+    asked |= dict(parse_qsl(query))
+    found = _done("resolve", asked)
+    key = f"{source}\0{found['commit']}\0{found['saved']}\0{trusts_code}"
+
+    def fill(dest: str) -> None:
+        _done("fetch", asked | found | {"dest": dest})
+        _protect(dest)
+
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return cached_copy.provide_as(root, digest, fill, resumes=True)
+
+
+def _done(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Let another process do it; return what it says."""
+    own = str(Path(__file__).resolve().parents[2])
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", _CHILD.format(own)],
+        input=json.dumps({"act": act, **asked}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = child.stdout.strip().rpartition("\n")[2]
+    try:
+        answer: dict[str, Any] = json.loads(said)
+    except ValueError as error:
+        last = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
+        raise StoreError(f"{asked['source']} could not be read: {last}") from error
+    if "error" in answer:
+        raise (NotFound if answer["missing"] else StoreError)(answer["error"])
+    return answer
+
+
+def _protect(dest: str) -> None:
+    for folder, _, names in os.walk(dest, topdown=False):
+        for name in names:
+            Path(folder, name).chmod(0o444)
+        Path(folder).chmod(0o555)
+
+
+# -- in the other process --------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Read what is asked from stdin, do it, and write one line of JSON."""
+    asked = json.loads(sys.stdin.read())
+    try:
+        answer = {"resolve": _resolve, "fetch": _fetch}[asked["act"]](asked)
+    except KineticError as error:
+        answer = {"error": str(error), "missing": isinstance(error, NotFound)}
+    except Exception as error:  # noqa: BLE001  whatever these packages raise is shown
+        text = f"{asked['source']} could not be read: {type(error).__name__}: {error}"
+        answer = {"error": text, "missing": False}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+def _resolve(asked: dict[str, Any]) -> dict[str, Any]:
+    """The commit that the revision has now, and whether `datasets` saves it."""
+    source = asked["source"]
+    if find_spec("huggingface_hub") is None:
+        package, name = "huggingface_hub", "kinetic-sdk[hf]"
+        raise StoreError(_REQUIRED.format(source=source, package=package, name=name))
+    saved = find_spec("datasets") is not None
+    if not saved and (asked.get("split") or asked.get("config_name")):
+        raise StoreError(
+            _REQUIRED.format(source=source, package="datasets", name="datasets")
+            + f" Without it, hf://{asked['repo']} gives the files of the repository as they are."
+        )
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    api = HfApi(token=asked["token"] or None)
+    try:
+        info = api.dataset_info(asked["repo"], revision=asked.get("revision"))
+    except RevisionNotFoundError as error:
+        raise NotFound(
+            f"hf://{asked['repo']} has no revision {asked.get('revision')!r}. Check its name."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise NotFound(
+            f"There is no data set hf://{asked['repo']}, or it is private. Check its name; for a "
+            "private one pass your token with secrets=['HF_TOKEN']."
+        ) from error
+    return {"commit": info.sha, "saved": saved}
+
+
+def _fetch(asked: dict[str, Any]) -> dict[str, Any]:
+    dest = Path(asked["dest"])
+    token = asked["token"] or None
+    if asked["saved"]:
+        import datasets
+
+        trust = {"trust_remote_code": True} if asked["trusts_code"] else {}
+        loaded = datasets.load_dataset(
+            asked["repo"],
+            asked.get("config_name"),
+            split=asked.get("split"),
+            revision=asked["commit"],
+            token=token,
+            **trust,
+        )
+        loaded.save_to_disk(str(dest))
+        return {}
+    import shutil
+
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(
+        asked["repo"],
+        repo_type="dataset",
+        revision=asked["commit"],
+        local_dir=dest,
+        token=token,
+    )
+    shutil.rmtree(dest / ".cache", ignore_errors=True)  # what it takes up an interrupted one by
+    return {}

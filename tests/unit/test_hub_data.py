@@ -1,0 +1,116 @@
+"""Data sets of the Hugging Face hub, fetched on a host from a hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+
+from importlib.util import find_spec
+
+from kinetic._datasets import hub
+from kinetic.errors import NotFound, StoreError
+
+COMMIT = "ab" * 20
+FILES = {"README.md": b"# images", "data/train.csv": b"a,b\n1,2\n"}
+REPO = "/api/datasets/owner/images"
+without_datasets = pytest.mark.skipif(find_spec("datasets") is not None, reason="datasets is there")
+
+
+class Hub(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+    tokens: set[str]
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path = urlsplit(self.path).path
+        self.asked.append(f"{self.command} {path}")
+        self.tokens.add(self.headers.get("Authorization", ""))
+        if path in (REPO, f"{REPO}/revision/main", f"{REPO}/revision/{COMMIT}"):
+            siblings = [{"rfilename": name} for name in FILES]
+            self.answer({"id": "owner/images", "sha": COMMIT, "siblings": siblings})
+        elif path == f"{REPO}/tree/{COMMIT}":
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": self.etag(data)}
+                for name, data in FILES.items()
+            ]
+            self.answer(entries)
+        elif path.startswith(f"/datasets/owner/images/resolve/{COMMIT}/"):
+            data = FILES[path.split(f"{COMMIT}/")[1]]
+            self.send(200, data, {"ETag": self.etag(data), "X-Repo-Commit": COMMIT})
+        else:
+            code = "RevisionNotFound" if path.startswith(f"{REPO}/revision") else "RepoNotFound"
+            self.send(404, b"{}", {"X-Error-Code": code})
+
+    do_HEAD = do_GET
+
+    def etag(self, data):
+        return hashlib.sha1(data).hexdigest()
+
+    def answer(self, document):
+        self.send(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+    def send(self, status, data, headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def endpoint(monkeypatch, tmp_path):
+    class Handler(Hub):
+        asked, tokens = [], set()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        yield Handler
+        server.shutdown()
+        thread.join()
+
+
+def found(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@without_datasets
+def test_the_files_of_a_repository(endpoint, tmp_path):
+    place = hub.provide("hf://owner/images", root=tmp_path / "data", token="hf_secret")
+    assert found(place) == FILES
+    assert (place / "README.md").stat().st_mode & 0o777 == 0o444
+    assert "Bearer hf_secret" in endpoint.tokens
+    endpoint.asked.clear()
+    again = hub.provide("hf://owner/images?revision=main", root=tmp_path / "data")
+    assert found(again) == FILES
+    endpoint.asked.clear()
+    assert hub.provide("hf://owner/images", root=tmp_path / "data") == place
+    assert not [line for line in endpoint.asked if "/resolve/" in line]
+
+
+def test_what_is_not_there_is_named(endpoint, tmp_path):
+    with pytest.raises(NotFound, match="no data set hf://owner/none, or it is private"):
+        hub.provide("hf://owner/none", root=tmp_path)
+    with pytest.raises(NotFound, match="no revision 'v9'"):
+        hub.provide("hf://owner/images?revision=v9", root=tmp_path)
+
+
+@without_datasets
+def test_a_split_needs_the_package_that_knows_splits(endpoint, tmp_path):
+    with pytest.raises(StoreError, match="needs the package datasets on the host"):
+        hub.provide("hf://owner/images?split=train", root=tmp_path)
