@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kinetic._core import layout, record
 from kinetic._core.exits import ProgramCode
-from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.loop import Agent
+from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
+
+if TYPE_CHECKING:
+    from kinetic._core.outcome import HostReport
+
+GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc.client")
+"""What a gang's processes need to talk to each other; importing it takes longer than a small
+job."""
 
 
 class Agents:
@@ -52,8 +60,17 @@ class Agents:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.setpgid(0, 0)
+        processes.adopt_orphans()
+        # Forked before this process has threads: a fork copies the locks that they hold.
+        worker = WorkerProcess(
+            f"kinetic-worker {identity.job_id} host {identity.host}",
+            Path(identity.scratch) / f"stacks-{identity.host}",
+        )
+        from kinetic._host.agent.loop import Agent  # while the worker imports
+
         logs = log_files(identity, self._store)
-        return Agent(identity, self._plan, self._store, logs, alive).run()
+        return Agent(identity, self._plan, self._store, worker, logs=logs, alive_fd=alive).run()
 
     def await_death(self, timeout_s: float) -> bool:
         """Return whether a child died within this time; call `dead` for details."""
@@ -82,10 +99,18 @@ class Agents:
     def report_left_by(self, host: int, attempt: int) -> HostReport | None:
         """Return the report that an agent left in the store; the agent of a gang of one need not
         deliver it."""
+        from kinetic._core.outcome import HostReport
+
         with contextlib.suppress(KineticError, LookupError):
             key = layout.report(self._plan.job_id, attempt, host)
             return HostReport.from_json(record.parse(self._store.get(key)))
         return None
+
+
+def import_gang_modules() -> None:
+    """Import what needs gRPC."""
+    for name in GANG_MODULES:
+        importlib.import_module(name)
 
 
 def log_files(who: Identity, store: Store) -> tuple[Path, Path]:

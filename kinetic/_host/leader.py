@@ -8,7 +8,6 @@ of programs, that of host 0.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -25,8 +24,8 @@ from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
-from kinetic._host.agent.loop import ALONE_S
-from kinetic._host.agents import Agents, cause_of_death, delivered
+from kinetic._host.agent.identity import ALONE_S
+from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_modules
 from kinetic._store import footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
     from kinetic._rpc.server import Coordinator
 
-GANG_MODULES = ("kinetic._rpc.server", "kinetic._rpc.client")
-"""What a gang's processes need to talk to each other; importing it takes longer than a small
-job."""
 LEAVE_S = 3.0
 """How long agents may take to exit, once everything has been reported."""
 PEERS_S = 0.3
@@ -322,12 +318,6 @@ def _with_room(write: Callable[[], object], make_room: Callable[[], None]) -> No
     except StoreFull:
         make_room()
         write()
-
-
-def import_gang_modules() -> None:
-    """Import what needs gRPC."""
-    for name in GANG_MODULES:
-        importlib.import_module(name)
 
 
 def _gang_spec(plan: Plan, attempt: int, heartbeat_timeout_s: float) -> GangSpec:

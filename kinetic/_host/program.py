@@ -24,7 +24,7 @@ from kinetic._host import leader, pod
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
-from kinetic._host.agents import Agents, cause_of_death, delivered
+from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_modules
 from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
@@ -133,7 +133,7 @@ class _Leading(_Host):
     def _lead(self) -> Attempt:
         who, plan = self._who, self._plan
         if plan.hosts > 1:
-            leader.import_gang_modules()  # Before the fork, so that the agent shares it.
+            import_gang_modules()  # Before the fork, so that the agent shares it.
         self._agents.fork([who])
         return Leader(
             plan,

@@ -103,6 +103,8 @@ def test_the_standard_library_takes_it_for_a_dataclass() -> None:
 def test_processes_of_a_small_job_compile_nothing_for_their_values() -> None:
     code = (
         "import dataclasses, kinetic\n"
+        "from kinetic._host import leader\n"
+        "from kinetic._host.agent import loop\n"
         "from kinetic._host.local import zygote\n"
         "from kinetic._client import handle, planning, remote, submission\n"
         "import sys\n"

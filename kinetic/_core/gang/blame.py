@@ -18,16 +18,15 @@ StackFrame = tuple[str, str]
 RETURNED = "The function has returned."
 """Takes the place of the stacks of a host that waits for the others to return."""
 
-_THREAD = re.compile(
-    r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first", re.MULTILINE
-)
-_HEADER = re.compile(r"(Current thread|Thread)\b.*most recent call first")
-_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
-_HEX = re.compile(r"0x[0-9a-fA-F]+")
-_WAITING = re.compile(r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]")
+# Patterns that few jobs need: `re` compiles them when they are.
+_THREAD = r"(?m)^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first"
+_HEADER = r"(Current thread|Thread)\b.*most recent call first"
+_FRAME = r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$'
+_HEX = r"0x[0-9a-fA-F]+"
+_WAITING = r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]"
 
-_PACKAGES = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
-_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen ")
+_PACKAGES = r"^.*[/\\](site|dist)-packages[/\\]"
+_LIBRARY = r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen "
 
 _MAX_TEXT = 4000
 _WHY_CHARS = 400
@@ -63,20 +62,20 @@ class Stack:
     @property
     def own(self) -> tuple[StackFrame, ...]:
         """The calls in the user's code, most recent first."""
-        return tuple(frame for frame in self.frames if not _LIBRARY.search(frame[0]))
+        return tuple(frame for frame in self.frames if not re.search(_LIBRARY, frame[0]))
 
     @property
     def waits(self) -> bool:
         """Whether the innermost call is inside JAX: it waits for the others, or for the device."""
-        return bool(self.frames) and _WAITING.search(self.frames[0][0]) is not None
+        return bool(self.frames) and re.search(_WAITING, self.frames[0][0]) is not None
 
 
 def parse(text: str) -> Stack:
     """Return what can be compared between hosts: the main thread's calls, without addresses."""
     frames = tuple(
-        _frame(m) for line in main_thread(text).splitlines() if (m := _FRAME.match(line))
+        _frame(m) for line in main_thread(text).splitlines() if (m := re.match(_FRAME, line))
     )
-    return Stack(frames) if frames else Stack(text=_HEX.sub("", text).strip()[:_MAX_TEXT])
+    return Stack(frames) if frames else Stack(text=re.sub(_HEX, "", text).strip()[:_MAX_TEXT])
 
 
 def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int, ...]:
@@ -215,21 +214,21 @@ def _gist(stack: Stack) -> str:
     if not stack.frames:
         return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
     depth = next(
-        (n for n, frame in enumerate(stack.frames) if not _LIBRARY.search(frame[0])),
+        (n for n, frame in enumerate(stack.frames) if not re.search(_LIBRARY, frame[0])),
         len(stack.frames),
     )
     inner = stack.frames[: min(depth, 1 if stack.waits else _MOST_INNER)]
     left_out = depth - len(inner)
     more = [f"  … {left_out} more {'call' if left_out == 1 else 'calls'} …"] if left_out else []
     own, below = (
-        [f"  {_PACKAGES.sub('', where)} in {function}" for where, function in reversed(frames)]
+        [f"  {re.sub(_PACKAGES, '', where)} in {function}" for where, function in reversed(frames)]
         for frames in (stack.own[:_MOST_OWN], inner)
     )
     return "\n".join([*own, *more, *below]) + "\n"
 
 
 def _frame(match: re.Match[str]) -> StackFrame:
-    return f"{match['file']}:{match['line']}", _HEX.sub("", match["function"].strip())
+    return f"{match['file']}:{match['line']}", re.sub(_HEX, "", match["function"].strip())
 
 
 def main_thread(text: str) -> str:
@@ -237,7 +236,7 @@ def main_thread(text: str) -> str:
     # faulthandler prints the newest thread first, so the main thread comes last. Of more than 100
     # threads it prints the newest 100 and "..."; then the current thread, which took the signal, is
     # the main one.
-    starts = [m.start() for m in _THREAD.finditer(text)]
+    starts = [m.start() for m in re.finditer(_THREAD, text)]
     if not starts:
         return text
     sections = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
@@ -268,7 +267,7 @@ def _show(stack: Stack) -> str:
     lines = [f"  {where} in {function}" for where, function in reversed(stack.frames)] or [
         f"  {line.strip()}"
         for line in stack.text.splitlines()
-        if line.strip() and not _HEADER.match(line)
+        if line.strip() and not re.match(_HEADER, line)
     ]
     lines = lines or ["  (runs no Python code)"]
     return "\n".join(lines) + "\n"

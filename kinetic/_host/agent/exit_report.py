@@ -11,7 +11,7 @@ import signal
 from typing import Any
 
 from kinetic._core.exits import Exit
-from kinetic._core.gang.machine import HostView
+from kinetic._core.gang.messages import HostView
 from kinetic._core.outcome import HostReport, RemoteError
 from kinetic._core.values import dataclass
 from kinetic._host.agent.memory import MemoryVerdict

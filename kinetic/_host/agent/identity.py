@@ -16,6 +16,10 @@ from kinetic._core.endpoint import Endpoint
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
+ALONE_S = 0.2
+"""The only host of a simulated slice connects to the coordinator after this time: it has no peers
+to wait for, and a small job is over before then, also on a busy machine."""
+
 
 @dataclass(frozen=True)
 class Identity:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kinetic._core.gang.machine import Heartbeat, HostView
+from kinetic._core.gang.messages import Heartbeat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity

@@ -41,14 +41,10 @@ _GLOO_PIECES = (
     rb"Expected number of connected peer ranks is : ",
 )
 _GLOO_WORDS = b"|".join(map(re.escape, _GLOO_PIECES))
-_GLOO_LINE = re.compile(
-    rb"^\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected [a-z ]+ : \1\n", re.MULTILINE
-)
-_GLOO_MIXED = re.compile(
-    rb"^(?:\d*(?:%s)(?:%s|\d+)*\n)+" % (_GLOO_WORDS, _GLOO_WORDS), re.MULTILINE
-)
+_GLOO_LINE = rb"(?m)^\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected [a-z ]+ : \1\n"
+_GLOO_MIXED = rb"(?m)^(?:\d*(?:%s)(?:%s|\d+)*\n)+" % (_GLOO_WORDS, _GLOO_WORDS)
 """What Gloo prints when hosts connect: a line for each device, from several threads, so that pieces
-of lines may be mixed."""
+of lines may be mixed. Compiled by `re` when a gang of several hosts prints something."""
 
 
 class HostLog:
@@ -277,7 +273,7 @@ def without_gloo(lines: bytes) -> bytes:
         counts = {match[0].count(piece) for piece in _GLOO_PIECES}
         return b"" if counts == {match[0].count(b"\n")} else match[0]
 
-    return _GLOO_MIXED.sub(unless_whole, _GLOO_LINE.sub(b"", lines))
+    return re.sub(_GLOO_MIXED, unless_whole, re.sub(_GLOO_LINE, b"", lines))
 
 
 def tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:

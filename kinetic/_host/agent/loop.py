@@ -17,17 +17,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
 from kinetic._core.exits import Exit, ProgramCode
-from kinetic._core.gang.blame import RETURNED
-from kinetic._core.gang.machine import Activity, Heartbeat, HostView
+from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
-from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.identity import ALONE_S, Identity
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
@@ -36,18 +35,18 @@ from kinetic._host.agent.stall import StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
-from kinetic._host.worker import debugger, joining
+from kinetic._host.worker import joining
 from kinetic._host.worker.main import LAST_MESSAGE
 from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
 
+if TYPE_CHECKING:
+    from kinetic._host.worker.debugger import Gate
+
 OPEN_LINE_S = 0.05
 """An unfinished line is shown after this time."""
-ALONE_S = 0.2
-"""The only host of a simulated slice connects to the coordinator after this time: it has no peers
-to wait for, and a small job is over before then, also on a busy machine."""
 RESERVE_BYTES = 1 << 18
 """Reserved on disk, so that a small value, an exception and the report can be stored after the
 function has filled it."""
@@ -57,19 +56,22 @@ and cannot react."""
 
 
 class Agent:
-    """One host's agent, from the fork of its worker to its cleanup."""
+    """One host's agent, until it has cleaned up behind its worker."""
 
     def __init__(
         self,
         identity: Identity,
         plan: Plan,
         store: Store,
+        worker: WorkerProcess,
+        *,
         logs: tuple[Path, Path],
         alive_fd: int = -1,
     ) -> None:
         self._who = identity
         self._plan = plan
         self._store = store
+        self._worker = worker
         self._alive_fd = alive_fd
         self._log_paths = logs
         self._mountpoints = Mountpoints(datasets.root(identity, store))
@@ -92,22 +94,12 @@ class Agent:
         self._supervisor = os.getppid()
         self._view: HostView | None = None
         self._finished = False
-        self._gate = (
-            debugger.Gate(identity, plan, store, port=identity.debug_port)
-            if plan.options.debug
-            else None
-        )
+        self._gate = _gate(identity, plan, store) if plan.options.debug else None
 
     # -- life --------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run to the end; return the exit code of the agent process, see `ProgramCode`."""
-        os.setpgid(0, 0)
-        processes.adopt_orphans()
-        name = f"{self._who.job_id} host {self._who.host}"
-        stacks = Path(self._who.scratch) / f"stacks-{self._who.host}"
-        # Forked before this process has threads: a fork copies the locks that they hold.
-        self._worker = WorkerProcess(f"kinetic-worker {name}", stacks)
         self._reserve = processes.reserve_disk(
             Path(self._who.scratch) / f"reserve-{self._who.host}", RESERVE_BYTES
         )
@@ -222,7 +214,7 @@ class Agent:
         if self._link_at is not None:
             waits.append(self._link_at - time.monotonic())
         if self._gate is not None and self._gate.holds:
-            waits.append(debugger.LOOK_EVERY_S)
+            waits.append(self._gate.look_every_s)
         return max(min(waits), 0.0)
 
     # -- what can happen ---------------------------------------------------------------------------
@@ -253,7 +245,7 @@ class Agent:
             self._ending = message
         elif message["event"] == WorkerEvent.STANDS_BY:
             self._worker.stacks_thread = message["thread"]
-        elif message["event"] in debugger.EVENTS and self._gate is not None:
+        elif self._gate is not None and self._gate.takes(message):
             self._gate.take(message, str(self._workspace.tree))
             self._state = self._gate.activity
             self._link.beat_now()
@@ -399,6 +391,8 @@ class Agent:
         """The worker's stacks, with the client's file names, so that equal stacks of all hosts
         compare equal."""
         if self._state is Activity.RETURNED:
+            from kinetic._core.gang.blame import RETURNED
+
             return RETURNED
         text = (
             self._worker.stacks() if self._armed or processes.is_stopped(self._worker.pid) else ""
@@ -490,3 +484,9 @@ class Agent:
         self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
         self._worker.close()
+
+
+def _gate(identity: Identity, plan: Plan, store: Store) -> Gate:
+    from kinetic._host.worker.debugger import Gate  # few jobs are debugged
+
+    return Gate(identity, plan, store, port=identity.debug_port)

@@ -14,7 +14,7 @@ from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.workspace import Workspace
-from kinetic._host.worker import debugger, jaxworld
+from kinetic._host.worker import jaxworld
 from kinetic._host.worker.joining import World
 
 WORLD_FILE = "world"
@@ -83,7 +83,11 @@ def _environ(
         kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
     }
-    debugging = debugger.ENVIRON if debug else {}
+    debugging: dict[str, str] = {}
+    if debug:
+        from kinetic._host.worker.debugger import ENVIRON  # few jobs are debugged
+
+        debugging = ENVIRON
     options = plan.options
     asked = dict(options.env) | dict(who.secrets)
     overrides = own | debugging | asked | _python_path(who, plan, space, asked)

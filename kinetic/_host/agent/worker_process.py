@@ -23,11 +23,9 @@ PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
 STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
-_BYSTANDER = re.compile(
-    r"^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)", re.MULTILINE
-)
+_BYSTANDER = r"(?m)^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
 """The thread that took the signal, where it runs only the runner's own code: of no use to users."""
-_OWN_FRAME = re.compile(
+_OWN_FRAME = (
     r'File "(<frozen '
     r'runpy>|.*/kinetic/(?:_host|runner)/[\w/]+\.py|.*/(site|dist)-packages/debugpy/.*)", line'
 )
@@ -120,8 +118,10 @@ class WorkerProcess:
         if processes.is_stopped(self.pid):
             return STOPPED
         text = self._dump(self.stacks_thread)
-        return _BYSTANDER.sub(
-            "", "\n".join(line for line in text.splitlines() if not _OWN_FRAME.search(line))
+        return re.sub(
+            _BYSTANDER,
+            "",
+            "\n".join(line for line in text.splitlines() if not re.search(_OWN_FRAME, line)),
         )
 
     def _dump(self, thread: int) -> str:

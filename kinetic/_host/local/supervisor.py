@@ -18,22 +18,22 @@ import time
 import traceback
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
-from kinetic._datasets import cached_copy
-from kinetic._host import leader
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.mountpoints import Mountpoints
-from kinetic._host.agents import Agents
-from kinetic._host.leader import Attempt
+from kinetic._host.agents import Agents, import_gang_modules
 from kinetic._store.local import LocalStore
 from kinetic._system import processes
 from kinetic.errors import KineticError
+
+# The leader is imported once the agents are forked: they do not wait for it.
+if TYPE_CHECKING:
+    from kinetic._core.outcome import Outcome
+    from kinetic._host.leader import Attempt
 
 SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
@@ -98,13 +98,15 @@ class Supervisor:
                 caller.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
         plan, ended = self._attempt()
         processes.kill_descendants()
-        if plan is not None:  # for agents that were killed
-            Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
+        if plan is not None and plan.data:
+            self._release_mountpoints(plan)
         shutil.rmtree(self._scratch, ignore_errors=True)
         if plan is not None and ended.may_repeat(plan.options.retries):
             if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(ended.outcome)
             ended = ended.cancelled()
+        from kinetic._host import leader
+
         job_id = self._request.job_id
         leader.conclude(self._store, job_id, ended, plan, make_room=self._make_room)
         self._sweep_up()
@@ -137,12 +139,22 @@ class Supervisor:
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
 
+    def _release_mountpoints(self, plan: Plan) -> None:
+        """Do so for agents that were killed."""
+        from kinetic._datasets import cached_copy
+        from kinetic._host.agent.mountpoints import Mountpoints
+
+        Mountpoints(cached_copy.root_of(self._store)).release(plan.data)
+
     def _attempt(self) -> tuple[Plan | None, Attempt]:
         """Run the gang. Whatever goes wrong, the job must get a verdict."""
         try:
             plan = Plan.from_json(json.loads(self._store.get(layout.plan(self._request.job_id))))
             return plan, self._lead(plan)
         except Exception as error:  # noqa: BLE001 - see above
+            from kinetic._core.outcome import Outcome, Verdict
+            from kinetic._host.leader import Attempt
+
             traceback.print_exc()
             reason = f"The supervisor failed: {type(error).__name__}: {error}"
             attempt, now = self._request.attempt, time.time()
@@ -152,13 +164,15 @@ class Supervisor:
         token = os.urandom(16).hex()
         target = f"unix:{self._socket_path()}"
         if plan.hosts > 1:
-            leader.import_gang_modules()  # Before the fork, so that agents share it.
+            import_gang_modules()  # Before the fork, so that agents share it.
         else:
             self._say_ready()
         agents = Agents(plan, self._store)
         agents.fork(self._identity(plan, host, target, token) for host in range(plan.hosts))
         self._publish(agents, target=target, token=token)
-        return leader.Leader(
+        from kinetic._host.leader import Leader
+
+        return Leader(
             plan,
             self._store,
             agents,
@@ -236,6 +250,8 @@ class Supervisor:
 
     def _start_over(self, outcome: Outcome) -> None:
         """Exec as the supervisor of the next attempt, with the same process id and lock."""
+        from kinetic._host import leader
+
         leader.repeat(self._store, self._request.job_id, outcome, make_room=self._make_room)
         self._sweep_up()
         again = asdict(self._request) | {

@@ -9,6 +9,10 @@ as its caller. It starts no thread and no JAX backend, so that what it forks can
 from __future__ import annotations
 
 import gc
+
+if __name__ == "__main__":
+    gc.disable()  # Imports make nothing to collect, and collections would slow them.
+
 import importlib
 import json
 import os
@@ -17,7 +21,7 @@ import signal
 import socket
 import sys
 
-from kinetic._host import leader
+from kinetic._host import agents
 from kinetic._host.local import supervisor
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker import main as worker
@@ -25,11 +29,14 @@ from kinetic._host.worker import main as worker
 LATE = (
     "setproctitle",
     *worker.IMPORTED_AHEAD,
+    "kinetic._host.agent.loop",
+    "kinetic._host.leader",
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
-    *leader.GANG_MODULES,
+    *agents.GANG_MODULES,
 )
-"""What a first job of one host can begin without. Imported here in the end, because otherwise every
-process of every job would import it again."""
+"""What a first job of one host can begin without, in the order in which it needs it: its worker,
+its agent, its leader. Imported here in the end, because otherwise every process of every job would
+import it again."""
 IDLE_S = 0.25
 """After this time without a request a first small job is over, and importing does not slow it."""
 HURRIED = 4
@@ -43,7 +50,6 @@ def main() -> None:
     caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are not waited for.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # Nothing to collect yet, and collections would slow the imports.
     jaxworld.preload(tuple(modules))
     if not jaxworld.is_fork_safe():
         sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")

@@ -159,6 +159,8 @@ class Gate:
         self._given_up_at = self._next_look_at = 0.0
         self.holds = False
         """Whether this host's worker waits for `go`."""
+        self.look_every_s = LOOK_EVERY_S
+        """How often it is worth looking, while it waits."""
 
     @property
     def activity(self) -> Activity:
@@ -170,6 +172,10 @@ class Gate:
     def start_message(self) -> dict[str, Any]:
         """What the worker must know."""
         return {"port": self._port, "window_s": self._plan.limits.debug_wait_s}
+
+    def takes(self, message: Message) -> bool:
+        """Whether `take` is to handle the message."""
+        return message["event"] in EVENTS
 
     def take(self, message: Message, tree: str) -> None:
         """Handle a worker's message: it listens, goes on, or waits."""
