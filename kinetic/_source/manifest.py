@@ -20,6 +20,7 @@ change sends one part:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import posixpath
@@ -35,6 +36,8 @@ SCHEMA = 2
 _WIDE = 64
 _MOST_ENTRIES = 5_000_000  # A few lists that name each other twice could unfold into any number.
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_LISTS_KEPT = 1024
+"""A tree is read before and after a change, and most of its lists are the same."""
 _MODES = 0o777
 _NO_NAMES = frozenset(("", ".", ".."))
 _Row = tuple[str | int, ...]
@@ -147,7 +150,8 @@ def decode(root: str, read: Callable[[Sequence[tuple[str, str]]], Iterable[bytes
     return entries
 
 
-def contents(folder: str, data: bytes) -> list[Entry | Part]:
+@functools.lru_cache(maxsize=_LISTS_KEPT)
+def contents(folder: str, data: bytes) -> tuple[Entry | Part, ...]:
     """Read the list of one folder.
 
     Raises:
@@ -160,7 +164,7 @@ def contents(folder: str, data: bytes) -> list[Entry | Part]:
                 f"The manifest has schema {document['schema']!r}; this kinetic reads {SCHEMA}."
             )
         inside = f"{folder}/" if folder else ""
-        return [_entry(folder, inside, *row) for row in document["entries"]]
+        return tuple([_entry(folder, inside, *row) for row in document["entries"]])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptRecord(f"The manifest of the source tree is damaged: {error!r}.") from error
 
