@@ -25,7 +25,8 @@ _NOT_PREPARED, _NOT_LOADED = (
 )
 """How details of these exits begin; dropped after a headline that says the same."""
 _NOISE = re.compile(
-    r'^\s*File "[^"]*/kinetic/(?:_host|runner)/|^\s*File "<frozen runpy>"|^Extension modules: '
+    r'^\s*File "[^"]*/kinetic/(?:_host|_system|runner)/|^\s*File "<frozen runpy>"|'
+    r"^Extension modules: "
 )
 """What Python's fault handler prints of the runner's own frames when a worker crashes."""
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)

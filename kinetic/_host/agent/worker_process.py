@@ -26,8 +26,8 @@ STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues
 _BYSTANDER = r"(?m)^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
 """The thread that took the signal, where it runs only the runner's own code: of no use to users."""
 _OWN_FRAME = (
-    r'File "(<frozen '
-    r'runpy>|.*/kinetic/(?:_host|runner)/[\w/]+\.py|.*/(site|dist)-packages/debugpy/.*)", line'
+    r'File "(<frozen runpy>|.*/kinetic/(?:_host|_system|runner)/[\w/]+\.py|'
+    r'.*/(site|dist)-packages/debugpy/.*)", line'
 )
 
 
