@@ -9,6 +9,7 @@ In: a store, the data's tree. Out: a folder, or its absence.
     data/<digest>/files/        the content, without write permission
     data/<digest>/seal          a digest of names, sizes and times:
                                 shows whether the content was changed since
+    data/<digest>/source        the digest of the URI, of what hosts fetch themselves
     data/<digest>.new/          being built; what a killed builder left, the next one removes, or
                                 goes on with
 
@@ -50,12 +51,13 @@ _GOING = ".old"
 
 @dataclass(frozen=True)
 class CachedCopy:
-    """An unpacked copy: its digest, its folder, and when a job last used it (seconds since the
-    epoch)."""
+    """An unpacked copy: its digest, its folder, when a job last used it (seconds since the epoch),
+    and the digest of the URI that it was fetched from; "" for data that was sent."""
 
     digest: str
     path: Path
     used_at: float
+    source: str = ""
 
 
 def provide(store: Store, tree: Tree, root: Path) -> Path:
@@ -74,9 +76,7 @@ def provide(store: Store, tree: Tree, root: Path) -> Path:
     return provide_as(root, tree.manifest.digest, lambda dest: _fill(store, tree, dest))
 
 
-def provide_as(
-    root: Path, digest: str, fill: Callable[[str], None], *, resumes: bool = False
-) -> Path:
+def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: str = "") -> Path:
     """Return the folder with the content of this name; fill it first where it is missing or was
     changed.
 
@@ -84,7 +84,8 @@ def provide_as(
         root: folder of all copies.
         digest: the name, in hex digits.
         fill: writes the content into an empty folder, without write permission at the end.
-        resumes: `fill` goes on where another was interrupted: the folder may hold whole files.
+        source: the URI that it is fetched from: plans name that, not the digest. Then `fill` goes
+            on where another was interrupted: the folder may hold whole files.
 
     Raises:
         StoreError: it cannot be written to the host's disk; StoreFull when that is full.
@@ -94,7 +95,7 @@ def provide_as(
         if not _is_intact(place):
             with locked(root, digest):
                 if not _is_intact(place):
-                    _build(place, fill, resumes)
+                    _build(place, fill, source)
         with suppress(OSError):  # for prune; a host that may only read keeps no record
             os.utime(place)
     except OSError as error:
@@ -123,7 +124,22 @@ def copies(root: Path) -> list[CachedCopy]:
                         )
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [CachedCopy(digest, root / digest, at) for digest, at in sorted(used_at.items())]
+    return [
+        CachedCopy(digest, root / digest, at, _source(root / digest))
+        for digest, at in sorted(used_at.items())
+    ]
+
+
+def name_of(source: str) -> str:
+    """Return the digest of a URI."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _source(place: Path) -> str:
+    try:
+        return store_files.content(place / "source").decode()
+    except (OSError, ValueError):
+        return ""
 
 
 def remove(found: CachedCopy) -> None:
@@ -150,23 +166,25 @@ def size_bytes(found: CachedCopy) -> int:
 # -- building --------------------------------------------------------------------------------------
 
 
-def _build(place: Path, fill: Callable[[str], None], resumes: bool) -> None:
+def _build(place: Path, fill: Callable[[str], None], source: str) -> None:
     """Build aside, then rename, so that an unfinished copy is never visible. The caller holds the
     lock."""
     new = Path(f"{place}{_BUILDING}")
-    if not resumes:
+    if not source:
         _discard(new)
     if os.path.lexists(place):
         _log.warning("the data in %s was changed; it is made again", place)
         _retire(place)
     try:
         files = new / "files"
-        files.mkdir(parents=True, mode=0o700, exist_ok=resumes)
+        files.mkdir(parents=True, mode=0o700, exist_ok=bool(source))
         fill(str(files))
+        if source:
+            (new / "source").write_text(name_of(source))
         (new / "seal").write_text(_seal(str(files)))
         new.rename(place)
     except BaseException:
-        if not resumes:
+        if not source:
             _discard(new)
         raise
 

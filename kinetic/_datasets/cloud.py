@@ -103,7 +103,7 @@ def _provided(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Pat
         raise NotFound(_missing(bucket, source, path, is_dir))
     listing = _listing(source, found)
     return cached_copy.provide_as(
-        root, listing.digest(source), lambda dest: _fill(bucket, listing, dest), resumes=True
+        root, listing.digest(source), lambda dest: _fill(bucket, listing, dest), source=source
     )
 
 

@@ -57,7 +57,7 @@ def provide(source: str, *, root: Path, token: str = "", trusts_code: bool = Fal
         _protect(dest)
 
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return cached_copy.provide_as(root, digest, fill, resumes=True)
+    return cached_copy.provide_as(root, digest, fill, source=source)
 
 
 def _done(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ content of that name, so that a damaged plan, or one of a newer version, loses n
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ from kinetic.errors import NotFound
 CONTENT_AGE_S = 86400.0
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
+_FETCHED = re.compile(rb'"source": *("(?:gs|hf)://[^"\\]*")')
+"""Data that hosts fetch, in a plan."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -111,7 +114,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     data = tuple(
         r
         for r in cached_copy.copies(folder / layout.DATA)
-        if r.used_at < older_than and r.digest not in used
+        if r.used_at < older_than and used.isdisjoint((r.digest, r.source))
     )
     size_bytes = sum(c.size_bytes for c in contents) + sum(map(cached_copy.size_bytes, data))
     batches = tuple(_empty_batches(store, folder, older_than, without))
@@ -159,11 +162,13 @@ def _empty_batches(
 
 
 def _named_by_plans(store: Store, folder: Path, without: Collection[str]) -> set[str]:
-    """The digests that appear anywhere in plans."""
+    """The digests that appear anywhere in plans, and those of the URIs of data."""
     used: set[str] = set()
     for entry in _entries(folder / layout.JOBS):
         if entry.name not in without:
-            used |= _digests(_content(store, layout.plan(entry.name)))
+            plan = _content(store, layout.plan(entry.name))
+            used |= _digests(plan)
+            used |= {cached_copy.name_of(json.loads(uri)) for uri in _FETCHED.findall(plan)}
     return used
 
 
