@@ -32,7 +32,13 @@ _WATCH_S = 300.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0
-_AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_AGAIN = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,  # by a busy server; we cancel calls by `close` only
+    }
+)
 
 
 class _Patience:

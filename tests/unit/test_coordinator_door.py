@@ -121,6 +121,37 @@ def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, open
     assert opened(Agent(replace(served.endpoint, attempt=2), 0)).join("a", "x").ready
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE])
+def test_calls_that_a_busy_server_drops_are_made_again(code, tmp_path, opened):
+    """A machine with too much to do was seen to answer a heartbeat with CANCELLED."""
+    answers = {
+        codec.JOIN.path: codec.view_to_wire(Gang(GangSpec(hosts=1), 0.0).view(0)),
+        codec.HEARTBEAT.path: b"",
+    }
+    dropped = set()
+
+    class DropsOnce(grpc.GenericRpcHandler):
+        def service(self, details):
+            def answer(request, context):
+                if details.method not in dropped:
+                    dropped.add(details.method)
+                    context.abort(code, "dropped")
+                return answers[details.method]
+
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[DropsOnce()])
+    server.add_insecure_port(f"unix:{tmp_path}/d")
+    server.start()
+    agent = opened(Agent(Endpoint(f"unix:{tmp_path}/d", TOKEN, JOB), 0))
+    try:
+        assert not agent.join("a", "x").ready
+        beat = Heartbeat(0, Activity.RUNNING)
+        assert [agent.heartbeat(beat) for _ in range(2)] == [False, True]
+    finally:
+        server.stop(None).wait()
+
+
 def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serve, opened):
     served = serve(1)
     early = opened(Agent(replace(served.endpoint, attempt=2), 0, clock=Hurried()))
