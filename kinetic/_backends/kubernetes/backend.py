@@ -125,7 +125,7 @@ class KubernetesBackend:
     def render(self, plan: Plan) -> list[Document]:
         """The workload, and the Secret without its values."""
         told = images.variables(plan) if self._pods.bootstrap else {}
-        image = self._pods.image or images.of(plan).uri
+        image = self._pods.image or _image_of(plan)
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
         return manifests.render(plan, pods)
 
@@ -303,6 +303,12 @@ def _job_of(thing: Document) -> str:
 
 def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> JobStatus:
     return known[host].phase if host in known else status.phase
+
+
+def _image_of(plan: Plan) -> str:
+    """Images for single jobs are not built yet: pods install the same from the slim one."""
+    is_bundled = plan.place.image == "bundled"
+    return images.slim(plan.versions.python) if is_bundled else images.of(plan).uri
 
 
 def _name(ref: JobRef) -> str:
