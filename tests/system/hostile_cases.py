@@ -1,0 +1,40 @@
+"""What tests of hostile functions run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import kinetic
+from kinetic import errors
+from kinetic._client.handle import JobHandle
+
+PATIENCE_S = 200.0
+
+
+OURS = ("/kinetic/_host/", "exit code 70")
+
+
+def started(function, *args, **options) -> JobHandle:
+    return kinetic.run(accelerator="cpu", **options)(function).run_async(*args)
+
+
+def failure_of(handle: JobHandle, kind: type[BaseException]) -> BaseException:
+    with pytest.raises(kind) as caught:
+        handle.result(timeout=PATIENCE_S, stream_logs=False)
+    return caught.value
+
+
+def told(handle: JobHandle, error: BaseException | None = None) -> str:
+    """All that a caller can read about the job."""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return (
+        f"{error}\n{notes}\n{handle.logs()}"
+        if isinstance(error, errors.KineticError)
+        else f"{notes}\n{handle.logs()}"
+    )
+
+
+def exit_with(code):
+    sys.exit(code)
