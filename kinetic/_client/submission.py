@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from kinetic._backends.base import Backend, phase_of
+from kinetic._client.board import sending
 from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import BUCKETS, Plan, Tree
@@ -54,7 +55,8 @@ def submit(
     ref = ref_of(plan, store.uri)
     # Content that is there already must not be swept away before the plan names it.
     with submitting(store):
-        planned = _sent(planned, store)
+        with sending.shown(store, _most_bytes(planned)) as watched:
+            planned = _sent(planned, watched)
         if on_sent is not None:
             on_sent(planned)
         if planned.plan is not plan:
@@ -102,6 +104,14 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
 
 def _default_output_dir(store_uri: str, job_id: str) -> str:
     return f"{store_uri.rstrip('/')}/{layout.outputs(job_id)}"
+
+
+def _most_bytes(planned: Planned) -> int:
+    """How much is sent if the store has nothing of it."""
+    bundles = [bundle for _, bundle in planned.data]
+    if planned.bundle is not None:
+        bundles.append(planned.bundle)
+    return len(planned.payload) + sum(bundle.tree.size_bytes for bundle in bundles)
 
 
 def _sent(planned: Planned, store: Store) -> Planned:

@@ -1,0 +1,109 @@
+"""What is shown while much is sent: how far it is, on a terminal.
+
+In: a store, how much there is to send at most. Out: the same store, and one line on stderr that is
+written over as it grows.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from kinetic._store.base import Store
+
+WORTH_BYTES = 20_000_000
+"""Less is sent before anybody wonders."""
+_MB = 1_000_000
+_WIDTH = 24
+
+if TYPE_CHECKING:
+    _Data = bytes | Path | Iterator[bytes]
+
+
+@contextmanager
+def shown(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterator[Store]:
+    """Show what is put into the store while the `with` block runs, if it may be much, and if the
+    store is no folder, where it takes no time.
+
+    Args:
+        store: where it goes.
+        most_bytes: how much is sent if the store has nothing of it.
+        stream: a terminal; stderr by default.
+    """
+    stream = sys.stderr if stream is None else stream
+    if most_bytes < WORTH_BYTES or store.as_folder() is not None or not _is_terminal(stream):
+        yield store
+        return
+    watched = _Watched(store, most_bytes, stream)
+    try:
+        yield watched
+    finally:
+        watched.end()
+
+
+def line(sent_bytes: int, most_bytes: int) -> str:
+    """Return the line: a bar and two numbers. Some of it may be there already."""
+    part = min(1.0, sent_bytes / most_bytes)
+    bar = ("#" * round(part * _WIDTH)).ljust(_WIDTH, ".")
+    return f"kinetic: sending [{bar}] {sent_bytes // _MB} of at most {most_bytes // _MB} MB"
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # a notebook's, or one that is closed
+        return False
+
+
+class _Watched:
+    """A `Store` that counts what is put into it."""
+
+    def __init__(self, store: Store, most_bytes: int, stream: TextIO) -> None:
+        self._store = store
+        self._most_bytes = most_bytes
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._sent_bytes = 0
+        self._width = 0
+        self.uri = store.uri
+        self.calls_at_once = store.calls_at_once
+        self.as_folder = store.as_folder
+        self.get = store.get
+        self.fetch = store.fetch
+        self.has = store.has
+        self.list = store.list
+        self.delete = store.delete
+
+    def put(self, key: str, data: _Data, *, if_absent: bool = False) -> bool:
+        """Put, and show that."""
+        size_bytes = _size(data)
+        wrote = self._store.put(key, data, if_absent=if_absent)
+        with self._lock:
+            self._sent_bytes += size_bytes
+            self._write(line(self._sent_bytes, self._most_bytes))
+        return wrote
+
+    def end(self) -> None:
+        """Wipe the line out."""
+        with self._lock:
+            if self._width:
+                self._write(" " * self._width)
+                self._write("")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(f"\r{text}")
+            self._stream.flush()
+        self._width = max(self._width, len(text))
+
+
+def _size(data: _Data) -> int:
+    if isinstance(data, Path):
+        with suppress(OSError):
+            return data.stat().st_size
+        return 0
+    return len(data) if isinstance(data, bytes) else 0
