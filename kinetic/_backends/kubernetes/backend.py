@@ -162,7 +162,9 @@ class KubernetesBackend:
     ) -> Status:
         """Say why a job does not run; what cannot get better has failed."""
         finding = diagnose(self._observed(ref, workload, pods, status), self._clock())
-        if finding is None or self._is_early(ref, finding):
+        if finding is not None and self._is_early(ref, finding):
+            return Status(status.phase, states.STARTING)
+        if finding is None:
             return self._overdue(ref, status)
         hosts = finding.hosts or tuple(range(ref.hosts))
         failed = status.phase is JobStatus.FAILED or finding.hopeless
