@@ -262,8 +262,8 @@ def _slices(pause_s: float) -> Iterator[float]:
 
 
 def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the verdict, making one when whoever should have judged was killed; None while the job
-    goes on.
+    """Return the verdict; make one if the process that should have judged was killed. None while
+    the job goes on.
 
     Raises:
         NotFound: the job's records were removed.

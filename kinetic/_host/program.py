@@ -126,8 +126,8 @@ class _Leading(_Host):
         if not self._who.programs:
             return False
         with contextlib.suppress(OSError, KineticError, LookupError, TypeError):
-            told = record.parse(Path(self._who.programs).read_bytes())
-            return not Process(**told["hosts"][host]).is_there()
+            programs = record.parse(Path(self._who.programs).read_bytes())["hosts"]
+            return not Process(**programs[host]).is_there()
         return False
 
     def _lead(self) -> Attempt:
@@ -190,7 +190,7 @@ class _Joining(_Host):
 
 
 def _exec(env: Mapping[str, str]) -> None:
-    """Start anew, with the same process id and descriptors."""
+    """Replace this process image; process id and descriptors stay."""
     os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
 
 

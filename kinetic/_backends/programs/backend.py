@@ -119,7 +119,7 @@ class ProgramsBackend:
         try:
             with _held_port() as port, folders.held(folder) as alive:
                 endpoint = _credentials(folder, ref.job_id, f"127.0.0.1:{port.getsockname()[1]}")
-                env = self._environ | dict(secrets) | self._told(folder, endpoint)
+                env = self._environ | dict(secrets) | self._variables(folder, endpoint)
                 for document in documents:
                     fds = (alive, port.fileno())
                     started.append(_start(folder, env | document["env"], fds))
@@ -134,7 +134,7 @@ class ProgramsBackend:
                 # Nobody else would reap those that end while this process lives.
                 threading.Thread(target=program.wait, daemon=True).start()
 
-    def _told(self, folder: Path, endpoint: Endpoint) -> dict[str, str]:
+    def _variables(self, folder: Path, endpoint: Endpoint) -> dict[str, str]:
         own = str(Path(__file__).resolve().parents[3])
         path = self._environ.get("PYTHONPATH", "")
         return {
@@ -235,7 +235,7 @@ class ProgramsBackend:
 
     def _is_ready(self, ref: JobRef) -> bool:
         if ref.hosts == 1:
-            return True  # It waits for nobody.
+            return True  # There are no others to wait for.
         with contextlib.suppress(NotFound):
             told = events.parse(self._store.get(layout.events(ref.job_id)))
             return any(event.kind is events.EventKind.READY for event in told)

@@ -2,7 +2,7 @@
 what they are, what they printed.
 
 In: the folder of all. Out: whether a job's folder is in use; those that no process needs any more.
-They are kept until somebody looks at their jobs or cleans up, which may be never.
+They stay until a job is looked at or cleaned up, which may be never.
 """
 
 from __future__ import annotations

@@ -29,28 +29,28 @@ from kinetic.errors import KineticError
 def repair(store: LocalStore, traces: Traces, now: Callable[[], float] = time.time) -> list[str]:
     """Judge and remove; return what was done."""
     return _judge(store, leftovers.orphans(traces), now()) + [
-        said
+        done
         for job_id, path in leftovers.removable(traces)
-        if (said := _remove(store, job_id, Path(path)))
+        if (done := _remove(store, job_id, Path(path)))
     ]
 
 
 def _judge(store: LocalStore, job_ids: Sequence[str], now: float) -> list[str]:
-    refs, said = list[JobRef](), list[str]()
+    refs, done = list[JobRef](), list[str]()
     for job_id in job_ids:
         try:
             refs.append(index.find(store, job_id))
         except KineticError as error:
-            said.append(f"{job_id} could not be judged: {error}")
+            done.append(f"{job_id} could not be judged: {error}")
     for place in HERE:
         of_place = [ref for ref in refs if ref.backend == place.backend]
         found = following.settle_many(registry.make(place, store), store, of_place, now)
         for job_id, outcome in found.items():
             if isinstance(outcome, KineticError):
-                said.append(f"{job_id} could not be judged: {outcome}")
+                done.append(f"{job_id} could not be judged: {outcome}")
             elif outcome is not None:
-                said.append(f"{job_id} is judged: {outcome.verdict}.")
-    return said
+                done.append(f"{job_id} is judged: {outcome.verdict}.")
+    return done
 
 
 def _remove(store: LocalStore, job_id: str, path: Path) -> str:
