@@ -247,6 +247,24 @@ def process(pid: int) -> Process:
     return Process(pid, fields[19] if fields and fields[0] not in "ZX" else "")
 
 
+def age_s(pid: int) -> float:
+    """For how long the process has run; 0.0 if unknown."""
+    fields = _stat(pid)
+    with contextlib.suppress(OSError, ValueError):
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+    return 0.0
+
+
+def owner(pid: int) -> int:
+    """The user whose process it is.
+
+    Raises:
+        OSError: it is gone.
+    """
+    return Path(f"/proc/{pid}").stat().st_uid
+
+
 def everyone() -> list[int]:
     """The ids of all processes."""
     with contextlib.suppress(OSError):

@@ -33,6 +33,7 @@ from kinetic._core.ref import JobRef
 from kinetic._store import index, privacy
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
+from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
 from kinetic.version import __version__
 
@@ -240,30 +241,13 @@ def _listens(path: Path) -> bool:
 
 
 def _processes() -> Iterator[Process]:
-    if not Path("/proc/uptime").exists():
-        return
-    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            title = _TITLE.match(
-                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
-            if entry.stat().st_uid != os.geteuid():
+    for pid in processes.everyone():
+        with contextlib.suppress(OSError):
+            command = processes.command_line(pid).replace(b"\0", b" ").decode(errors="replace")
+            if processes.owner(pid) != os.geteuid():
                 continue
-            if title:
+            if title := _TITLE.match(command):
                 role = title[1] if title[3] is None else f"{title[1]} {title[3]}"
-                yield Process(int(entry.name), role, title[2], uptime_s - _started_s(entry))
-            elif job_id := kinship.job_of((entry / "environ").read_bytes()):
-                yield Process(
-                    int(entry.name),
-                    "a program of the function",
-                    job_id,
-                    uptime_s - _started_s(entry),
-                )
-
-
-def _started_s(entry: Path) -> float:
-    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+                yield Process(pid, role, title[2], processes.age_s(pid))
+            elif job_id := kinship.job_of(processes.environ(pid)):
+                yield Process(pid, "a program of the function", job_id, processes.age_s(pid))
