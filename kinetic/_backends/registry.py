@@ -16,17 +16,18 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
-from kinetic.errors import PreflightError
+from kinetic.errors import KineticError, PreflightError
 
 if TYPE_CHECKING:
-    from kinetic._backends.kubernetes.api import Api
-    from kinetic._backends.kubernetes.checks import LiveAccelerator
+    from kinetic._backends.kubernetes.api import Api, Patience
+    from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
     from kinetic._core.accelerators.topology import Topology
     from kinetic._core.options import Options
 
 Maker = Callable[[Place, Store], Backend]
+_WITHOUT_CLUSTER = ("local", "programs", "ray")
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,28 @@ def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
     from kinetic._backends.kubernetes.resources import NODES
     from kinetic._config.settings import variables
 
-    place = Place(
-        "gke",
-        cluster=settings.cluster or "",
-        project=settings.project or "",
-        zone=settings.zone or "",
-    )
-    return checks.live_accelerators(_connected(place, variables()).list(NODES).items)
+    return checks.live_accelerators(_connected(_cluster(settings), variables()).list(NODES).items)
+
+
+def has_cluster(settings: Settings) -> bool:
+    """Whether jobs of these settings go to a cluster, unless a call says otherwise."""
+    return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
+
+
+def cluster_checks(settings: Settings) -> tuple[Check, ...]:
+    """Ask the cluster that settings name whether it can run jobs; () where they name none."""
+    if not has_cluster(settings):
+        return ()
+    from kinetic._backends.kubernetes import checks
+    from kinetic._backends.kubernetes.api import Patience
+    from kinetic._config.settings import variables
+
+    try:
+        api = _connected(_cluster(settings), variables(), Patience(connect_s=5.0, tries=2))
+        facts = checks.gather(api, service_account=settings.service_account)
+    except KineticError as error:
+        return (checks.Check("cluster", checks.Level.PROBLEM, str(error)),)
+    return checks.checks_of(facts)
 
 
 @contextmanager
@@ -167,7 +183,17 @@ def _kubernetes(place: Place, store: Store) -> Backend:
     )
 
 
-def _connected(place: Place, variables: Mapping[str, str]) -> Api:
+def _cluster(settings: Settings) -> Place:
+    return Place(
+        "gke",
+        cluster=settings.cluster or "",
+        project=settings.project or "",
+        zone=settings.zone or "",
+        namespace=settings.namespace or "",
+    )
+
+
+def _connected(place: Place, variables: Mapping[str, str], patience: Patience | None = None) -> Api:
     from kinetic._backends.kubernetes import kubeconfig
     from kinetic._backends.kubernetes.connection import HttpApi
 
@@ -179,7 +205,7 @@ def _connected(place: Place, variables: Mapping[str, str]) -> Api:
         raise PreflightError(
             f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
         ) from error
-    return HttpApi(access, variables, namespace=place.namespace)
+    return HttpApi(access, variables, namespace=place.namespace, patience=patience)
 
 
 def _pods(store: Store, chosen: Settings) -> PodSettings:

@@ -126,7 +126,7 @@ def test_a_cluster_that_does_not_answer() -> None:
     assert (found.name, found.level, found.detail) == (
         "cluster",
         Level.PROBLEM,
-        "It does not answer.",
+        "https://c, namespace ml: It does not answer.",
     )
     assert why_not(gathered(away=True), hosts=1) == "It does not answer."
 

@@ -186,7 +186,7 @@ def checks_of(facts: Facts) -> tuple[Check, ...]:
     """Return what the doctor says of a cluster."""
     where = f"{facts.server}, namespace {facts.namespace}"
     if facts.problem is not None:
-        return (Check("cluster", Level.PROBLEM, str(facts.problem), f"The cluster is {where}."),)
+        return (Check("cluster", Level.PROBLEM, f"{where}: {facts.problem}"),)
     return (
         _version(facts, where),
         _jobsets(facts),

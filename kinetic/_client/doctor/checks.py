@@ -5,12 +5,16 @@ In: facts, as `facts` gathers them. Out: `Finding`s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from kinetic._backends.local.simulation import JAX_HOST_BYTES, SHARED_BYTES
-from kinetic._client.doctor.findings import Finding, ok, problem, warn
+from kinetic._client.doctor.findings import Finding, Level, ok, problem, warn
 from kinetic._core.values import dataclass
+
+if TYPE_CHECKING:
+    from kinetic._backends.kubernetes.checks import Check
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
@@ -69,6 +73,21 @@ class Folder:
     mode: int = 0o700
     free_bytes: int | None = None
     refused: str = ""
+
+
+@dataclass(frozen=True)
+class Access:
+    """The store that jobs are kept in, tried out.
+
+    Attributes:
+        uri: its address.
+        is_folder: whether it is a folder of this machine, which `Folder` tells of.
+        fault: why it could not be written, read and tidied up; "" when it could.
+    """
+
+    uri: str
+    is_folder: bool = False
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -288,3 +307,34 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
             )
         )
     return found
+
+
+def cluster(found: Iterable[Check]) -> list[Finding]:
+    """Return what was found out about a cluster."""
+    return [Finding(c.name, Level(str(c.level)), c.detail, c.remedy) for c in found]
+
+
+def access(store: Access, *, has_cluster: bool, pods_store: str) -> list[Finding]:
+    """Check that jobs can be kept where they are to be kept.
+
+    Args:
+        store: tried out.
+        has_cluster: whether jobs go to a cluster.
+        pods_store: the address by which pods reach the store, if it is another one; or "".
+    """
+    if store.fault:
+        remedy = "Check the address and your rights: KINETIC_STORE, or `kinetic profile show`."
+        return [problem("store access", f"{store.uri} cannot be used: {store.fault}", remedy)]
+    if not store.is_folder:
+        return [ok("store access", f"{store.uri} can be written to and read.")]
+    if not has_cluster:
+        return []
+    if pods_store:
+        return [ok("store access", f"Pods use {pods_store}, which cannot be tried from here.")]
+    return [
+        problem(
+            "store access",
+            f"The pods of a cluster cannot reach the folder {store.uri}, which is the store.",
+            "Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile create`.",
+        )
+    ]

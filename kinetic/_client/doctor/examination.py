@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from kinetic._backends import registry
 from kinetic._client.doctor import checks, facts, leftovers
 from kinetic._client.doctor.findings import Finding, Level
 from kinetic._config import profiles, settings
@@ -58,6 +59,7 @@ def examine(*, fix: bool = False) -> Report:
     if place.exists and place.is_folder and place.is_mine and not place.refused:
         left, done = _leftovers(LocalStore(known.folder), fix=fix)
         found += left
+    found += _elsewhere()
     tried = facts.zygote(machine, settings.worker_environ(), enabled=known.preload != "off")
     return Report((*found, checks.zygote(tried)), tuple(done))
 
@@ -78,6 +80,21 @@ def _profiles() -> tuple[str, str | None]:
         return "", str(chosen.value) if chosen else kept.current
     except KineticError as fault:
         return str(fault), None
+
+
+def _elsewhere() -> list[Finding]:
+    """What the cluster and the store that a profile or the environment names say; nothing where
+    jobs run and are kept on this machine."""
+    try:
+        chosen = settings.load()
+    except KineticError:
+        return []  # told already: as a fault of the settings, or of the profiles
+    has_cluster = registry.has_cluster(chosen)
+    found = checks.cluster(registry.cluster_checks(chosen))
+    if has_cluster or "://" in chosen.store:
+        tried = facts.access(chosen.store)
+        found += checks.access(tried, has_cluster=has_cluster, pods_store=chosen.pod_store)
+    return found
 
 
 def _leftovers(store: LocalStore, *, fix: bool) -> tuple[list[Finding], list[str]]:

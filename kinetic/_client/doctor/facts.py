@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
 from kinetic._backends.local.simulation import available_memory_bytes, usable_cpus
 from kinetic._backends.programs import folders
-from kinetic._client.doctor.checks import Folder, Machine, ZygoteStart
+from kinetic._client.doctor.checks import Access, Folder, Machine, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic._core import kinship, layout
 from kinetic._core.outcome import Outcome
@@ -33,6 +34,7 @@ from kinetic._core.ref import JobRef
 from kinetic._store import index, privacy
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
+from kinetic._store.open import open_store
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
 from kinetic.version import __version__
@@ -44,6 +46,7 @@ _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host 
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
 """CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
+_PROBES = "probes"
 HERE = (Place("local"), Place("programs"))
 """Where jobs of this machine run."""
 
@@ -108,6 +111,23 @@ def folder(path: Path) -> Folder:
     return Folder(
         str(path), True, path.is_dir(), writable, mine, facts.st_mode & 0o7777, free, refused
     )
+
+
+def access(uri: str) -> Access:
+    """Try a store out: write, find and delete a small object, where it is no folder."""
+    try:
+        store = open_store(uri)
+        if store.as_folder() is not None:
+            return Access(uri, is_folder=True)
+        key = f"{_PROBES}/{secrets.token_hex(8)}"
+        store.put(key, b"kinetic doctor\n")
+        try:
+            found = store.has(key)
+        finally:
+            store.delete(key)
+    except KineticError as error:
+        return Access(uri, fault=str(error))
+    return Access(uri, fault="" if found else "what was written is not there.")
 
 
 def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> ZygoteStart | None:

@@ -1,4 +1,4 @@
-"""`kinetic doctor`: whether this machine can run jobs, and what they left behind.
+"""`kinetic doctor`: whether this machine or a cluster can run jobs, and what they left behind.
 
 In: whether to tidy up. Out: findings as a table or JSON; exit code 1 if one is a problem.
 """
@@ -17,6 +17,8 @@ _HELP = """Check whether this machine can run jobs, and look for what they left 
 
 Looks at Python, JAX and Keras, processors, memory, namespaces, settings and profiles, the store and
 its records, processes and files of jobs that were killed, and starts the process that starts hosts.
+Where the settings name a cluster, asks that too: whether it answers, what is installed there, what
+you may do, which node pools it has, and whether the store can be written to and read.
 Exits with 1 when something will go wrong.
 
 With --fix it does what is safe, and no more: it judges jobs whose supervisor was killed, and

@@ -1,0 +1,136 @@
+"""The doctor where the settings name a cluster, and a bucket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+from gcs import Double, serving
+
+from cluster.fake import FakeCluster
+from kinetic._client.doctor import examination, facts
+from kinetic._client.doctor.checks import Access, Machine
+from kinetic._store.memory import MemoryStore
+from kinetic.cli.root import call
+
+MACHINE = Machine("linux", (3, 11, 7), {"jax": "0.7.1"}, 16 << 30, namespaces=True, cpus=2)
+OF_CLUSTERS = {"cluster", "JobSet", "rights", "service account", "node pools", "Kueue"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the start of a zygote, and on a machine in order."""
+    monkeypatch.setenv("KINETIC_PRELOAD", "off")
+    monkeypatch.setattr(facts, "machine", lambda: MACHINE)
+
+
+@pytest.fixture
+def configured(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.setenv("KINETIC_CLUSTER", "fake")
+    monkeypatch.setenv("KINETIC_STORE", "memory://doctor")
+    return cluster
+
+
+def examined() -> dict[str, tuple[str, str]]:
+    found = examination.examine().findings
+    return {f.check: (str(f.level), f.detail) for f in found}
+
+
+def test_a_cluster_in_order(configured: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["doctor", "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found = {f["check"]: f for f in document["findings"]}
+    assert {found[name]["level"] for name in (*OF_CLUSTERS, "store access")} == {"ok"}
+    assert "tpu-v6e-slice" in found["node pools"]["detail"]
+    assert configured.url in found["cluster"]["detail"]
+    assert not list(MemoryStore("doctor").list("probes"))
+
+
+def test_what_a_cluster_lacks(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured.remove_job_sets()
+    monkeypatch.setenv("KINETIC_SERVICE_ACCOUNT", "nobody")
+    found = examined()
+    assert found["JobSet"][0] == "warn"
+    assert found["service account"] == ("problem", "nobody does not exist")
+
+
+def test_a_cluster_that_is_away(configured: FakeCluster) -> None:
+    configured.stop_server()
+    found = examined()
+    assert found["cluster"][0] == "problem"
+    assert configured.url in found["cluster"][1]
+    assert not found.keys() & (OF_CLUSTERS - {"cluster"})
+    assert found["store access"][0] == "ok"
+
+
+def test_a_cluster_that_no_kubeconfig_knows(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_CLUSTER", "absent")
+    level, said = examined()["cluster"]
+    assert level == "problem"
+    assert "absent" in said
+
+
+def test_a_profile_names_it(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETIC_CLUSTER")
+    assert call(["profile", "create", "work", "--cluster", "fake"]) == 0
+    assert examined()["cluster"][0] == "ok"
+
+
+@pytest.mark.parametrize("backend", ["local", "programs"])
+def test_a_backend_of_this_machine_asks_no_cluster(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setenv("KINETIC_BACKEND", backend)
+    assert not examined().keys() & OF_CLUSTERS
+    assert not configured.requests
+
+
+def test_without_a_cluster_nothing_is_asked(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert not examined().keys() & {*OF_CLUSTERS, "store access"}
+    assert not cluster.requests
+
+
+def test_pods_do_not_reach_a_folder(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.delenv("KINETIC_STORE")
+    level, said = examined()["store access"]
+    assert (level, str(home) in said) == ("problem", True)
+    monkeypatch.setenv("KINETIC_POD_STORE", f"file://{home}")
+    assert examined()["store access"][0] == "ok"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("google.cloud.storage")
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        yield double
+
+
+def test_a_bucket_is_tried_out(bucket: Double) -> None:
+    assert facts.access("gs://bucket/jobs") == Access("gs://bucket/jobs")
+    assert not list(bucket.buckets.names("bucket"))
+
+
+def test_a_bucket_that_is_not_there(bucket: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETIC_STORE", "gs://absent/jobs")
+    level, said = examined()["store access"]
+    assert level == "problem"
+    assert "gs://absent" in said
+
+
+def test_a_bucket_that_one_may_not_use(bucket: Double) -> None:
+    bucket.denied.add("storage.objects.create")
+    assert "storage.objects.create" in facts.access("gs://bucket").fault
