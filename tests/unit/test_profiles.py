@@ -293,9 +293,10 @@ def test_a_damaged_file_stops_whoever_would_read_it(tmp_path: Path) -> None:
     assert settings.load(env, profile={}).project is None
 
 
-def test_a_decorated_function_sees_the_profile() -> None:
+def test_a_decorated_function_sees_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
     profiles.change(settings.profiles_file(), lambda before: before.added("dev", DEV))
-    with pytest.raises(PreflightError, match="profile dev"):
+    with pytest.raises(PreflightError, match="is of the cluster dev"):
         kinetic.run(accelerator="cpu")(int).run_async()
 
 
