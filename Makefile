@@ -3,6 +3,7 @@
 #
 #   make demo     a 4-host slice on this machine: Keras, data parallel, on 16 devices
 #   make test     all tests                                      (make test ARGS="-k gang -x")
+#   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make check    lint, format, types, import contracts
 #   make docs     this project's site, in site/; what is wrong in it is an error
 #   make bench    what things cost, next to a floor measured in the same run
@@ -12,7 +13,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs bench proto clean
+.PHONY: help demo test test-cluster check docs bench proto clean
 
 VENV := .venv
 COMMA := ,
@@ -61,6 +62,10 @@ demo: $(VENV)/.stamp-demo
 
 test: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-cluster: $(VENV)/.stamp-test
+	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
+	@KINETIC_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest tests/system/test_kubernetes.py $(ARGS)
 
 check: $(VENV)/.stamp-test
 	@$(BIN)/ruff check .

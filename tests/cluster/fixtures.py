@@ -1,11 +1,14 @@
-"""Fixtures of pytest: a fresh cluster and its kubeconfig.
+"""Fixtures of pytest: a fresh cluster and its kubeconfig, or one that is really there.
 
-In: nothing, or a test's mark `cluster(pools=..., **settings)` with what `FakeCluster` takes. Out: a
-running cluster that is checked and ended after the test. Called by pytest for every test folder.
+In: nothing, or a test's mark `cluster(pools=..., **settings)` with what `FakeCluster` takes; of the
+environment, what `make test-cluster` is told. Out: a running cluster that is checked and ended
+after the test. Called by pytest for every test folder.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +17,22 @@ import pytest
 
 if TYPE_CHECKING:
     from cluster.fake import FakeCluster
+    from cluster.real import RealCluster
+
+_GIVEN = dict(os.environ)
+"""Before tests get an environment of their own."""
+REAL = _GIVEN.get("KINETIC_TEST_KUBECONFIG", "")
+"""The kubeconfig of the cluster that `make test-cluster` names."""
+SHARES_FILES = not REAL or "KINETIC_POD_PYTHON" in _GIVEN
+"""Whether pods are processes of this machine."""
+_TAKEN = (
+    "KINETIC_CLUSTER",
+    "KINETIC_NAMESPACE",
+    "KINETIC_POD_PYTHON",
+    "KINETIC_POD_STORE",
+    "KINETIC_SERVICE_ACCOUNT",
+    "KINETIC_STORE",
+)
 
 
 @pytest.fixture
@@ -37,3 +56,36 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster]:
 def kubeconfig(cluster: FakeCluster) -> Path:
     """The path of the cluster's kubeconfig."""
     return cluster.kubeconfig
+
+
+@pytest.fixture
+def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCluster]:
+    """The cluster that `make test-cluster` names; else the double."""
+    if not REAL:
+        yield request.getfixturevalue("cluster")
+        return
+    if request.node.get_closest_marker("double"):
+        pytest.skip("needs what only the double of a cluster does at a word, such as faults")
+    from cluster.real import RealCluster
+
+    real = RealCluster(REAL)
+    yield real
+    real.close()
+
+
+def settings_of(cluster: FakeCluster | RealCluster, home: Path) -> dict[str, str]:
+    """Return the variables of a caller whose jobs go to a cluster.
+
+    The store is a folder that pods share with this machine, where they are its processes. Else it
+    is the one that the environment names."""
+    found = {"KUBECONFIG": str(cluster.kubeconfig), "KINETIC_POD_SIMULATED": "1"}
+    if not REAL:
+        found |= {"KINETIC_CLUSTER": "fake", "KINETIC_POD_PYTHON": sys.executable}
+        return found | {"KINETIC_POD_STORE": f"file://{home}"}
+    found["KINETIC_CLUSTER"] = cluster.context  # type: ignore[union-attr]
+    found |= {name: _GIVEN[name] for name in _TAKEN if _GIVEN.get(name)}
+    if "KINETIC_POD_STORE" in found:
+        return {"KINETIC_STORE": found["KINETIC_POD_STORE"]} | found
+    if SHARES_FILES and "KINETIC_STORE" not in found:
+        found["KINETIC_POD_STORE"] = f"file://{home}"
+    return found

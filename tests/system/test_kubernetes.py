@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster.fixtures import SHARES_FILES, settings_of
 from gangs import wait_until
 
 import kinetic
@@ -23,18 +24,12 @@ GANG = "tpu-v6e-16"
 
 
 @pytest.fixture
-def on_cluster(cluster, home, monkeypatch):
+def on_cluster(any_cluster, home, monkeypatch):
     """A caller whose settings name the cluster."""
     home.mkdir(parents=True, exist_ok=True)
-    for name, value in {
-        "KUBECONFIG": str(cluster.kubeconfig),
-        "KINETIC_CLUSTER": "fake",
-        "KINETIC_POD_PYTHON": sys.executable,
-        "KINETIC_POD_STORE": f"file://{home}",
-        "KINETIC_POD_SIMULATED": "1",
-    }.items():
+    for name, value in settings_of(any_cluster, home).items():
         monkeypatch.setenv(name, value)
-    return cluster
+    return any_cluster
 
 
 def is_empty(cluster):
@@ -97,6 +92,8 @@ def wait_at_first(marker):
 
 
 def run_until(cluster, function, marker, hosts=4, **options):
+    if not SHARES_FILES:
+        pytest.skip("needs pods that share files with this machine, as its own processes do")
     handle = kinetic.run(accelerator=GANG, **options)(function).run_async(str(marker))
     wait_until(
         lambda: all(Path(f"{marker}-{host}").exists() for host in range(hosts)),
@@ -163,6 +160,7 @@ def test_a_lost_leader_is_retried_with_the_whole_gang(on_cluster, home):
     assert handle.outcome().attempt == 2
 
 
+@pytest.mark.double
 def test_an_api_server_that_restarts_is_not_noticed(on_cluster, home):
     handle = run_until(on_cluster, wait_at_first, home.parent / "m")
     on_cluster.restart_server(0.5)
@@ -180,6 +178,7 @@ def test_a_cancelled_job_leaves_nothing(on_cluster, home):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_a_job_that_waits_can_be_cancelled(on_cluster):
     on_cluster.hold_back("kinetic-")
     handle = kinetic.run(accelerator=GANG)(world).run_async()
@@ -197,6 +196,7 @@ def test_a_job_that_can_never_run_fails_and_says_why(on_cluster, monkeypatch, ca
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_what_a_job_waits_for_is_said_until_it_gives_up(on_cluster, monkeypatch, capfd):
     on_cluster.hold_back("kinetic-")
     with pytest.raises(JobFailed, match="did not start within"):
@@ -213,6 +213,7 @@ def test_secrets_travel_in_the_secret_only(on_cluster, monkeypatch, home):
     assert not any(secret in str(request) for request in on_cluster.objects("jobs"))
 
 
+@pytest.mark.double
 def test_a_submission_that_is_killed_leaves_a_job_that_can_be_found(on_cluster, home):
     on_cluster.faults.slow(60, verb="create", resource="secrets")
     code = "import kinetic; kinetic.run(accelerator='cpu')(int).run_async()"

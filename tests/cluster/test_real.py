@@ -1,0 +1,74 @@
+"""The view of a real cluster that `make test-cluster` uses, over the double's API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("kubernetes_validate")
+
+from cluster.fake import FakeCluster
+from cluster.manifests import job
+from cluster.real import RealCluster
+from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.resources import JOBS
+
+
+@pytest.fixture
+def api(cluster: FakeCluster) -> Iterator[HttpApi]:
+    variables = {"KUBECONFIG": str(cluster.kubeconfig)}
+    made = HttpApi(kubeconfig.find(variables), variables)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def real(api: HttpApi, cluster: FakeCluster) -> Iterator[RealCluster]:
+    api.create(JOBS, job("kinetic-before", "sleep 100"))
+    cluster.wait_for(lambda: cluster.objects("pods"))
+    seen = RealCluster(cluster.kubeconfig)
+    yield seen
+    seen.close()
+
+
+def test_only_what_jobs_made_since_is_left_over(
+    real: RealCluster, api: HttpApi, cluster: FakeCluster
+) -> None:
+    assert real.left_over() == []
+    api.create(JOBS, job("other", "sleep 100"))
+    api.create(JOBS, job("kinetic-job-1", "sleep 100"))
+    assert real.wait_for(lambda: len(real.left_over()) == 2, what="its pod")
+    assert set(real.left_over()) < set(cluster.left_over())
+    assert {job["metadata"]["name"] for job in real.objects("jobs")} == {
+        "kinetic-before",
+        "kinetic-job-1",
+        "other",
+    }
+    said = real.describe()
+    assert "jobs/kinetic-job-1" in said
+    assert "jobs/other" not in said
+    api.delete(JOBS, "kinetic-job-1")
+    real.wait_for(lambda: real.left_over() == [])
+
+
+def test_a_pod_that_is_deleted_is_gone(real: RealCluster, cluster: FakeCluster) -> None:
+    (pod,) = real.objects("pods")
+    name = pod["metadata"]["name"]
+    real.delete_pod(name, force=True)
+    real.wait_for(lambda: cluster.object("pods", name) is None)
+    real.delete_pod(name)
+
+
+def test_what_waits_in_vain_says_what_there_is(real: RealCluster) -> None:
+    with pytest.raises(AssertionError, match=r"in vain for rain\n[^$]*kinetic-before"):
+        real.wait_for(lambda: False, 0.0, "rain")
+
+
+def test_kinds_that_are_not_installed_are_absent(cluster: FakeCluster) -> None:
+    cluster.remove_job_sets()
+    seen = RealCluster(cluster.kubeconfig)
+    assert seen.objects("jobsets") == []
+    assert seen.left_over() == []
+    seen.close()
