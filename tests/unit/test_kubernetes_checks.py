@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +144,21 @@ def test_node_pools_are_listed_by_the_names_that_options_take() -> None:
     big, odd = checks.live_accelerators(nodes)
     assert (big.name, big.pool.name, big.slices) == ("tpu-v6e-16", "big", 1)
     assert (odd.name, odd.slices) == ("", 0)
+
+
+def test_the_roles_of_the_documentation_are_the_rights_that_are_checked() -> None:
+    yaml = pytest.importorskip("yaml")
+    page = Path(__file__).parents[2] / "docs/how-to/kubernetes.md"
+    block = page.read_text().partition("```yaml\n")[2].partition("```")[0]
+    granted = {
+        (document["kind"], group, kind, verb)
+        for document in yaml.safe_load_all(block)
+        for rule in document["rules"]
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {
+        ("Role" if to.namespaced else "ClusterRole", to.group, to.plural, verb)
+        for verb, to in ((right.verb, right.resource) for right in RIGHTS)
+    }
