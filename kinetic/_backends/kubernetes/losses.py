@@ -15,9 +15,8 @@ from collections.abc import Iterable, Sequence
 
 from kinetic._backends.kubernetes.findings import Finding, Kind
 from kinetic._backends.kubernetes.observed import Document, Pod, Stage, condition
+from kinetic._core.exits import ProgramCode
 
-USER_CODE_RAISED = 42
-"""What a host ends with when the user's function raised."""
 _ECHOES = (
     "distributed service detected fatal errors",
     "coordination service",
@@ -183,7 +182,7 @@ def _memory(pod: Pod) -> tuple[Kind, str]:
 
 
 def _code(code: int) -> str:
-    if code == USER_CODE_RAISED:
+    if code == ProgramCode.CODE_FAILED:
         return "its function raised"
     if code in _SIGNALS:
         return f"it was killed by {_SIGNALS[code]} (exit code {code})"
