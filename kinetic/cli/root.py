@@ -46,7 +46,7 @@ _COMMANDS = {
     ),
     "doctor": Lazy(
         "kinetic.cli.commands.doctor:doctor",
-        "Check this machine, and tidy up what jobs left behind.",
+        "Check this machine and the cluster, and tidy up what jobs left behind.",
     ),
     "build-image": Lazy(
         "kinetic.cli.commands.build_image:build_image",
@@ -58,18 +58,18 @@ _COMMANDS = {
     ),
 }
 
-_NO_CLUSTERS = "This version has no cluster backends yet: it simulates slices on this machine"
-_NO_SETTING_UP = (
-    f"{_NO_CLUSTERS}, and there is nothing to set up. `kinetic doctor` checks the machine."
+_NO_MAKING = (
+    "kinetic makes no clusters: it simulates slices on this machine, or uses the cluster of a "
+    "kubeconfig that `kinetic profile create` names"
 )
+_CHECKING = "`kinetic doctor` checks this machine, and the cluster that is configured"
 _ABSENT = {
-    "init": _NO_SETTING_UP,
-    "up": _NO_SETTING_UP,
-    "down": f"{_NO_CLUSTERS}, and nothing but jobs' records to remove: see `kinetic jobs prune`.",
-    "status": f"{_NO_CLUSTERS}. `kinetic doctor` checks the machine; `kinetic jobs list` shows "
-    "what runs on it.",
-    "pool": f"{_NO_CLUSTERS}, for any accelerator of `kinetic accelerators`; no pools of machines "
-    "are needed.",
+    "init": f"{_NO_MAKING}. {_CHECKING}.",
+    "up": f"{_NO_MAKING}. {_CHECKING}.",
+    "down": f"{_NO_MAKING}, and there is nothing but jobs' records to remove: see `kinetic jobs "
+    "prune`.",
+    "status": f"{_NO_MAKING}. {_CHECKING}; `kinetic jobs list` shows what runs.",
+    "pool": f"{_NO_MAKING}, with the node pools that it has: see `kinetic accelerators --live`.",
 }
 """Commands of keras-kinetic about clusters."""
 

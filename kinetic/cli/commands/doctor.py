@@ -33,7 +33,9 @@ Examples:
 
 
 @click.command(
-    "doctor", help=_HELP, short_help="Check this machine, and tidy up what jobs left behind."
+    "doctor",
+    help=_HELP,
+    short_help="Check this machine and the cluster, and tidy up what jobs left behind.",
 )
 @click.option("--fix", is_flag=True, help="Judge orphaned jobs and remove stale temporary files.")
 @json_option
