@@ -91,6 +91,7 @@ class Backend(Protocol):
         2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, no
            vendor package.
         3. `submit` creates all or nothing; after it returns the job runs on without the caller.
+           Where it raises `BackendUnavailable` a part may be there, which `cancel` removes.
         4. `status` reads, and asks for many jobs at once: each of them is in the answer, also one
            that is gone (NOT_FOUND). It raises `BackendUnavailable` where nothing can be said.
         5. `logs` yields each host's chunks in the order in which they were printed, and None at
@@ -240,6 +241,10 @@ class Explains(Protocol):
     def why_waiting(self, ref: JobRef) -> str | None:
         """Return why the job does not run yet, "" when there is nothing to say; None once it
         runs, or has ended."""
+        ...
+
+    def why_lost(self, ref: JobRef, host: int) -> str:
+        """Return why a host was lost, as a sentence; "" where that is not known (any more)."""
         ...
 
 

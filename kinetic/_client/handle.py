@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._backends.base import Backend, LogRequest
+from kinetic._backends.base import Backend, Explains, LogRequest
 from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
@@ -364,9 +364,20 @@ class JobHandle(JobView, Generic[R_co]):
         return collecting.error(
             self._store,
             self.ref,
-            outcome,
+            self._explained(outcome),
             lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),
         )
+
+    def _explained(self, outcome: Outcome) -> Outcome:
+        """The verdict, with what the backend knows of a host that fell silent."""
+        first = outcome.first
+        if first is None or not first.exit.kind.hearsay or self.ref.place.is_supervised:
+            return outcome
+        why = ""
+        with contextlib.suppress(KineticError):
+            if isinstance(self._backend, Explains):
+                why = self._backend.why_lost(self.ref, first.host)
+        return outcome if not why or why in first.detail else outcome.detailed(first.host, why)
 
     def _last_lines(self, host: int, attempt: int) -> str:
         request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=attempt)

@@ -40,10 +40,12 @@ def submit(
 
     Promises: (1) what can be refused is refused before the first write; (2) the reference is
     written before the job is created, so that no job is an orphan; (3) when anything fails, the
-    job's records are removed, the reference last. Content-addressed blobs may stay: another job may
-    share them, and the next submission does not send them again.
+    job's records are removed, the reference last; they stay where a backend that does not answer
+    may have made the job. Content-addressed blobs may stay: another job may share them, and the
+    next submission does not send them again.
 
     Raises:
+        BackendUnavailable: the backend does not answer.
         PreflightError: the backend cannot take the job now.
         StoreError: the store is full or cannot be written.
         SubmitError: the backend could not create the job.
@@ -162,6 +164,16 @@ def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:
 def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[None]:
     try:
         yield
+    except BackendUnavailable as error:  # The job may or may not have been created.
+        try:
+            backend.cancel(ref)
+        except BackendUnavailable:
+            raise BackendUnavailable(
+                f"{error} Parts of {ref.job_id} may be there: once the backend answers, remove "
+                f"them with `kinetic jobs cleanup {ref.job_id}`."
+            ) from error
+        _remove(store, ref.job_id)
+        raise
     except Exception as error:
         _remove(store, ref.job_id)
         if isinstance(error, KineticError):

@@ -6,7 +6,7 @@ In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any
 
@@ -100,6 +100,11 @@ class HostReport:
         # paths of the host's own folder
         return tuple(text.replace(f"/host-{self.host}/", "/host-N/") for text in texts)
 
+    def detailed(self, detail: str) -> HostReport:
+        """Return the same report, with more to say."""
+        known = f"{self.detail.rstrip('.')}. " if self.detail else ""
+        return replace(self, detail=f"{known}{detail}")
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
         return asdict(self) | {"leftover_threads": list(self.leftover_threads)}
@@ -175,6 +180,11 @@ class Outcome:
     def first(self) -> HostReport | None:
         """The report of the host most to blame, or None."""
         return next((r for r in self.reports if self.blamed and r.host == self.blamed[0]), None)
+
+    def detailed(self, host: int, detail: str) -> Outcome:
+        """Return the same verdict, with more about one of the hosts."""
+        reports = tuple(r.detailed(detail) if r.host == host else r for r in self.reports)
+        return replace(self, reports=reports)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""

@@ -356,3 +356,4 @@ def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, store):
     assert backend.why_waiting(ref) is None
     ended(backend, ref)
     assert backend.why_waiting(ref) is None
+    assert backend.why_lost(ref, 0) == ""

@@ -18,7 +18,7 @@ from cluster.fixtures import SHARES_FILES, settings_of
 from gangs import wait_until
 
 import kinetic
-from kinetic.errors import HostLost, JobCancelled, JobFailed
+from kinetic.errors import BackendUnavailable, HostLost, JobCancelled, JobFailed
 
 GANG = "tpu-v6e-16"
 
@@ -89,6 +89,15 @@ def wait_at_first(marker):
     mine.touch()
     while True:
         time.sleep(0.1)
+
+
+def nap(marker):
+    """Return a second after somebody has made the marker."""
+    Path(f"{marker}-0").touch()
+    while not Path(marker).exists():
+        time.sleep(0.05)
+    time.sleep(1)
+    return "slept"
 
 
 def run_until(cluster, function, marker, hosts=4, **options):
@@ -232,4 +241,95 @@ def test_a_submission_that_is_killed_leaves_a_job_that_can_be_found(on_cluster, 
 def test_many_jobs_are_asked_for_with_few_calls(on_cluster):
     batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-20, 0), max_concurrent=8)
     assert batch.results(progress=False) == list(range(20, 0, -1))
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_secret_that_is_refused_for_seconds_comes_in_the_end(on_cluster):
+    on_cluster.faults.fail(503, times=7, verb="create", resource="secrets")
+    on_cluster.faults.fail(429, times=2, verb="create", resource="jobs", retry_after=0)
+    assert kinetic.run(accelerator="cpu")(answer)() == 42
+    assert on_cluster.counts()["create jobs"] == 3
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_submission_that_cannot_be_taken_back_can_be_found(on_cluster):
+    on_cluster.faults.fail(503, times=100, verb="create", resource="jobs", after=True)
+    on_cluster.faults.fail(503, times=100, verb="get", resource="jobs")
+    on_cluster.faults.fail(503, times=100, verb="delete", resource="jobs")
+    with pytest.raises(BackendUnavailable, match="kinetic jobs cleanup job-"):
+        kinetic.run(accelerator="cpu")(answer).run_async()
+    assert on_cluster.left_over()
+    on_cluster.faults.clear()
+    (handle,) = kinetic.list_jobs()
+    handle.cleanup()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+    assert kinetic.list_jobs() == []
+
+
+def test_credentials_that_expire_do_not_end_the_wait(on_cluster, home):
+    marker = home.parent / "m"
+    handle = kinetic.run(accelerator="cpu")(nap).run_async(str(marker))
+    on_cluster.wait_for(lambda: handle.status() == "RUNNING")
+    on_cluster.expire_token()
+    marker.touch()
+    assert handle.result(timeout=60) == "slept"
+    on_cluster.renew_token()
+    kinetic.attach(handle.job_id).cleanup()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+@pytest.mark.settles_within(30)
+def test_a_host_that_ran_out_of_memory_is_explained_by_the_cluster(on_cluster, home):
+    handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
+    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-2-" in pod]
+    on_cluster.kill_pod_process(lost, oom=True)
+    with pytest.raises(HostLost, match=r"host 2 of 4 was lost.*more memory than"):
+        handle.result(timeout=60)
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_lost_node_ends_the_job_of_its_leader(on_cluster, home):
+    handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
+    (leader,) = [pod for pod in pods_of(on_cluster, handle) if "-0-0-" in pod]
+    node = on_cluster.object("pods", leader)["spec"]["nodeName"]
+    on_cluster.lose_node(node)
+    with pytest.raises(HostLost, match=f"its node {node} stopped answering"):
+        handle.result(timeout=60)
+    on_cluster.delete_node(node)  # Only then is it known that its pods do not run.
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_workload_that_somebody_deletes_is_said(on_cluster, home):
+    marker = home.parent / "m"
+    handle = kinetic.run(accelerator="cpu")(wait_for_ever).run_async(str(marker))
+    wait_until(Path(f"{marker}-0").exists, "the function has not begun")
+    on_cluster.delete("jobs", f"kinetic-{handle.job_id}")
+    with pytest.raises(HostLost, match="removed from the cluster"):
+        handle.result(timeout=60)
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
+    on_cluster.install_kueue({"lq": {"google.com/tpu": "16"}}).paused = True
+    monkeypatch.setenv("KINETIC_QUEUE", "lq")
+    monkeypatch.setenv("KINETIC_POD_SIMULATED", "0")
+    first = kinetic.run(accelerator=GANG)(world).run_async()
+    time.sleep(1)  # Times of the cluster have whole seconds.
+    with pytest.raises(JobFailed, match=r"waits in the queue lq: .* One job comes before it"):
+        kinetic.run(accelerator=GANG, start_timeout=4)(world)()
+    first.cancel()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
+def test_jobs_that_wait_are_asked_for_together(on_cluster):
+    on_cluster.hold_back("kinetic-")
+    batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-30, 0))
+    on_cluster.wait_for(lambda: len(on_cluster.objects("secrets")) == 30)
+    on_cluster.forget_requests()
+    handle = batch.jobs[0]
+    found = handle.settle([job.ref for job in batch.jobs])
+    assert set(found.values()) == {None}
+    counts = on_cluster.counts()
+    assert all(counts[f"list {kind}"] <= 3 for kind in ("jobs", "pods", "events", "nodes")), counts
+    batch.cancel()
     on_cluster.wait_for(lambda: is_empty(on_cluster))

@@ -240,6 +240,9 @@ class Queue(FakeBackend):
         super().__init__(store)
         self.reasons_given = iter(reasons)
 
+    def why_lost(self, ref, host):
+        return ""
+
     def why_waiting(self, ref):
         return next(self.reasons_given)
 

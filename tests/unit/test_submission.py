@@ -132,6 +132,24 @@ def test_a_backend_that_fails_leaves_no_job(tmp_path, planned, failure, kind):
     assert list(store.list(layout.REFS)) == []
 
 
+@pytest.mark.parametrize("answers_again", [True, False])
+def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answers_again):
+    store = LocalStore(tmp_path)
+    backend = FakeBackend(store)
+    backend.failure = errors.BackendUnavailable("no route")
+
+    def cancel(ref):
+        raise errors.BackendUnavailable("still no route")
+
+    if not answers_again:
+        backend.cancel = cancel
+    with pytest.raises(errors.BackendUnavailable, match="no route"):
+        submission.submit(planned, backend, store)
+    there = [layout.ref(planned.plan.job_id)]
+    assert list(store.list(layout.REFS)) == ([] if answers_again else there)
+    assert ("cancel" in backend.calls) is answers_again
+
+
 def test_ctrl_c_while_the_job_is_created(tmp_path, planned):
     store = LocalStore(tmp_path)
     backend = FakeBackend(store)

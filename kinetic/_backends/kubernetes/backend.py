@@ -7,29 +7,22 @@ they are there when the pods are gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kinetic._backends import stored
 from kinetic._backends.base import Document, HostStatus, LogRequest, Status
-from kinetic._backends.kubernetes import images, manifests, states
-from kinetic._backends.kubernetes.api import Api, Selection
-from kinetic._backends.kubernetes.diagnosis import Observed, diagnose
+from kinetic._backends.kubernetes import images, losses, manifests, states
+from kinetic._backends.kubernetes.api import Api
+from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.observed import labels, metadata
+from kinetic._backends.kubernetes.look import Look, name_of, resource_of
+from kinetic._backends.kubernetes.observed import current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
-from kinetic._backends.kubernetes.resources import (
-    BY_KIND,
-    EVENTS,
-    JOBS,
-    JOBSETS,
-    NODES,
-    PODS,
-    SECRETS,
-    Resource,
-)
+from kinetic._backends.kubernetes.resources import BY_KIND, SECRETS, Resource
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
@@ -37,32 +30,20 @@ from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._core.values import dataclass
+from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic.errors import PreflightError
+from kinetic.errors import BackendUnavailable, PreflightError
 
-JOB_LABEL = "kinetic.dev/job-id"
 LOOK_EVERY_S = 1.0
 """How often the cluster is asked while a job is followed; its verdict is looked for more often."""
 LEAST_START_TIMEOUT_S = 2.0
 """The plan, which has the limit, is read after this time."""
 SUBMISSION_S = 15.0
 """A submission that has not made the Secret by then was interrupted."""
+PATIENT_TRIES = 5
+"""How often the Secret is created, each time with the connection's patience: some 15 seconds."""
 _CANCELLED = "The job was cancelled."
 _REMOVED = "its workload was removed from the cluster"
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What one look at the cluster has found.
-
-    Attributes:
-        workloads: by job id.
-        pods: by job id.
-    """
-
-    workloads: Mapping[str, Document]
-    pods: Mapping[str, list[Document]]
 
 
 class KubernetesBackend:
@@ -82,6 +63,7 @@ class KubernetesBackend:
         self._pods = pods
         self._open_api = open_api
         self._opened: Api | None = None
+        self._has_answered = False
         self._clock = clock
 
     @property
@@ -101,7 +83,7 @@ class KubernetesBackend:
                 f'backend="gke" runs jobs of one host; {plan.topology.name} has '
                 f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
             )
-        resource, api = _resource_of(plan.hosts), self._api
+        resource, api = resource_of(plan.hosts), self._api
         if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
             raise PreflightError(
                 f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
@@ -135,37 +117,72 @@ class KubernetesBackend:
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         made = self._api.create(resource, workload)
         try:
-            self._api.create(SECRETS, _with_values(secret, made, ref.job_id, secrets))
+            self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
+        except BackendUnavailable:  # Nor could it be deleted.
+            raise
         except BaseException:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
+
+    def _create_patiently(self, resource: Resource, document: Document) -> None:
+        """Create what a workload that is there already cannot start without."""
+        for _ in range(PATIENT_TRIES - 1):
+            with contextlib.suppress(BackendUnavailable):
+                self._api.create(resource, document)
+                return
+        self._api.create(resource, document)
 
     # -- what becomes of jobs ----------------------------------------------------------------------
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """From one list of workloads and one of pods, whichever number of jobs is asked for."""
-        seen = self._look(refs)
-        return {ref.job_id: self._status(ref, seen) for ref in refs}
+        look = self._look(refs)
+        return {ref.job_id: self._status(ref, look) for ref in refs}
 
-    def _status(self, ref: JobRef, seen: _Seen) -> Status:
-        workload = seen.workloads.get(ref.job_id)
+    def _look(self, refs: Sequence[JobRef]) -> Look:
+        """Once the cluster has answered, credentials that expire do not end the wait: the store has
+        the verdict, and the user can log in meanwhile."""
+        try:
+            look = Look(self._api, refs)
+        except PreflightError as error:
+            if self._has_answered:
+                raise BackendUnavailable(str(error)) from error
+            raise
+        self._has_answered = True
+        return look
+
+    def _status(self, ref: JobRef, look: Look) -> Status:
+        workload = look.workload(ref)
         if workload is None:
             return self._without_workload(ref)
-        pods = seen.pods.get(ref.job_id, [])
-        status = states.status_of(workload, pods)
-        if status.phase is JobStatus.RUNNING or status.phase is JobStatus.SUCCEEDED:
+        status = states.status_of(workload, look.pods(ref))
+        if status.phase is JobStatus.SUCCEEDED:
             return stored.verdict(self._store, ref) or status
-        return stored.verdict(self._store, ref) or self._explained(ref, workload, pods, status)
+        if status.phase is JobStatus.RUNNING:
+            return stored.verdict(self._store, ref) or self._led(ref, look, workload, status)
+        return stored.verdict(self._store, ref) or self._explained(ref, look, workload, status)
 
-    def _explained(
-        self, ref: JobRef, workload: Document, pods: list[Document], status: Status
-    ) -> Status:
+    def _led(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+        """A job that runs; one whose leader's node is lost has failed: the cluster keeps its pods
+        until somebody removes that node."""
+        leader = [pod for pod in current_pods(workload, look.pods(ref)) if pod.host == 0]
+        lost = losses.why_given_up(leader)
+        if lost is None:
+            return status
+        if attempts.newest(self._store, ref.job_id) <= self._plan(ref).options.retries:
+            return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
+        known = {host.host: host for host in status.hosts}
+        known[0] = HostStatus(0, JobStatus.FAILED, lost.sentence)
+        return Status(JobStatus.FAILED, lost.sentence, tuple(known.values()))
+
+    def _explained(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """Say why a job does not run; what cannot get better has failed."""
-        finding = diagnose(self._observed(ref, workload, pods, status), self._clock())
-        if finding is not None and self._is_early(ref, finding):
-            return Status(status.phase, states.STARTING)
+        waits = status.phase is JobStatus.PENDING
+        finding = diagnose(look.observed(ref, workload, waits=waits), self._clock())
         if finding is None:
             return self._overdue(ref, status)
+        if self._is_early(ref, finding):
+            return Status(status.phase, states.STARTING)
         hosts = finding.hosts or tuple(range(ref.hosts))
         failed = status.phase is JobStatus.FAILED or finding.hopeless
         phase = JobStatus.FAILED if failed else status.phase
@@ -188,7 +205,7 @@ class KubernetesBackend:
         waited_s = self._clock() - ref.created_at
         if status.phase is not JobStatus.PENDING or waited_s < LEAST_START_TIMEOUT_S:
             return status
-        limit_s = self._start_timeout_s(ref)
+        limit_s = self._plan(ref).limits.start_timeout_s
         if waited_s < limit_s or self._store.has(layout.events(ref.job_id)):
             return status
         reason = f"the job did not start within {limit_s:g} s: {status.reason or 'no reason known'}"
@@ -196,33 +213,8 @@ class KubernetesBackend:
         hosts = {host.host: host for host in (*idle, *status.hosts)}
         return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
 
-    def _start_timeout_s(self, ref: JobRef) -> float:
-        plan = Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
-        return plan.limits.start_timeout_s
-
-    def _observed(
-        self, ref: JobRef, workload: Document, pods: list[Document], status: Status
-    ) -> Observed:
-        names = {metadata(thing).get("name", "") for thing in (workload, *pods)}
-        events = [
-            event
-            for event in self._api.list(EVENTS).items
-            if (event.get("involvedObject") or {}).get("name") in names
-            or _name(ref) in (event.get("involvedObject") or {}).get("name", "")
-        ]
-        return Observed(
-            workload=workload,
-            pods=pods,
-            events=events,
-            nodes=self._nodes() if status.phase is JobStatus.PENDING else None,
-            own_secret=_name(ref),
-        )
-
-    def _nodes(self) -> Sequence[Document] | None:
-        try:
-            return self._api.list(NODES).items
-        except PreflightError:  # Few users may list nodes; the finding is less exact then.
-            return None
+    def _plan(self, ref: JobRef) -> Plan:
+        return Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
 
     def _without_workload(self, ref: JobRef) -> Status:
         """What became of a job that the cluster does not know: not created yet, or removed."""
@@ -236,24 +228,23 @@ class KubernetesBackend:
             ]
             return Status(JobStatus.CANCELLED, _CANCELLED, tuple(everywhere))
         if self._store.has(layout.events(ref.job_id)):
-            return Status(JobStatus.FAILED, _REMOVED)
+            leader = HostStatus(0, JobStatus.FAILED, _REMOVED)
+            return Status(JobStatus.FAILED, _REMOVED, (leader,))
         return Status(JobStatus.NOT_FOUND)
-
-    def _look(self, refs: Sequence[JobRef]) -> _Seen:
-        ids = {ref.job_id for ref in refs}
-        chosen = Selection(labels=_selector(ids))
-        workloads: dict[str, Document] = {}
-        for resource in {_resource_of(ref.hosts) for ref in refs}:
-            workloads |= {_job_of(each): each for each in self._api.list(resource, chosen).items}
-        pods: dict[str, list[Document]] = {}
-        for pod in self._api.list(PODS, chosen).items if workloads else ():
-            pods.setdefault(_job_of(pod), []).append(pod)
-        return _Seen({job: each for job, each in workloads.items() if job in ids}, pods)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From what the cluster says of its pods, nodes and queues."""
         status = self.status([ref])[ref.job_id]
         return status.reason if status.phase is JobStatus.PENDING else None
+
+    def why_lost(self, ref: JobRef, host: int) -> str:
+        """From what the cluster still has of its pods."""
+        look = self._look([ref])
+        workload = look.workload(ref)
+        if workload is None:
+            return ""
+        finding = diagnose(look.observed(ref, workload, waits=False), self._clock())
+        return finding.sentence if finding is not None and host in finding.hosts else ""
 
     # -- output ------------------------------------------------------------------------------------
 
@@ -291,16 +282,8 @@ class KubernetesBackend:
         self._delete(ref, "Background")
 
     def _delete(self, ref: JobRef, propagation: str) -> None:
-        name = _name(ref)
-        self._api.delete(_resource_of(ref.hosts), name, propagation=propagation)
-
-
-def _resource_of(hosts: int) -> Resource:
-    return JOBS if hosts == 1 else JOBSETS
-
-
-def _job_of(thing: Document) -> str:
-    return labels(thing).get(JOB_LABEL, "")
+        name = name_of(ref)
+        self._api.delete(resource_of(ref.hosts), name, propagation=propagation)
 
 
 def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> JobStatus:
@@ -311,17 +294,6 @@ def _image_of(plan: Plan) -> str:
     """Images for single jobs are not built yet: pods install the same from the slim one."""
     is_bundled = plan.place.image == "bundled"
     return images.slim(plan.versions.python) if is_bundled else images.of(plan).uri
-
-
-def _name(ref: JobRef) -> str:
-    return f"kinetic-{ref.job_id}"
-
-
-def _selector(job_ids: Collection[str]) -> str:
-    """Of one job, or of all: a list of ids could be too long for an address."""
-    if len(job_ids) == 1:
-        return f"{JOB_LABEL}={next(iter(job_ids))}"
-    return "app.kubernetes.io/managed-by=kinetic"
 
 
 def _with_values(

@@ -56,6 +56,8 @@ _DISRUPTIONS = {
     ),
     "DeletionByPodGC": (Kind.NODE_LOST, "its node {node} is gone"),
 }
+_NODE_GONE = ("DeletionByTaintManager", "DeletionByPodGC")
+_POD_DISRUPTED = re.compile(r"od \S+?/(\S+) has condition DisruptionTarget")
 _POD_IN_MESSAGE = re.compile(r"for pod \S+?/(\S+) failed with exit code (\d+)")
 
 
@@ -103,7 +105,21 @@ def why_gone(jobs: Iterable[Document], events: Iterable[Document]) -> Finding | 
         if named and found.get("reason") == "PodFailurePolicy":
             host, code = _index_of(named[1]), int(named[2])
             return Finding(Kind.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,))
+        ended = _POD_DISRUPTED.search(found.get("message") or "")
+        if ended:
+            host = _index_of(ended[1])
+            text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
+            return Finding(Kind.EVICTED, f"{text}, or its node was lost.", True, (host,))
     return None
+
+
+def why_given_up(pods: Iterable[Pod]) -> Finding | None:
+    """Return that the cluster has given up pods because of their node, or None. Such a pod stays,
+    and nobody knows whether it runs, until its node is back or is removed."""
+    gone = [
+        pod for pod in pods if pod.is_deleting and not pod.is_ready and pod.disruption in _NODE_GONE
+    ]
+    return why_lost(gone)
 
 
 def _is_lost(pod: Pod) -> bool:
