@@ -201,7 +201,7 @@ def test_a_job_that_waits_can_be_cancelled(on_cluster):
 def test_a_job_that_can_never_run_fails_and_says_why(on_cluster, monkeypatch, capfd):
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "0")
     with pytest.raises(JobFailed, match="tpu-v5p-slice"):
-        kinetic.run(accelerator="tpu-v5p-16")(world)()
+        kinetic.run(accelerator="tpu-v5p-16", start_timeout=5)(world)()
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 

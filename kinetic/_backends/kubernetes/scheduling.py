@@ -15,7 +15,7 @@ from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.findings import Finding, Kind
 from kinetic._backends.kubernetes.observed import Document, Pod, PodSet, Stage, labels, shape_of
 
-SCALE_UP_S = 60.0
+SCALE_UP_S = 30.0
 """An autoscaler says within this time whether it adds nodes; a cluster where nothing was said has
 none."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
