@@ -244,6 +244,7 @@ def test_many_jobs_are_asked_for_with_few_calls(on_cluster):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_a_secret_that_is_refused_for_seconds_comes_in_the_end(on_cluster):
     on_cluster.faults.fail(503, times=7, verb="create", resource="secrets")
     on_cluster.faults.fail(429, times=2, verb="create", resource="jobs", retry_after=0)
@@ -252,6 +253,7 @@ def test_a_secret_that_is_refused_for_seconds_comes_in_the_end(on_cluster):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_a_submission_that_cannot_be_taken_back_can_be_found(on_cluster):
     on_cluster.faults.fail(503, times=100, verb="create", resource="jobs", after=True)
     on_cluster.faults.fail(503, times=100, verb="get", resource="jobs")
@@ -266,6 +268,7 @@ def test_a_submission_that_cannot_be_taken_back_can_be_found(on_cluster):
     assert kinetic.list_jobs() == []
 
 
+@pytest.mark.double
 def test_credentials_that_expire_do_not_end_the_wait(on_cluster, home):
     marker = home.parent / "m"
     handle = kinetic.run(accelerator="cpu")(nap).run_async(str(marker))
@@ -278,6 +281,7 @@ def test_credentials_that_expire_do_not_end_the_wait(on_cluster, home):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 @pytest.mark.settles_within(30)
 def test_a_host_that_ran_out_of_memory_is_explained_by_the_cluster(on_cluster, home):
     handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
@@ -288,6 +292,7 @@ def test_a_host_that_ran_out_of_memory_is_explained_by_the_cluster(on_cluster, h
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_a_lost_node_ends_the_job_of_its_leader(on_cluster, home):
     handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
     (leader,) = [pod for pod in pods_of(on_cluster, handle) if "-0-0-" in pod]
@@ -299,6 +304,7 @@ def test_a_lost_node_ends_the_job_of_its_leader(on_cluster, home):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_a_workload_that_somebody_deletes_is_said(on_cluster, home):
     marker = home.parent / "m"
     handle = kinetic.run(accelerator="cpu")(wait_for_ever).run_async(str(marker))
@@ -309,6 +315,7 @@ def test_a_workload_that_somebody_deletes_is_said(on_cluster, home):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     on_cluster.install_kueue({"lq": {"google.com/tpu": "16"}}).paused = True
     monkeypatch.setenv("KINETIC_QUEUE", "lq")
@@ -321,10 +328,11 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@pytest.mark.double
 def test_jobs_that_wait_are_asked_for_together(on_cluster):
     on_cluster.hold_back("kinetic-")
     batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-30, 0))
-    on_cluster.wait_for(lambda: len(on_cluster.objects("secrets")) == 30)
+    wait_until(lambda: all(batch.jobs), "not all jobs were submitted")
     on_cluster.forget_requests()
     handle = batch.jobs[0]
     found = handle.settle([job.ref for job in batch.jobs])
