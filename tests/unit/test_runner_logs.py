@@ -287,6 +287,21 @@ def test_only_gloos_own_lines_are_left_out_and_only_where_asked(files):
     log.close()
 
 
+def test_gloos_lines_are_left_out_also_when_a_part_is_read_first(files):
+    log = HostLog(*files)
+    first = b"mine\n[Gloo] Rank " + gloo(0, 7)
+    rest = gloo(1, 7).removeprefix(b"[Gloo] Rank ")
+    (read, write), (err_read, err_write) = os.pipe(), os.pipe()
+    out = tees(read, err_read, log, without_gloo=True)[0]
+    for part in (first, rest, b"yours\n"):
+        os.write(write, part)
+        out.pump()
+    out.drain()
+    assert files[0].read_bytes() == b"mine\nyours\n"
+    for fd in (read, write, err_read, err_write):
+        os.close(fd)
+
+
 INTERRUPTED = b"[Gloo] Rank " + gloo(0, 7) + gloo(1, 7).removeprefix(b"[Gloo] Rank ")
 
 

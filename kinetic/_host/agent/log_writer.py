@@ -234,11 +234,12 @@ class Tee:
                 self.flush()
             return
         lines = self._open_line + data[:cut] if self._open_line else data[:cut]
+        waiting = b""
         if self._without_gloo and _GLOO_PIECES[0] in lines:
-            lines = without_gloo(lines)
+            lines, waiting = _split(without_gloo(lines))
         if lines:
             self._log.write(self.stream, lines)
-        self._open_line = data[cut:]
+        self._open_line = waiting + data[cut:]
 
     @property
     def has_open_line(self) -> bool:
@@ -274,6 +275,13 @@ def without_gloo(lines: bytes) -> bytes:
         return b"" if counts == {match[0].count(b"\n")} else match[0]
 
     return re.sub(_GLOO_MIXED, unless_whole, re.sub(_GLOO_LINE, b"", lines))
+
+
+def _split(lines: bytes) -> tuple[bytes, bytes]:
+    """Cut off mixed lines of Gloo at the end, of which the rest is still to come."""
+    mixed = [match for match in re.finditer(_GLOO_MIXED, lines) if match.end() == len(lines)]
+    cut = mixed[-1].start() if mixed else len(lines)
+    return lines[:cut], lines[cut:]
 
 
 def tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
