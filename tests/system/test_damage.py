@@ -104,7 +104,7 @@ def files_of(home: Path, job_id: str) -> set[str]:
 
 def timeless(told: Told) -> str:
     """An answer without ages, which grow while the test looks."""
-    return re.sub(r"\b\d+[smhd]( ago)?\b", "AGE", repr(told))
+    return re.sub(r"\b\d+(?:\.\d+)?[smhd]( ago)?\b", "AGE", repr(told))
 
 
 class Told:
