@@ -49,8 +49,15 @@ def test_a_death_is_called_what_it_was(how, words):
     assert words in str(failure_of(handle, errors.HostLost))
 
 
+def stop_for_ever():
+    """Continued in order to be ended, it must not return before SIGTERM arrives."""
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.settles_within(10)
 def test_a_function_that_stops_itself_runs_into_its_timeout():
-    handle = started(lambda: os.kill(os.getpid(), signal.SIGSTOP), timeout=1.0)
+    handle = started(stop_for_ever, timeout=1.0)
     assert "timeout of 1 s" in str(failure_of(handle, errors.JobTimeout))
 
 
