@@ -7,6 +7,8 @@ import queue
 import threading
 from dataclasses import replace
 
+import pytest
+
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang, GangSpec
@@ -92,3 +94,25 @@ class Agent(AgentClient):
 
 def ended(host: int, how: Exit = Exit.RETURNED, **facts) -> HostReport:
     return HostReport(host, how, **facts)
+
+
+@pytest.fixture
+def opened():
+    things: list = []
+    yield lambda thing: things.append(thing) or thing
+    for thing in reversed(things):
+        thing.close()
+
+
+@pytest.fixture
+def serve(opened, tmp_path):
+    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(
+        Served(address, hosts, **limits)
+    )
+
+
+@pytest.fixture
+def agents(opened):
+    return lambda served, **options: [
+        opened(Agent(served.endpoint, h, **options)) for h in range(served.gang.spec.hosts)
+    ]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import service_cases
 from service_cases import JOB, PATIENCE_S, TOKEN, Agent, Served, ended
 
 from kinetic._core.endpoint import Endpoint
@@ -22,27 +23,7 @@ from kinetic._rpc.client import ControlClient
 from kinetic._rpc.server import Coordinator
 from kinetic.errors import CoordinatorLost, CorruptRecord, SubmitError, UsageError
 
-
-@pytest.fixture
-def opened():
-    things: list = []
-    yield lambda thing: things.append(thing) or thing
-    for thing in reversed(things):
-        thing.close()
-
-
-@pytest.fixture
-def serve(opened, tmp_path):
-    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(
-        Served(address, hosts, **limits)
-    )
-
-
-@pytest.fixture
-def agents(opened):
-    return lambda served, **options: [
-        opened(Agent(served.endpoint, h, **options)) for h in range(served.gang.spec.hosts)
-    ]
+opened, serve, agents = service_cases.opened, service_cases.serve, service_cases.agents
 
 
 # --- the door

@@ -6,33 +6,14 @@ import queue
 import threading
 
 import pytest
-from service_cases import PATIENCE_S, Agent, Served, ended
+import service_cases
+from service_cases import PATIENCE_S, ended
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Activity, Heartbeat
 from kinetic._core.outcome import RemoteError
 
-
-@pytest.fixture
-def opened():
-    things: list = []
-    yield lambda thing: things.append(thing) or thing
-    for thing in reversed(things):
-        thing.close()
-
-
-@pytest.fixture
-def serve(opened, tmp_path):
-    return lambda hosts, address=f"unix:{tmp_path}/s", **limits: opened(
-        Served(address, hosts, **limits)
-    )
-
-
-@pytest.fixture
-def agents(opened):
-    return lambda served, **options: [
-        opened(Agent(served.endpoint, h, **options)) for h in range(served.gang.spec.hosts)
-    ]
+opened, serve, agents = service_cases.opened, service_cases.serve, service_cases.agents
 
 
 # --- a gang's life

@@ -7,53 +7,24 @@ import subprocess
 import sys
 import traceback
 
+import handle_cases
 import pytest
+from handle_cases import ends_with
 from laptop_fakes import (
-    FakeBackend,
     chunk,
     is_gone,
     put_outcome,
-    put_ref,
     put_success,
     raised,
-    ref,
 )
 
 from kinetic import errors
-from kinetic._backends import registry
-from kinetic._client.handle import JobHandle
 from kinetic._core import layout
-from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 from kinetic.jobs import attach
 
-
-@pytest.fixture
-def store(home):
-    return LocalStore(home)
-
-
-@pytest.fixture
-def backend(store):
-    fake = FakeBackend(store)
-    with registry.substituted("local", lambda *_: fake):
-        yield fake
-
-
-@pytest.fixture
-def job(store, backend):
-    kept = put_ref(store, ref())
-    backend.phases[kept.job_id] = JobStatus.RUNNING
-    return kept
-
-
-@pytest.fixture
-def handle(job, store, backend):
-    return JobHandle(job, backend, store, clock=iter(range(10**6)).__next__)
-
-
-def ends_with(backend, store, job, value):
-    backend.finish = lambda: put_success(store, job, value)
+store, backend = handle_cases.store, handle_cases.backend
+job, handle = handle_cases.job, handle_cases.handle
 
 
 # -- values ----------------------------------------------------------------------------------------

@@ -5,27 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from laptop_fakes import InlineBackend
+import remote_cases
 
 import kinetic
 from kinetic import errors
-from kinetic._backends import registry
 from kinetic._client.options import Changes
 from kinetic._core.options import TABLE, Options
-from kinetic._store.local import LocalStore
 
-
-@pytest.fixture
-def backend(home, monkeypatch):
-    """Calls run at once; the project is the folder of this file."""
-    monkeypatch.chdir(Path(__file__).parent)
-    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
-    fake = InlineBackend(LocalStore(home))
-    with registry.substituted("local", lambda *_: fake):
-        yield fake
+backend = remote_cases.backend
 
 
 def add(a, b=1):

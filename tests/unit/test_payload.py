@@ -10,6 +10,7 @@ import threading
 import types
 
 import cloudpickle
+import payload_cases
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,32 +23,7 @@ from kinetic.errors import (
     PicklingError,
 )
 
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project with one importable module; gives its root."""
-    (tmp_path / "proj_mod.py").write_text(
-        "import threading\n"
-        "FACTOR = 3\n"
-        "class Box:\n    def __init__(self, v): self.v = v\n"
-        "    def get(self): return self.v * FACTOR\n"
-        "class Color(__import__('enum').Enum):\n    RED = 1\n"
-        "class Odd(Exception):\n    pass\n"
-        "def times(x): return x * FACTOR\n"
-    )
-    (tmp_path / "proj_locked.py").write_text(
-        "import threading\n"
-        "LOCK = threading.Lock()\n"
-        "def locked(x):\n    with LOCK: return x\n"
-        "class Decorated:\n    def __init__(self, f): self.f = f\n"
-        "@Decorated\ndef decorated(): return LOCK\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    names = ("proj_mod", "proj_locked")
-    module, locked = map(importlib.import_module, names)
-    yield types.SimpleNamespace(root=tmp_path, module=module, locked=locked)
-    for name in names:
-        del sys.modules[name]
+project = payload_cases.project
 
 
 def test_a_call_comes_back():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 import threading
 import types
 
+import payload_cases
 import pytest
 from payload_cases import LOCK, double, elsewhere, in_main
 
@@ -25,31 +25,7 @@ def pack(func, *args, **kwargs):
     return call.pack(func, args, kwargs, env_vars={})
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project with one importable module; gives its root."""
-    (tmp_path / "proj_mod.py").write_text(
-        "import threading\n"
-        "FACTOR = 3\n"
-        "class Box:\n    def __init__(self, v): self.v = v\n"
-        "    def get(self): return self.v * FACTOR\n"
-        "class Color(__import__('enum').Enum):\n    RED = 1\n"
-        "class Odd(Exception):\n    pass\n"
-        "def times(x): return x * FACTOR\n"
-    )
-    (tmp_path / "proj_locked.py").write_text(
-        "import threading\n"
-        "LOCK = threading.Lock()\n"
-        "def locked(x):\n    with LOCK: return x\n"
-        "class Decorated:\n    def __init__(self, f): self.f = f\n"
-        "@Decorated\ndef decorated(): return LOCK\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    names = ("proj_mod", "proj_locked")
-    module, locked = map(importlib.import_module, names)
-    yield types.SimpleNamespace(root=tmp_path, module=module, locked=locked)
-    for name in names:
-        del sys.modules[name]
+project = payload_cases.project
 
 
 class Holder:

@@ -10,27 +10,16 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import cloudpickle
 import pytest
-from laptop_fakes import InlineBackend
+import remote_cases
 
 import kinetic
 from kinetic import errors
-from kinetic._backends import registry
 from kinetic._client.remote import RemoteCallable
-from kinetic._store.local import LocalStore
 
-
-@pytest.fixture
-def backend(home, monkeypatch):
-    """Calls run at once; the project is the folder of this file."""
-    monkeypatch.chdir(Path(__file__).parent)
-    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
-    fake = InlineBackend(LocalStore(home))
-    with registry.substituted("local", lambda *_: fake):
-        yield fake
+backend = remote_cases.backend
 
 
 def add(a, b=1):

@@ -10,28 +10,18 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from laptop_fakes import InlineBackend
+import remote_cases
 
 import kinetic
 from kinetic import errors
-from kinetic._backends import registry
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._backends.programs.backend import ProgramsBackend
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 
-
-@pytest.fixture
-def backend(home, monkeypatch):
-    """Calls run at once; the project is the folder of this file."""
-    monkeypatch.chdir(Path(__file__).parent)
-    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
-    fake = InlineBackend(LocalStore(home))
-    with registry.substituted("local", lambda *_: fake):
-        yield fake
+backend = remote_cases.backend
 
 
 def add(a, b=1):

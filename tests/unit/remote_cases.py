@@ -1,0 +1,21 @@
+"""What tests of decorated functions begin with: a backend that runs calls at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from laptop_fakes import InlineBackend
+
+from kinetic._backends import registry
+from kinetic._store.local import LocalStore
+
+
+@pytest.fixture
+def backend(home, monkeypatch):
+    """Calls run at once; the project is the folder of this file."""
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+    fake = InlineBackend(LocalStore(home))
+    with registry.substituted("local", lambda *_: fake):
+        yield fake
