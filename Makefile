@@ -67,10 +67,15 @@ test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
 	@KINETIC_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest tests/system/test_kubernetes.py $(ARGS)
 
+# What runs beside the caller, and what it shares with hosts, also runs on macOS. What is followed into is not told about.
+AS_ON_A_MAC := --platform darwin --cache-dir .mypy_cache/darwin --follow-imports silent \
+	--exclude '^kinetic/(_host|_backends/local|runner)/'
+
 check: $(VENV)/.stamp-test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy $(AS_ON_A_MAC)
 	@$(BIN)/lint-imports
 
 # Not with --quiet: it hides warnings from --strict as well. The variable silences an announcement of the theme.

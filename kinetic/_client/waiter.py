@@ -106,7 +106,9 @@ class JobWaiter:
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
         self._signals = 0
-        self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._bell, self._ringer = os.pipe()
+        for end in (self._bell, self._ringer):
+            os.set_blocking(end, False)
         closing = weakref.finalize(self, _close, self._watched, self._bell, self._ringer)
         closing.atexit = False  # A daemon thread may still wait when the process ends.
 

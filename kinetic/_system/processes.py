@@ -101,7 +101,8 @@ def reserve_disk(path: Path, size_bytes: int) -> Path:
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size_bytes)
+            if sys.platform == "linux":
+                os.posix_fallocate(fd, 0, size_bytes)
         finally:
             os.close(fd)
     return path

@@ -59,7 +59,7 @@ def machine() -> Machine:
         tuple(sys.version_info[:3]),
         known,
         available_memory_bytes(),
-        _namespaces(),
+        _namespaces(sys.platform),
         usable_cpus(),
     )
 
@@ -73,8 +73,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _namespaces() -> bool | None:
-    if sys.platform != "linux":
+def _namespaces(system: str) -> bool | None:
+    if system != "linux":
         return None
     try:
         tried = subprocess.run(
