@@ -73,6 +73,17 @@ def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCl
     real.close()
 
 
+@pytest.fixture
+def on_cluster(
+    any_cluster: FakeCluster | RealCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> FakeCluster | RealCluster:
+    """A caller whose settings name the cluster."""
+    home.mkdir(parents=True, exist_ok=True)
+    for name, value in settings_of(any_cluster, home).items():
+        monkeypatch.setenv(name, value)
+    return any_cluster
+
+
 def settings_of(cluster: FakeCluster | RealCluster, home: Path) -> dict[str, str]:
     """Return the variables of a caller whose jobs go to a cluster.
 

@@ -14,22 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import SHARES_FILES, settings_of
+from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 
 import kinetic
 from kinetic.errors import BackendUnavailable, HostLost, JobCancelled, JobFailed
 
 GANG = "tpu-v6e-16"
-
-
-@pytest.fixture
-def on_cluster(any_cluster, home, monkeypatch):
-    """A caller whose settings name the cluster."""
-    home.mkdir(parents=True, exist_ok=True)
-    for name, value in settings_of(any_cluster, home).items():
-        monkeypatch.setenv(name, value)
-    return any_cluster
 
 
 def is_empty(cluster):

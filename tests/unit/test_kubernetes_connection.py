@@ -17,7 +17,7 @@ from kinetic._backends.kubernetes import answers
 from kinetic._backends.kubernetes.api import Api, LogOptions, Patience, Selection, waits_s
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
-from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, POD_LOGS, PODS
+from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, POD_LOGS, PODS, SECRETS
 from kinetic._rpc import certificate
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 
@@ -207,6 +207,15 @@ def test_a_creation_whose_answer_was_lost_is_found_again(api: Api, script: Scrip
     exists = Reply(409, status(409, 'jobs.batch "a" already exists', reason="AlreadyExists"))
     script.replies = [Reply(0), exists, Reply(200, JOB)]
     assert api.create(JOBS, JOB) == JOB
+
+
+def test_a_creation_whose_answer_was_lost_is_ours_where_it_may_not_be_read(
+    api: Api, script: Script
+) -> None:
+    exists = Reply(409, status(409, 'secrets "a" already exists', reason="AlreadyExists"))
+    said = 'secrets "a" is forbidden: User "eve" cannot get resource "secrets"'
+    script.replies = [Reply(0), exists, Reply(403, status(403, said, reason="Forbidden"))]
+    assert api.create(SECRETS, JOB) == JOB
 
 
 def test_a_name_that_another_job_has_is_a_conflict(api: Api, script: Script) -> None:

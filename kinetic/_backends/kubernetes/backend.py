@@ -7,7 +7,6 @@ they are there when the pods are gone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +14,12 @@ from dataclasses import replace
 
 from kinetic._backends import stored
 from kinetic._backends.base import Document, HostStatus, LogRequest, Status
-from kinetic._backends.kubernetes import images, losses, manifests, states
+from kinetic._backends.kubernetes import images, losses, manifests, names, preflight, states
+from kinetic._backends.kubernetes.answers import Conflict
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.look import Look, name_of, resource_of
+from kinetic._backends.kubernetes.look import Look, resource_of
 from kinetic._backends.kubernetes.observed import current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, SECRETS, Resource
@@ -83,7 +83,6 @@ class KubernetesBackend:
                 f'backend="gke" runs jobs of one host; {plan.topology.name} has '
                 f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
             )
-        resource, api = resource_of(plan.hosts), self._api
         if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
             raise PreflightError(
                 f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
@@ -92,17 +91,7 @@ class KubernetesBackend:
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
-        if not api.knows(resource):
-            raise PreflightError(
-                "The cluster does not know JobSets, as which jobs of several hosts run: an "
-                "administrator installs them from https://jobset.sigs.k8s.io/docs/installation/."
-            )
-        for needed in (resource, SECRETS):
-            if not api.may("create", needed):
-                raise PreflightError(
-                    f"You may not create {needed.full_name} in the namespace "
-                    f"{api.namespace}: ask for the right to, or name another namespace."
-                )
+        preflight.check(self._api, plan.hosts, self._pods.service_account)
 
     def render(self, plan: Plan) -> list[Document]:
         """The workload, and the Secret without its values."""
@@ -126,11 +115,17 @@ class KubernetesBackend:
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
         """Create what a workload that is there already cannot start without."""
-        for _ in range(PATIENT_TRIES - 1):
-            with contextlib.suppress(BackendUnavailable):
+        for left in reversed(range(PATIENT_TRIES)):
+            try:
                 self._api.create(resource, document)
                 return
-        self._api.create(resource, document)
+            except BackendUnavailable:
+                if not left:
+                    raise
+            except Conflict:
+                if left == PATIENT_TRIES - 1:
+                    raise
+                return  # An earlier try has made it, though its answer was lost.
 
     # -- what becomes of jobs ----------------------------------------------------------------------
 
@@ -282,7 +277,7 @@ class KubernetesBackend:
         self._delete(ref, "Background")
 
     def _delete(self, ref: JobRef, propagation: str) -> None:
-        name = name_of(ref)
+        name = names.workload_of(ref.job_id)
         self._api.delete(resource_of(ref.hosts), name, propagation=propagation)
 
 

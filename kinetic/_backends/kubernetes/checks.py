@@ -6,9 +6,10 @@ preflight, rows of accelerators. Everything but `gather` is pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
+from functools import partial
 
 from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.answers import Forbidden, not_installed
@@ -31,7 +32,7 @@ from kinetic._core.accelerators.catalog import catalog_rows
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.values import dataclass
 from kinetic._store.many import at_once
-from kinetic.errors import KineticError, NotFound
+from kinetic.errors import KineticError, NotFound, PreflightError
 
 OLDEST = (1, 27)
 """Indexed Jobs with a policy for pod failures are on by default since then."""
@@ -80,6 +81,18 @@ RIGHTS = (
 """Every right that kinetic uses. Without the last ones jobs run, and explanations are shorter."""
 
 
+def needed(hosts: int) -> tuple[Right, ...]:
+    """Return the rights without which a job cannot be created, seen and removed; what else is
+    missing makes less of it known, and the doctor says it."""
+    workload = JOBS if hosts == 1 else JOBSETS
+    return tuple(
+        right
+        for right in RIGHTS
+        if (right.resource == workload and right.verb in ("create", "list", "delete"))
+        or (right.resource in (SECRETS, PODS) and right.verb in ("create", "list"))
+    )
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a cluster answered.
@@ -118,19 +131,11 @@ def gather(api: Api, *, service_account: str = "", rights: Iterable[Right] = RIG
     wanted = tuple(rights)
     try:
         version = api.version()
-        allowed = at_once(lambda r: api.may(r.verb, r.resource), wanted, CALLS_AT_ONCE)
+        answers = at_once(lambda r: api.may(r.verb, r.resource), wanted, CALLS_AT_ONCE)
         has_jobsets, has_queues = api.knows(JOBSETS), queue_workloads(api) is not None
+        has_account = _has_account(api, service_account)
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
-    has_account: bool | None = None
-    if service_account:
-        try:
-            api.get(SERVICE_ACCOUNTS, service_account)
-            has_account = True
-        except NotFound:
-            has_account = False
-        except KineticError:
-            has_account = None  # pods may still use what their creator may not read
     found: Sequence[Document] | None
     try:
         found = api.list(NODES).items
@@ -142,13 +147,53 @@ def gather(api: Api, *, service_account: str = "", rights: Iterable[Right] = RIG
         server=api.server,
         namespace=api.namespace,
         version=version,
-        rights=dict(zip(wanted, allowed, strict=True)),
+        rights=dict(zip(wanted, answers, strict=True)),
         has_jobsets=has_jobsets,
         has_queues=has_queues,
         nodes=found,
         service_account=service_account,
         has_account=has_account,
     )
+
+
+def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
+    """Ask a cluster only what decides whether a job can be created, in as many calls at a time.
+
+    Args:
+        api: the cluster.
+        hosts: of the job.
+        service_account: what pods run as, or "".
+    """
+    rights = needed(hosts)
+    asks: list[Callable[[], bool | None]] = [
+        lambda: hosts == 1 or api.knows(JOBSETS),
+        lambda: _has_account(api, service_account),
+        *(partial(api.may, right.verb, right.resource) for right in rights),
+    ]
+    try:
+        has_jobsets, has_account, *allowed = at_once(lambda ask: ask(), asks, CALLS_AT_ONCE)
+    except KineticError as error:
+        return Facts(api.server, api.namespace, error, service_account=service_account)
+    return Facts(
+        server=api.server,
+        namespace=api.namespace,
+        rights=dict(zip(rights, map(bool, allowed), strict=True)),
+        has_jobsets=bool(has_jobsets),
+        service_account=service_account,
+        has_account=has_account,
+    )
+
+
+def _has_account(api: Api, name: str) -> bool | None:
+    if not name:
+        return None
+    try:
+        api.get(SERVICE_ACCOUNTS, name)
+    except NotFound:
+        return False
+    except PreflightError:
+        return None  # pods may still use what their creator may not read
+    return True
 
 
 def queue_workloads(api: Api) -> Resource | None:

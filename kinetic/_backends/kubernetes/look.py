@@ -6,9 +6,10 @@ What only some questions need (events, nodes, queues) is listed when the first o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
+from kinetic._backends.kubernetes import names
 from kinetic._backends.kubernetes.api import Api, Document, Selection
 from kinetic._backends.kubernetes.checks import queue_workloads
 from kinetic._backends.kubernetes.diagnosis import Observed
@@ -16,8 +17,6 @@ from kinetic._backends.kubernetes.observed import QUEUE_LABEL, condition, labels
 from kinetic._backends.kubernetes.resources import EVENTS, JOBS, JOBSETS, NODES, PODS, Resource
 from kinetic._core.ref import JobRef
 from kinetic.errors import NotFound, PreflightError
-
-JOB_LABEL = "kinetic.dev/job-id"
 
 
 class Look:
@@ -32,14 +31,14 @@ class Look:
         """
         self._api = api
         ids = {ref.job_id for ref in refs}
-        chosen = Selection(labels=selector(ids))
+        chosen = Selection(labels=names.selector(ids))
         found: dict[str, Document] = {}
         for resource in {resource_of(ref.hosts) for ref in refs}:
-            found |= {_job_of(each): each for each in api.list(resource, chosen).items}
+            found |= {names.job_of(each): each for each in api.list(resource, chosen).items}
         self._workloads = {job: each for job, each in found.items() if job in ids}
         self._pods: dict[str, list[Document]] = {}
         for pod in api.list(PODS, chosen).items if self._workloads else ():
-            self._pods.setdefault(_job_of(pod), []).append(pod)
+            self._pods.setdefault(names.job_of(pod), []).append(pod)
 
     def workload(self, ref: JobRef) -> Document | None:
         """Return the Job or JobSet, or None where the cluster has none."""
@@ -57,25 +56,30 @@ class Look:
             workload: of it.
             waits: whether it waits for nodes or a queue, so that these count.
         """
-        pods, name = self.pods(ref), name_of(ref)
-        names = {metadata(thing).get("name", "") for thing in (workload, *pods)}
+        pods, own = self.pods(ref), names.workload_of(ref.job_id)
+        its = {metadata(thing).get("name", "") for thing in (workload, *pods)}
         about = ((event.get("involvedObject") or {}).get("name", "") for event in self._events)
         queued = waits and QUEUE_LABEL in labels(workload)
         of_queue = self._queued(workload) if queued else None
         return Observed(
             workload=workload,
             pods=pods,
-            jobs=[job for job in self._jobs if _job_of(job) == ref.job_id] if ref.hosts > 1 else (),
+            jobs=[job for job in self._jobs if names.job_of(job) == ref.job_id]
+            if ref.hosts > 1
+            else (),
             events=[
                 event
                 for event, named in zip(self._events, about, strict=True)
-                if named in names or name in named
+                if named in its or own in named
             ],
             nodes=self._nodes if waits else None,
             queue_workload=of_queue,
             queue_position=None if of_queue is None else _position(of_queue, self._queues or ()),
-            own_secret=name,
+            own_secret=own,
         )
+
+    def _made_jobs(self, ref: JobRef) -> Sequence[Document]:
+        return self._jobs if ref.hosts > 1 else ()
 
     def _queued(self, workload: Document) -> Document | None:
         """Kueue's Workload of a job; one that says nothing where they may not be listed."""
@@ -91,7 +95,7 @@ class Look:
     @cached_property
     def _jobs(self) -> Sequence[Document]:
         """Those that JobSets made."""
-        return self._if_allowed(JOBS, Selection(labels=selector(set(self._workloads)))) or ()
+        return self._if_allowed(JOBS, Selection(labels=names.selector(set(self._workloads)))) or ()
 
     @cached_property
     def _nodes(self) -> Sequence[Document] | None:
@@ -114,22 +118,6 @@ class Look:
 def resource_of(hosts: int) -> Resource:
     """Return as what a job of so many hosts runs."""
     return JOBS if hosts == 1 else JOBSETS
-
-
-def name_of(ref: JobRef) -> str:
-    """Return the name of a job's workload, and of its Secret."""
-    return f"kinetic-{ref.job_id}"
-
-
-def selector(job_ids: Collection[str]) -> str:
-    """Of one job, or of all: a list of ids could be too long for an address."""
-    if len(job_ids) == 1:
-        return f"{JOB_LABEL}={next(iter(job_ids))}"
-    return "app.kubernetes.io/managed-by=kinetic"
-
-
-def _job_of(thing: Document) -> str:
-    return labels(thing).get(JOB_LABEL, "")
 
 
 def _owners(thing: Document) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from kinetic._backends.base import Document
+from kinetic._backends.kubernetes import names
 from kinetic._backends.kubernetes.nodes import (
     GPU,
     GPU_LABEL,
@@ -74,7 +75,7 @@ class PodSettings:
 
 def workload_name(plan: Plan) -> str:
     """Return the name of everything that is created for a job."""
-    return f"kinetic-{plan.job_id}"
+    return names.workload_of(plan.job_id)
 
 
 def secret_key(variable: str) -> str:
@@ -84,12 +85,7 @@ def secret_key(variable: str) -> str:
 
 def labels(plan: Plan) -> Document:
     """Return the labels of everything that is created for a job."""
-    return {
-        "app": "kinetic",
-        "app.kubernetes.io/managed-by": "kinetic",
-        "job-id": plan.job_id,
-        "kinetic.dev/job-id": plan.job_id,
-    }
+    return names.labels_of(plan.job_id)
 
 
 def remarks(plan: Plan) -> Document:

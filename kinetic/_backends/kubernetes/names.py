@@ -1,0 +1,36 @@
+"""By what kinetic's objects in a cluster are found: their names and labels.
+
+In: a job's id, or an object. Out: names, labels, selectors. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kinetic._backends.kubernetes.observed import Document, labels
+
+JOB_LABEL = "kinetic.dev/job-id"
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+def workload_of(job_id: str) -> str:
+    """Return the name of a job's workload, and of its Secret."""
+    return f"kinetic-{job_id}"
+
+
+def labels_of(job_id: str) -> dict[str, str]:
+    """Return the labels of everything that is created for a job."""
+    return {"app": "kinetic", _MANAGED_BY: "kinetic", "job-id": job_id, JOB_LABEL: job_id}
+
+
+def selector(job_ids: Collection[str]) -> str:
+    """Return what selects the objects of one job, or of all: a list of ids could be too long for an
+    address."""
+    if len(job_ids) == 1:
+        return f"{JOB_LABEL}={next(iter(job_ids))}"
+    return f"{_MANAGED_BY}=kinetic"
+
+
+def job_of(thing: Document) -> str:
+    """Return the id of the job that an object belongs to, or ""."""
+    return labels(thing).get(JOB_LABEL, "")

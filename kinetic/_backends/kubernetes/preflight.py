@@ -1,0 +1,38 @@
+"""Whether a cluster takes a job of this size: asked before anything is sent.
+
+In: an `Api`, the number of hosts, the service account. Out: nothing, or an error. What was answered
+well counts for a minute, in the whole process: many submissions ask once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kinetic._backends.kubernetes import checks
+from kinetic._backends.kubernetes.api import Api
+from kinetic.errors import PreflightError
+
+COUNTS_S = 60.0
+_well: dict[tuple[str, str, bool, str], float] = {}
+"""When a cluster answered well: by server, namespace, whether jobs have several hosts, account."""
+
+
+def check(
+    api: Api, hosts: int, service_account: str, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Ask the cluster, unless it was asked just now.
+
+    Raises:
+        PreflightError: it does not take such jobs.
+        BackendUnavailable: it does not answer.
+    """
+    asked = (api.server, api.namespace, hosts > 1, service_account)
+    if clock() < _well.get(asked, float("-inf")) + COUNTS_S:
+        return
+    facts = checks.gather_for(api, hosts, service_account=service_account)
+    if facts.problem is not None:
+        raise facts.problem
+    if why := checks.why_not(facts, hosts=hosts):
+        raise PreflightError(why)
+    _well[asked] = clock()

@@ -1,0 +1,70 @@
+"""A caller with no more rights than the documentation asks for.
+
+In: decorated functions, a cluster, a user with the documented roles. Out: values, and refusals
+before anything is sent.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import kinetic
+from kinetic._backends.kubernetes.checks import RIGHTS
+from kinetic.errors import PreflightError
+
+pytestmark = pytest.mark.double
+GRANTED = {(right.verb, right.resource.full_name) for right in RIGHTS}
+
+
+@pytest.fixture
+def lacking(on_cluster):
+    """Make the caller somebody who has the documented rights, but for some."""
+
+    def log_in(*without):
+        rights = GRANTED - set(without)
+        token = on_cluster.add_user("eve", lambda verb, noun, namespace: (verb, noun) in rights)
+        on_cluster.write_kubeconfig(on_cluster.kubeconfig, token=token)
+
+    return log_in
+
+
+def test_the_documented_rights_are_enough(on_cluster, lacking):
+    lacking()
+    on_cluster.faults.reset(verb="create", resource="secrets", after=True)
+    on_cluster.faults.reset(verb="create", resource="jobs", after=True)
+    assert kinetic.run(accelerator="cpu")(abs)(-42) == 42
+    on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+def test_a_secret_that_was_made_by_an_earlier_round_is_ours(on_cluster, lacking):
+    lacking()
+    on_cluster.faults.fail(503, times=5, verb="create", resource="secrets", after=True)
+    assert kinetic.run(accelerator="cpu")(abs)(-42) == 42
+    on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+def test_a_missing_right_is_said_before_anything_is_sent(on_cluster, lacking, home):
+    lacking(("list", "pods"))
+    with pytest.raises(PreflightError, match="You may not list pods in namespace"):
+        kinetic.run(accelerator="cpu")(abs)(-42)
+    assert kinetic.list_jobs() == []
+    assert not on_cluster.left_over()
+
+
+@pytest.mark.cluster(service_accounts=["default"])
+def test_a_missing_service_account_is_said_before_anything_is_sent(on_cluster):
+    with pytest.raises(PreflightError, match="service account kinetic does not exist"):
+        kinetic.run(accelerator="cpu")(abs)(-42)
+    assert kinetic.list_jobs() == []
+    assert not on_cluster.left_over()
+
+
+def test_jobs_one_by_one_ask_once(on_cluster):
+    double = kinetic.run(accelerator="cpu")(abs)
+    handles = [double.run_async(-number) for number in range(5)]
+    assert [handle.result() for handle in handles] == list(range(5))
+    counts = on_cluster.counts()
+    assert counts["create selfsubjectaccessreviews"] == 5
+    assert counts["get serviceaccounts"] == 1
+    assert counts["create secrets"] == 5
+    on_cluster.wait_for(lambda: not on_cluster.left_over())
