@@ -303,11 +303,15 @@ def conclude(
     make_room: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the outcome, the last record of a job; clean up after a job whose records were removed.
-    `make_room` frees the space reserved on the disk."""
+    `make_room` frees the space reserved on the disk. Without a supervisor, whoever saw the job's
+    end from outside may have judged it before: that verdict stands."""
     if attempt.removed and not store.has(layout.plan(job_id)):
         store.delete(layout.job(job_id))
         return
-    _with_room(lambda: index.write_outcome(store, job_id, attempt.outcome), make_room)
+    if_absent = plan is not None and not plan.place.is_supervised
+    _with_room(
+        lambda: index.write_outcome(store, job_id, attempt.outcome, if_absent=if_absent), make_room
+    )
     if plan is not None:
         footprints.remember(store, plan, attempt.outcome)
 

@@ -96,7 +96,7 @@ class _Leading(_Host):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         ended = self._attempt()
         self._clear_up()
-        if ended.may_repeat(self._plan.options.retries):
+        if ended.may_repeat(self._plan.options.retries) and not self._is_judged():
             stopped = signal.SIGTERM in signal.sigpending()
             if ended.unwanted or (stopped and self._is_cancelled()):
                 ended = ended.cancelled()
@@ -120,6 +120,10 @@ class _Leading(_Host):
 
     def _is_cancelled(self) -> bool:
         return not self._who.is_pod or pod.is_cancelled(self._store, self._plan.job_id)
+
+    def _is_judged(self) -> bool:
+        """Whether somebody has taken the job for lost: its workload was removed."""
+        return self._who.is_pod and self._store.has(layout.outcome(self._plan.job_id))
 
     def _is_gone(self, host: int) -> bool:
         """Whether the program of a host is known to have ended; of a host elsewhere, nothing is."""

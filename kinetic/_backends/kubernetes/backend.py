@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kinetic._backends import stored
@@ -64,6 +64,7 @@ class KubernetesBackend:
         self._open_api = open_api
         self._opened: Api | None = None
         self._has_answered = False
+        self._there: frozenset[str] = frozenset()
         self._clock = clock
 
     @property
@@ -112,6 +113,7 @@ class KubernetesBackend:
         except BaseException:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
+        self._there |= {ref.job_id}
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
         """Create what a workload that is there already cannot start without."""
@@ -131,8 +133,10 @@ class KubernetesBackend:
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """From one list of workloads and one of pods, whichever number of jobs is asked for."""
+        were_there = self._there
         look = self._look(refs)
-        return {ref.job_id: self._status(ref, look) for ref in refs}
+        self._there |= {ref.job_id for ref in refs if look.workload(ref) is not None}
+        return {ref.job_id: self._status(ref, look, were_there) for ref in refs}
 
     def _look(self, refs: Sequence[JobRef]) -> Look:
         """Once the cluster has answered, credentials that expire do not end the wait: the store has
@@ -146,10 +150,10 @@ class KubernetesBackend:
         self._has_answered = True
         return look
 
-    def _status(self, ref: JobRef, look: Look) -> Status:
+    def _status(self, ref: JobRef, look: Look, were_there: Collection[str]) -> Status:
         workload = look.workload(ref)
         if workload is None:
-            return self._without_workload(ref)
+            return self._without_workload(ref, look, was_there=ref.job_id in were_there)
         status = states.status_of(workload, look.pods(ref))
         if status.phase is JobStatus.SUCCEEDED:
             return stored.verdict(self._store, ref) or status
@@ -211,7 +215,7 @@ class KubernetesBackend:
     def _plan(self, ref: JobRef) -> Plan:
         return Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
 
-    def _without_workload(self, ref: JobRef) -> Status:
+    def _without_workload(self, ref: JobRef, look: Look, *, was_there: bool) -> Status:
         """What became of a job that the cluster does not know: not created yet, or removed."""
         verdict = stored.verdict(self._store, ref)
         if verdict is not None:
@@ -222,7 +226,7 @@ class KubernetesBackend:
                 for host in range(ref.hosts)
             ]
             return Status(JobStatus.CANCELLED, _CANCELLED, tuple(everywhere))
-        if self._store.has(layout.events(ref.job_id)):
+        if was_there or self._store.has(layout.events(ref.job_id)) or look.is_removed(ref):
             leader = HostStatus(0, JobStatus.FAILED, _REMOVED)
             return Status(JobStatus.FAILED, _REMOVED, (leader,))
         return Status(JobStatus.NOT_FOUND)

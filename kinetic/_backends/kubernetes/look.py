@@ -48,6 +48,24 @@ class Look:
         """Return the pods of a job."""
         return self._pods.get(ref.job_id, [])
 
+    def is_removed(self, ref: JobRef) -> bool:
+        """Whether a job without a workload had one: the cluster has events about it for an hour.
+        One that was created after the look has them too, so it is asked for once more."""
+        name = names.workload_of(ref.job_id)
+        if not any(
+            about == name or about.startswith(f"{name}-")
+            for event in self._events
+            if (about := str((event.get("involvedObject") or {}).get("name", "")))
+        ):
+            return False
+        try:
+            self._api.get(resource_of(ref.hosts), name)
+        except NotFound:
+            return True
+        except PreflightError:  # It may not be asked for.
+            return False
+        return False
+
     def observed(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
         """Return what explains a job.
 
