@@ -16,7 +16,7 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
-from kinetic.errors import KineticError, PreflightError
+from kinetic.errors import KineticError, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.api import Api, Patience
@@ -57,12 +57,18 @@ def select(options: Options, settings: Settings) -> Selection:
     from kinetic._core import checks  # lists of jobs do without
 
     topology, slices = options.topology, options.slices
-    several = topology.multi_host or slices > 1
+    single = options.controller == "single"
+    several = topology.multi_host or slices > 1 or single
     name = (
         options.backend
         or checks.backend("backend", settings.backend)
         or ("pathways" if topology.kind == "tpu" and several else "gke")
     )
+    if single and name == "gke":
+        raise UsageError(
+            'controller="single" needs the backend "pathways"; "gke" runs jobs of one host. Leave '
+            'backend= and KINETIC_BACKEND away, or write backend="pathways".'
+        )
     place = Place(
         name,
         cluster=settings.cluster or "",
@@ -74,6 +80,7 @@ def select(options: Options, settings: Settings) -> Selection:
         queue=settings.queue or "",
         priority=settings.priority or "",
         reservation=settings.reservation or "",
+        controller="single" if single else "",
     )
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
         return Selection(place)
@@ -83,7 +90,7 @@ def select(options: Options, settings: Settings) -> Selection:
             "on this machine."
         )
     stand_in = replace(place, backend="local", stands_in_for=name)
-    return Selection(stand_in, _standing_in(topology, slices))
+    return Selection(stand_in, _standing_in(topology, slices, single=single))
 
 
 def make(place: Place, store: Store) -> Backend:
@@ -230,10 +237,12 @@ _makers: dict[str, Maker] = {
 }
 
 
-def _standing_in(topology: Topology, slices: int) -> str:
+def _standing_in(topology: Topology, slices: int, *, single: bool) -> str:
     hosts = slices * topology.hosts
     unit = "device" if topology.kind == "cpu" else "chip"
     shape = f"{_counted(hosts, 'host')} x {_counted(topology.chips_per_host, unit)}"
+    if single:
+        shape = f"one process with {slices * topology.chips} chips"
     name = topology.name if slices == 1 else f"{slices} slices of {topology.name}"
     return f"kinetic: no cluster configured; simulating {name} ({shape}) here"
 

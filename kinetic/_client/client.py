@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kinetic._core.plan import hosts_of
 from kinetic._core.values import dataclass
 
 if TYPE_CHECKING:
@@ -89,9 +90,8 @@ class Client:
         captured = (
             configuration.captured(options.capture_env_vars) if options.capture_env_vars else ()
         )
-        hosts = options.topology.hosts * options.slices
         self.backend.warm_up(
-            hosts,
+            hosts_of(options, self.place),
             joins_jax=options.joins_jax,
             variables=[*options.env, *options.secrets, *captured],
         )

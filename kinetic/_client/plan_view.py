@@ -55,19 +55,19 @@ class PlanView:
             f"Plan of {plan.name}",
             facts,
             "",
-            plan.topology,
+            plan.topology.as_one_host() if plan.place.has_single_controller else plan.topology,
             (HostState.PLANNED,) * plan.hosts,
             tuple(self._rows()),
         )
         return drawing.html(picture)
 
     def _rows(self) -> list[tuple[str, str]]:
-        plan, topology = self.plan, self.plan.topology
+        plan = self.plan
         place = plan.place
         stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
         rows = {
             "backend": place.backend + stands_in,
-            "gang": f"{plan.hosts} x {topology.chips_per_host} (hosts x devices; {self._shape()})",
+            "gang": f"{plan.hosts} x {plan.devices_per_host} ({self._unit()}; {self._shape()})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),
             "files": self._largest(),
@@ -101,6 +101,10 @@ class PlanView:
         listed = self.plan.requirements
         version = self.plan.versions.kinetic
         return "" if listed is None else f"kinetic {version}, list sha256 {listed.digest[:12]}"
+
+    def _unit(self) -> str:
+        single = self.plan.place.has_single_controller
+        return "single controller x devices" if single else "hosts x devices"
 
     def _shape(self) -> str:
         slices = self.plan.options.slices

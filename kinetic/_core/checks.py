@@ -17,6 +17,8 @@ from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
 """When the hosts join to one world of JAX; see `Options`."""
+Controller = Literal["single", "multi"]
+"""Which processes run the function; see `Options`."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -55,6 +57,13 @@ def backend(name: str, value: object) -> str | None:
     if found is not None and found not in BACKENDS:
         raise UsageError(f"There is no backend {found!r}. Backends are: {', '.join(BACKENDS)}.")
     return found
+
+
+def controller(name: str, value: object) -> Controller:
+    """Check which processes run the function."""
+    if value not in ("single", "multi"):
+        raise UsageError(f'{name} must be "single" or "multi"; it is {value!r}.')
+    return "single" if value == "single" else "multi"
 
 
 def path_text(name: str, value: object) -> str | None:

@@ -20,7 +20,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
-    from kinetic._core.checks import Joins
+    from kinetic._core.checks import Controller, Joins
     from kinetic._core.duration import Duration
 
 
@@ -29,6 +29,7 @@ class Keywords(TypedDict, total=False):
 
     name: str | None
     slices: int
+    controller: Controller
     queue: str | None
     priority: str | None
     reservation: str | None
@@ -191,10 +192,18 @@ class Options:
     )
     slices: int = option(
         partial(checks.count, least=1),
-        "Number of slices, joined over the network; more than one only of one host each: cpu, gpu, "
-        "a TPU of one host.",
+        "Number of slices, joined over the network; more than one only of one host each (cpu, gpu, "
+        'a TPU of one host), or with controller="single".',
         1,
         flag=Flag(("--slices",), "N", Takes.COUNT),
+    )
+    controller: Controller = option(
+        checks.controller,
+        'Which processes run the function: "multi", one on every host; "single", one that has the '
+        "devices of all hosts and slices of a TPU, through Pathways on a cluster.",
+        "multi",
+        flag=Flag(("--controller",), "single|multi", offers="controllers"),
+        becomes="place",
     )
     queue: str | None = option(
         checks.cluster_name,
@@ -353,7 +362,10 @@ def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
 
 def _check_together(options: Options) -> None:
     topology, slices = options.topology, options.slices
-    if slices > 1 and topology.multi_host:
+    single = options.controller == "single"
+    if single:
+        _check_pathways(topology)
+    if slices > 1 and topology.multi_host and not single:
         raise UsageError(
             f"slices={slices} joins machines of one host each, such as cpu:2 or gpu-h100x8; a "
             f"slice of {topology.name} has {topology.hosts} hosts, and several of those arrive "
@@ -362,6 +374,17 @@ def _check_together(options: Options) -> None:
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
         raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
+
+
+def _check_pathways(topology: Topology) -> None:
+    from kinetic._core.accelerators.families import PATHWAYS_MACHINES  # not needed on hosts
+
+    if topology.machine_type not in PATHWAYS_MACHINES:
+        raise UsageError(
+            f'controller="single" needs what Pathways runs on: v4, v5e, v5p, v6e or tpu7x, on '
+            f"machines of 4 or 8 chips; {topology.name} is something else. Leave controller= "
+            "away, or choose an accelerator such as tpu-v6e-16."
+        )
 
 
 def _no_such_option(name: str) -> str:

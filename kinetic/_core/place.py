@@ -32,6 +32,7 @@ class Place:
         queue: the queue that admits the job.
         priority: the class that says which jobs come first.
         reservation: the reserved machines that the job takes.
+        controller: "single" where one process has the devices of all slices; else "".
     """
 
     backend: str
@@ -45,6 +46,12 @@ class Place:
     queue: str = ""
     priority: str = ""
     reservation: str = ""
+    controller: str = ""
+
+    @property
+    def has_single_controller(self) -> bool:
+        """Whether one process has the devices of all slices: through Pathways on a cluster."""
+        return self.controller == "single"
 
     @property
     def requested(self) -> str:

@@ -19,6 +19,8 @@ BUCKETS = "gs://"
 HUB = "hf://"
 FUSE_FOLDER = "/_kinetic/fuse-data"
 """Where pods have what a cluster mounts for them."""
+PROXY = "proxy"
+"""JAX's name for devices that Pathways has."""
 _TUPLES = ("sys_path_rel", "secrets", "captured")
 
 
@@ -118,6 +120,11 @@ class Versions:
     kinetic: str
 
 
+def hosts_of(options: Options, place: Place) -> int:
+    """Return how many processes run the function: one on every host, or a single one for all."""
+    return 1 if place.has_single_controller else options.slices * options.topology.hosts
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that a host must know about a job.
@@ -184,8 +191,18 @@ class Plan:
 
     @property
     def hosts(self) -> int:
-        """Hosts of the whole gang, over all slices."""
-        return self.options.slices * self.topology.hosts
+        """Hosts of the whole gang, over all slices: those that run the function."""
+        return hosts_of(self.options, self.place)
+
+    @property
+    def devices_per_host(self) -> int:
+        """Devices of each process that runs the function."""
+        return self.options.slices * self.topology.chips // self.hosts
+
+    @property
+    def platform(self) -> str:
+        """What JAX calls the devices: cpu, gpu, tpu, or proxy where Pathways has them."""
+        return PROXY if self.place.has_single_controller else self.topology.kind
 
     def mounted_by_cluster(self) -> dict[int, str]:
         """Return the folders that the cluster mounts in each pod: of the data of these numbers, or,

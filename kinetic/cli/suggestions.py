@@ -107,6 +107,12 @@ def backends(incomplete: str) -> Iterable[CompletionItem]:
     return [CompletionItem(name) for name in BACKENDS if name.startswith(incomplete)]
 
 
+@_quiet
+def controllers(incomplete: str) -> Iterable[CompletionItem]:
+    """What --controller takes."""
+    return [CompletionItem(name) for name in ("multi", "single") if name.startswith(incomplete)]
+
+
 def _size(hosts: int, chips: int) -> str:
     from kinetic._client.board.text import count
 

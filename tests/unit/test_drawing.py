@@ -211,3 +211,17 @@ def test_it_fits_into_a_narrow_output(accelerator):
     widths = [int(width) for width in re.findall(r"min-width:(\d+)px", drawn)]
     assert widths
     assert max(widths) < 200
+
+
+def test_a_single_controller_has_all_chips():
+    def squares(controller):
+        place = dataclasses.replace(ref().place, controller=controller)
+        job = dataclasses.replace(ref(), place=place, accelerator="tpu-v6e-8", hosts=1)
+        return drawing.html(drawing.of_job(job, "running", (), None, NOW)).count("9px;height:9px")
+
+    assert (squares(""), squares("single")) == (4, 8)
+    planned = plan()
+    single = dataclasses.replace(planned.place, controller="single")
+    view = PlanView(dataclasses.replace(planned, place=single), ())
+    assert "1 x 16 (single controller x devices; tpu 4x4)" in repr(view)
+    assert view._repr_html_().count("9px;height:9px") == 16

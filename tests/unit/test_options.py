@@ -47,6 +47,11 @@ class Trainer:
         ({"slices": True}, "slices must be a whole number"),
         ({"slices": 2.0}, "slices must be a whole number"),
         ({"slices": 2, "accelerator": "tpu-v6e-16"}, "slices=2 joins machines of one host each"),
+        ({"controller": "one"}, 'controller must be "single" or "multi"; it is \'one\''),
+        ({"controller": None}, 'controller must be "single" or "multi"; it is None'),
+        ({"controller": "single"}, "machines of 4 or 8 chips; cpu is something else"),
+        ({"controller": "single", "accelerator": "tpu-v6e-1"}, "tpu-v6e-1 is something else"),
+        ({"controller": "single", "accelerator": "tpu-v3-32"}, "tpu-v3-32 is something else"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeout": -1}, "timeout must be more than 0"),
         ({"timeout": "5 parsecs"}, "timeout: '5 parsecs' is not a length of time. Write 90,"),
@@ -108,6 +113,13 @@ def test_slices_of_one_host_are_joined():
         match="tpu-v6e-16 has 4 hosts, and several of those arrive with elastic training",
     ):
         kinetic.run("cpu:2", slices=4)(add).with_options(accelerator="tpu-v6e-16")
+
+
+def test_a_single_controller_has_slices_of_several_hosts():
+    remote = kinetic.run("tpu-v6e-16", slices=4, controller="single")(add)
+    assert (remote.options.slices, remote.options.controller) == (4, "single")
+    with pytest.raises(errors.UsageError, match="slices=4 joins machines of one host each"):
+        remote.with_options(controller="multi")
 
 
 # -- other options for one call --------------------------------------------------------------------

@@ -12,6 +12,8 @@ import kinetic
 from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.handle import JobHandle
+from kinetic._client.options import checked
+from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.place import Place
 from kinetic._core.plan import Plan
@@ -163,3 +165,29 @@ def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, 
     backend = registry.make(Place("local"), LocalStore(home))
     assert "_environ" not in vars(backend)
     assert backend._environ["PATH"]
+
+
+# -- a single controller ---------------------------------------------------------------------------
+
+
+def chosen(environ=None, **options):
+    settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
+    return registry.select(checked(None, {"accelerator": "tpu-v6e-8"} | options), settings)
+
+
+def test_a_single_controller_is_part_of_the_place():
+    single = chosen(controller="single")
+    assert (single.place.backend, single.place.requested) == ("local", "pathways")
+    assert single.place.has_single_controller
+    assert single.notice.endswith("simulating tpu-v6e-8 (one process with 8 chips) here")
+    two = chosen(controller="single", slices=2)
+    assert two.notice.endswith("2 slices of tpu-v6e-8 (one process with 16 chips) here")
+    assert "controller" not in chosen().place.to_json()
+    on_cluster = chosen({"KINETIC_CLUSTER": "c"}, controller="single", accelerator="tpu-v6e-4")
+    assert on_cluster.place.backend == "pathways"
+
+
+def test_a_single_controller_is_not_a_job_of_one_host():
+    for environ, options in (({"KINETIC_BACKEND": "gke"}, {}), ({}, {"backend": "gke"})):
+        with pytest.raises(errors.UsageError, match='needs the backend "pathways"'):
+            chosen(environ, controller="single", **options)

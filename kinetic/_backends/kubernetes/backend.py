@@ -96,6 +96,10 @@ class KubernetesBackend:
 
     def render(self, plan: Plan) -> list[Document]:
         """The workload, and the Secret without its values."""
+        if plan.place.has_single_controller:
+            raise PreflightError(
+                'controller="single" is only simulated in this version: write backend="local".'
+            )
         told = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or _image_of(plan)
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})

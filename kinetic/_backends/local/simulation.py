@@ -22,23 +22,25 @@ PLAIN_HOST_BYTES = 40 << 20
 JAX_HOST_BYTES = 110 << 20
 """Agent and worker of a host that JAX runs on: measured 53-102 MiB (proportional set size) on 4 to
 16 hosts."""
+DEVICE_BYTES = 3 << 19
+"""Each virtual device of a process that has those of all hosts: measured 1.3-1.5 MiB on 256 to 2048
+devices."""
 SHARED_BYTES = 160 << 20
 """What all hosts share: the preloaded interpreter and JAX."""
 
 
 def document(plan: Plan) -> dict[str, Any]:
     """The document of a simulated slice: what the supervisor will start."""
-    topology = plan.topology
     variables = [*plan.options.env, *plan.captured, *plan.secrets]
     return {
         "kind": "simulated slice",
         "job_id": plan.job_id,
         "name": plan.name,
-        "accelerator": topology.name,
+        "accelerator": plan.topology.name,
         "stands_in_for": plan.place.requested,
         "slices": plan.options.slices,
         "hosts": plan.hosts,
-        "devices_per_host": topology.chips_per_host,
+        "devices_per_host": plan.devices_per_host,
         "preload": list(
             preload_modules(plan.hosts, joins_jax=plan.options.joins_jax, variables=variables)
         ),
@@ -67,6 +69,8 @@ def memory_estimate_bytes(plan: Plan) -> int:
 
 
 def _host_bytes(plan: Plan) -> int:
+    if plan.place.has_single_controller:
+        return JAX_HOST_BYTES + plan.devices_per_host * DEVICE_BYTES
     return JAX_HOST_BYTES if plan.topology.kind != "cpu" or plan.hosts > 1 else PLAIN_HOST_BYTES
 
 
@@ -94,10 +98,13 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     if available_bytes is None or need <= available_bytes:
         return
     fit = max(0, (available_bytes - SHARED_BYTES) // _host_bytes(plan))
+    several = plan.hosts > 1
+    takes = f"takes {plan.hosts} hosts and" if several else "takes"
+    enough = f", enough for {fit} hosts" if several else ""
     raise InsufficientMemory(
-        f"Simulating {plan.topology.name} takes {plan.hosts} hosts and about {need / 2**30:.1f} "
-        f"GiB of memory; {available_bytes / 2**30:.1f} GiB are available here, enough for {fit} "
-        "hosts. Choose a smaller slice, free memory, or run it on a cluster.",
+        f"Simulating {plan.topology.name} {takes} about {need / 2**30:.1f} GiB of memory; "
+        f"{available_bytes / 2**30:.1f} GiB are available here{enough}. Choose a smaller slice, "
+        "free memory, or run it on a cluster.",
         hosts=plan.hosts,
         hosts_that_fit=fit,
     )

@@ -118,15 +118,16 @@ def of_job(
         ref.display_name,
         facts,
         state,
-        _topology(ref.accelerator),
+        _topology(ref),
         tuple(host.state for host in picture_of(events, ref.hosts, outcome).current.hosts),
         reason,
     )
 
 
-def _topology(name: str) -> Topology | None:
+def _topology(ref: JobRef) -> Topology | None:
     try:
-        return resolve(name)
+        found = resolve(ref.accelerator)
+        return found.as_one_host() if ref.place.has_single_controller else found
     except UsageError:  # A version that knows more accelerators made the job.
         return None
 

@@ -215,6 +215,14 @@ GPUS = (
 
 FAMILIES: tuple[Family, ...] = TPUS + GPUS
 
+PATHWAYS_MACHINES = frozenset(
+    (
+        *("ct4p-hightpu-4t", "ct5lp-hightpu-4t", "ct5lp-hightpu-8t", "ct5p-hightpu-4t"),
+        *("ct6e-standard-4t", "ct6e-standard-8t", "tpu7x-standard-4t"),
+    )
+)
+"""What Pathways' single controller runs on."""
+
 DEFAULTS = {"gpu": "l4", "tpu": "v5litepod-4"}
 """What a bare kind means."""
 

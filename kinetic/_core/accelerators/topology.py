@@ -6,7 +6,7 @@ In: figures from the catalog. Out: `Topology`, a frozen value.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from kinetic._core.values import dataclass
@@ -59,6 +59,10 @@ class Topology:
     def shape_text(self) -> str:
         """The shape as the vendor writes it: "4x4"."""
         return "x".join(str(n) for n in self.shape)
+
+    def as_one_host(self) -> Topology:
+        """Return the shape as a single controller sees it: one host with all chips."""
+        return replace(self, chips_per_host=self.chips)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""

@@ -60,7 +60,8 @@ class World:
         processes: number of processes.
         process: index of this one.
         devices: virtual devices per process when simulated, else 0.
-        platform: "cpu", "gpu" or "tpu"; always "cpu" when simulated.
+        platform: "cpu", "gpu", "tpu", or "proxy" where Pathways has the devices; of what is
+            simulated, if it is.
         simulated: whether the devices are virtual.
         port: free on process 0, for programs of other frameworks.
         file: where the process that joins for this host records its state; "" for nowhere.

@@ -274,6 +274,11 @@ def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
         return [line for line in watch.poll() if line.host is not None]
 
 
+def _gang(ref: JobRef) -> str:
+    single = ref.place.has_single_controller
+    return "single controller" if single else text.count(ref.hosts, "host")
+
+
 def _facts(
     app: AppContext, ref: JobRef, found: Standing, outcome: Outcome | None, started_at: float | None
 ) -> list[tuple[str, str]]:
@@ -283,7 +288,7 @@ def _facts(
         ("Name", ref.display_name),
         ("State", found.state),
         ("Reason", found.reason),
-        ("Accelerator", f"{ref.accelerator} ({text.count(ref.hosts, 'host')})"),
+        ("Accelerator", f"{ref.accelerator} ({_gang(ref)})"),
         ("Backend", ref.backend),
         *(
             [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]

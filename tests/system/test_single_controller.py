@@ -1,0 +1,110 @@
+"""One process that has the devices of all hosts, as under Pathways: here they are virtual.
+
+In: functions and programs with controller="single". Out: a world of one process, with all devices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import errors
+from kinetic._backends.local import simulation
+
+ROOT = Path(kinetic.__file__).parent.parent
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+PATIENCE_S = 200
+
+
+def world():
+    import jax
+
+    return jax.process_count(), jax.device_count(), jax.local_device_count()
+
+
+def train(steps):
+    """Train a line on all devices; every host gives its part of the data."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    split, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
+    x = jnp.linspace(-1, 1, 64)
+    part = [half.reshape(jax.process_count(), -1)[jax.process_index()] for half in (x, 3 * x + 1)]
+    xs, ys = (jax.make_array_from_process_local_data(split, each) for each in part)
+
+    @jax.jit
+    def step(params, xs, ys):
+        value, grads = jax.value_and_grad(lambda p: jnp.mean((p[0] * xs + p[1] - ys) ** 2))(params)
+        return [p - 0.5 * g for p, g in zip(params, grads, strict=True)], value
+
+    params, losses = [jax.device_put(jnp.zeros(()), same) for _ in range(2)], []
+    for _ in range(steps):
+        params, value = step(params, xs, ys)
+        losses.append(float(value))
+    return losses
+
+
+def fail_once(marker):
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), 9)
+    return world()
+
+
+def test_one_process_has_the_devices_of_all_hosts():
+    handle = kinetic.run(accelerator="tpu-v6e-16", controller="single")(world).run_async()
+    assert handle.result() == (1, 16, 16)
+    assert handle.hosts == 1
+    assert kinetic.attach(handle.job_id).ref.place.has_single_controller
+
+
+def test_and_of_all_slices():
+    remote = kinetic.run(accelerator="tpu-v6e-8", slices=3, controller="single")(world)
+    assert remote() == (1, 24, 24)
+
+
+def test_the_same_function_computes_the_same_with_one_process_for_each_host():
+    remote = kinetic.run(accelerator="tpu-v6e-8", controller="single")(train)
+    losses = remote(5)
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(remote.with_options(controller="multi")(5))
+
+
+def test_hosts_that_are_programs_can_be_one_controller_too():
+    remote = kinetic.run(accelerator="tpu-v6e-16", controller="single", backend="programs")(world)
+    assert remote() == (1, 16, 16)
+
+
+def test_a_controller_that_is_killed_is_started_again(tmp_path):
+    remote = kinetic.run(accelerator="tpu-v6e-8", controller="single", retries=1)(fail_once)
+    assert remote(str(tmp_path / "m")) == (1, 8, 8)
+    (tmp_path / "m").unlink()
+    with pytest.raises(errors.HostLost, match="SIGKILL"):
+        remote.with_options(retries=0)(str(tmp_path / "m"))
+
+
+def test_programs_have_all_devices_too(tmp_path):
+    (tmp_path / "train.py").write_text("import jax\nprint(jax.process_count(), len(jax.devices()))")
+    options = ["run", "-a", "tpu-v6e-16", "--controller", "single"]
+    for program in (["train.py"], ["--", sys.executable, "train.py"]):
+        done = kn(tmp_path, *options, *program)
+        assert done.stdout == "1 16\n", done.stderr
+    shown = kn(tmp_path, *options, "--dry-run", "-o", "json", "train.py")
+    (document,) = json.loads(shown.stdout)["items"]
+    assert (document["hosts"], document["devices_per_host"]) == (1, 16)
+    assert document["memory_estimate_bytes"] > simulation.SHARED_BYTES + simulation.JAX_HOST_BYTES
+
+
+def kn(folder, *argv):
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*KINETIC, *argv], cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
