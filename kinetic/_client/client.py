@@ -5,12 +5,14 @@ In: options, calls. Out: plans, sources of batches.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kinetic._core.plan import hosts_of
 from kinetic._core.values import dataclass
+from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
@@ -120,6 +122,28 @@ def client_of(options: Options) -> Client:
     store = open_store(settings.store)
     backend = registry.make(selection.place, store)
     return Client(selection.place, settings, backend, store, selection.notice)
+
+
+def warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
+    """Let the backend prepare for the first function that a script or a notebook decorates, while
+    the program goes on; what is wrong with the settings is said by the call.
+
+    A function of an imported module may never be called: nothing is prepared for it.
+    """
+    from kinetic._config import settings
+
+    if getattr(func, "__module__", None) != "__main__" or settings.on_host() or not _is_first():
+        return
+    with contextlib.suppress(KineticError, OSError):
+        client_of(options).warm_up(options)
+
+
+_seen: list[None] = []
+
+
+def _is_first() -> bool:
+    _seen.append(None)
+    return len(_seen) == 1
 
 
 @functools.cache

@@ -7,8 +7,9 @@ options is said when the function is decorated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from kinetic._client.client import warm_up_ahead
 from kinetic._client.options import checked, documented
 from kinetic._client.remote import RemoteCallable, warn_of_spot
 from kinetic._core.options import Keywords
@@ -62,7 +63,13 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
         )
     made = checked(None, given | more)
     warn_of_spot(made)
-    return cast("Decorator", lambda func: RemoteCallable(func, made))
+
+    def decorate(func: Callable[..., Any]) -> RemoteCallable[..., Any]:
+        decorated: RemoteCallable[..., Any] = RemoteCallable(func, made)
+        warm_up_ahead(func, made)
+        return decorated
+
+    return cast("Decorator", decorate)
 
 
 documented(run)

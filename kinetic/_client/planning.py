@@ -323,6 +323,7 @@ def _source(
         settings.package_root,
         not settings.no_default_excludes,
         configuration.git_files(),
+        configuration.temporary_folders(),
     )
     return shipment.of(spec.func, about, data=data, output_dir=draft.output_dir)
 

@@ -245,15 +245,15 @@ class RemoteCallable(Generic[P, R_co]):
         client.warm_up(self._options)
         planned = client.planned(self._spec(args, kwargs))
 
-        # Imported while the backend warms up.
         from kinetic._client import submission
-        from kinetic._client.handle import JobHandle
 
         client.tell(planned.warnings)
         client.note_output(planned.plan.output_dir)
-        return JobHandle(
-            submission.submit(planned, client.backend, client.store), client.backend, client.store
-        )
+        ref = submission.submit(planned, client.backend, client.store)
+
+        from kinetic._client.handle import JobHandle  # Imported while the job starts.
+
+        return JobHandle(ref, client.backend, client.store)
 
     @overload
     def run_async_map(

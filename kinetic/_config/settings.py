@@ -298,6 +298,13 @@ def git_files(environ: Environ | None = None) -> GitFiles:
     return environment.git_files(os.environ if environ is None else environ)
 
 
+def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:
+    """Return the folders that programs share for temporary files, as `tempfile` looks for them."""
+    env = os.environ if environ is None else environ
+    named = [env[name] for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
+    return tuple(map(Path, (*named, "/tmp", "/var/tmp", "/dev/shm")))
+
+
 def environ_without(prefix: str) -> dict[str, str]:
     """Return the environment without the variables that begin so, for a program that must not see
     them."""

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,6 @@ from kinetic._source.project import MODULES, WORDS, Project
 from kinetic.errors import UsageError
 
 _INSTALLED = {"site-packages", "dist-packages"}
-_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,7 @@ class SourceSettings:
         package_root: the folder to ship, in place of the one that would be found.
         default_excludes: whether virtual environments, caches and the like are left out.
         git: where git finds what it ignores in every repository.
+        temporary: folders for temporary files, never source.
     """
 
     store: Path
@@ -44,6 +43,7 @@ class SourceSettings:
     package_root: str | None = None
     default_excludes: bool = True
     git: GitFiles = NO_FILES
+    temporary: tuple[Path, ...] = ()
 
 
 def of(
@@ -71,7 +71,7 @@ def of(
         home=home,
         sys_path=_own_search_path(),
         package_root=settings.package_root,
-        temporary=[Path(tempfile.gettempdir()), *map(Path, _TEMPORARY)],
+        temporary=settings.temporary,
     )
     if found.root is None:
         return found, None

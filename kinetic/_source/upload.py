@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from io import FileIO
@@ -288,6 +287,8 @@ def _read_changed(
 
 
 def _aside(bundle: Bundle, *, large: bool) -> IO[bytes]:
+    import tempfile  # an unchanged tree does without
+
     if not large or bundle.note is None:
         return tempfile.SpooledTemporaryFile(max_size=2 * _WHOLE_BYTES)
     folder = bundle.note.parent

@@ -30,6 +30,9 @@ _SILENT = {
     "SPT_NOENV": "1",
 }
 
+_START = "import gc; gc.disable(); from kinetic._host.local.zygote import main; main()"
+"""Not `-m`, which imports more. Imports make nothing to collect, and collections slow them."""
+
 
 class Zygote:
     """A child process that has imported what hosts need, and forks supervisors on request."""
@@ -56,7 +59,7 @@ class Zygote:
         self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "kinetic._host.local.zygote", str(theirs.fileno()), *modules],
+            [sys.executable, "-c", _START, str(theirs.fileno()), *modules],
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,

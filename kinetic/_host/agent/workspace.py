@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -159,4 +158,6 @@ def _output_dir(store: Store, plan: Plan) -> str:
 
 def remove(workspace_root: Path) -> None:
     """Remove a host's folder; what cannot be removed stays."""
+    import shutil  # the host starts without
+
     shutil.rmtree(workspace_root, ignore_errors=True)

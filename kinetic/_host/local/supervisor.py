@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -100,7 +99,7 @@ class Supervisor:
         processes.kill_descendants()
         if plan is not None and plan.data:
             self._release_mountpoints(plan)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        _remove(self._scratch)
         if plan is not None and ended.may_repeat(plan.options.retries):
             if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(ended.outcome)
@@ -246,7 +245,7 @@ class Supervisor:
         for name in ("reserve", "socket", "supervisor.json", "state.json"):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            _remove(self._socket_dir)
 
     def _start_over(self, outcome: Outcome) -> None:
         """Exec as the supervisor of the next attempt, with the same process id and lock."""
@@ -265,6 +264,12 @@ class Supervisor:
         os.execv(
             sys.executable, [sys.executable, "-m", "kinetic._host.local.supervisor", str(spool)]
         )
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # agents are forked before
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_memory(data: bytes) -> int:

@@ -2,17 +2,13 @@
 ready to run.
 
 In: launch requests from one caller, over the socket that it was started with. Out: supervisors.
-Runs as `python -m kinetic._host.local.zygote FD [MODULE ...]` by the local backend; lives as long
-as its caller. It starts no thread and no JAX backend, so that what it forks can do both.
+Started by the local backend with a descriptor and the modules to import; lives as long as its
+caller. It starts no thread and no JAX backend, so that what it forks can do both.
 """
 
 from __future__ import annotations
 
 import gc
-
-if __name__ == "__main__":
-    gc.disable()  # Imports make nothing to collect, and collections would slow them.
-
 import importlib
 import json
 import os
@@ -86,7 +82,3 @@ def _import_late(caller: socket.socket | None = None) -> None:
 
 def _has_request(caller: socket.socket, timeout_s: float) -> bool:
     return bool(select.select([caller], [], [], timeout_s)[0])
-
-
-if __name__ == "__main__":
-    main()
