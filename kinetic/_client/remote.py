@@ -7,6 +7,7 @@ job's handle or value.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import operator
 import sys
@@ -249,9 +250,11 @@ class RemoteCallable(Generic[P, R_co]):
 
         client.tell(planned.warnings)
         client.note_output(planned.plan.output_dir)
+        if "kinetic._client.handle" not in sys.modules:
+            threading.Thread(target=_import_handle).start()  # While the backend starts the job.
         ref = submission.submit(planned, client.backend, client.store)
 
-        from kinetic._client.handle import JobHandle  # Imported while the job starts.
+        from kinetic._client.handle import JobHandle
 
         return JobHandle(ref, client.backend, client.store)
 
@@ -462,6 +465,10 @@ def _in_async_code() -> bool:
     returns."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def _import_handle() -> None:
+    importlib.import_module("kinetic._client.handle")
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:

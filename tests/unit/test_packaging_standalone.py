@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 import types
 from pathlib import Path
@@ -251,12 +250,11 @@ def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatc
 
 
 def test_of_a_folder_that_all_programs_use_only_what_is_named_is_sent(folder, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("HOME", str(folder.parent))
     write(folder, "t.py", text="import helper\nopen('./rows.csv')")
     write(folder, "helper.py", text="NAME = 'names.txt'")
     write(folder, "rows.csv", "names.txt", "other.csv", "other.py")
-    assert listed(sent(folder / "t.py", monkeypatch)) == [
+    assert listed(sent(folder / "t.py", monkeypatch, temporary=(folder,))) == [
         "helper.py",
         "names.txt",
         "rows.csv",

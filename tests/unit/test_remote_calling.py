@@ -8,6 +8,7 @@ import io
 import secrets as random_bytes
 import subprocess
 import sys
+import types
 import warnings
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ import kinetic
 from kinetic import errors
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._backends.programs.backend import ProgramsBackend
+from kinetic._client import client
 from kinetic._store.local import LocalStore
 from kinetic.job_status import JobStatus
 
@@ -387,6 +389,30 @@ def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch
     monkeypatch.setenv("SEED", "1")
     kinetic.run(accelerator="tpu-v6e-16", env={"XLA_FLAGS": ""}, capture_env_vars=["SEED"])(add)(1)
     assert seen == [(4, "lazy", ["SEED", "XLA_FLAGS"], [])]
+
+
+@pytest.mark.parametrize(
+    ("module", "environ", "warms"),
+    [
+        ("__main__", {}, True),
+        ("project.train", {}, False),
+        ("__mp_main__", {}, False),
+        ("__main__", {"KINETIC_PRELOAD": "off"}, False),
+        ("__main__", {"KINETIC_JOB_ID": "job-1"}, False),
+        ("__main__", {"KINETIC_PRELOAD": "sometimes"}, False),
+    ],
+)
+def test_a_script_warms_up_for_the_first_function_that_it_decorates(
+    backend, monkeypatch, module, environ, warms
+):
+    monkeypatch.setattr(client, "_seen", [])
+    seen = warmed(backend, monkeypatch)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    for accelerator in ("tpu-v6e-16", "cpu"):
+        func = types.FunctionType(add.__code__, {"__name__": module})
+        kinetic.run(accelerator=accelerator)(func)
+    assert seen == [(4, "lazy", [], [])] * warms
 
 
 def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -198,3 +199,9 @@ def test_the_store_is_the_home_unless_it_is_named():
 def test_a_store_in_a_relative_folder_is_refused():
     with pytest.raises(UsageError, match="KINETIC_STORE must be an absolute path"):
         settings.load(HOME | {"KINETIC_STORE": "jobs"})
+
+
+def test_folders_for_temporary_files():
+    named = settings.temporary_folders({"TMPDIR": "/scratch", "TEMP": "", "TMP": "/t"})
+    assert named[:2] == (Path("/scratch"), Path("/t"))
+    assert Path("/tmp") in settings.temporary_folders({})

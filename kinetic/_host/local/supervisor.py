@@ -169,6 +169,9 @@ class Supervisor:
         agents = Agents(plan, self._store)
         agents.fork(self._identity(plan, host, target, token) for host in range(plan.hosts))
         self._publish(agents, target=target, token=token)
+        # Imported while the agents start.
+        import shutil  # noqa: F401 - for the end
+
         from kinetic._host.leader import Leader
 
         return Leader(
@@ -267,7 +270,7 @@ class Supervisor:
 
 
 def _remove(folder: Path) -> None:
-    import shutil  # agents are forked before
+    import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
 
