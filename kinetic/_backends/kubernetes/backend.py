@@ -84,6 +84,7 @@ class KubernetesBackend:
                 f'backend="gke" runs jobs of one host; {plan.topology.name} has '
                 f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
             )
+        api = self._api  # Who has no cluster should not be asked for a bucket.
         if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
             raise PreflightError(
                 f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
@@ -92,7 +93,7 @@ class KubernetesBackend:
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
-        preflight.check(self._api, plan.hosts, self._pods.service_account)
+        preflight.check(api, plan.hosts, self._pods.service_account)
 
     def render(self, plan: Plan) -> list[Document]:
         """The workload, and the Secret without its values."""
