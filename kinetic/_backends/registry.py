@@ -6,6 +6,7 @@ In: the options of a call, the settings; later the place of a job, and its store
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,18 +44,21 @@ class Selection:
     notice: str = ""
 
 
-def select(options: Options, settings: Settings) -> Selection:
-    """Decide where a job goes. Without a cluster, the local backend stands in for it.
+def select(options: Options, settings: Settings, *, system: str = sys.platform) -> Selection:
+    """Decide where a job goes. Without a cluster, the local backend stands in for it: it refuses
+    the job, unless this machine can simulate slices.
 
     Args:
         options: of the call.
         settings: of the caller, among which are the place's options.
+        system: of this machine, as in `sys.platform`.
 
     Raises:
         UsageError: the settings name a backend that does not exist.
         PreflightError: the backend is not built into this version.
     """
-    from kinetic._core import checks  # lists of jobs do without
+    from kinetic._backends.local import simulation  # lists of jobs do without
+    from kinetic._core import checks
 
     topology, slices = options.topology, options.slices
     single = options.controller == "single"
@@ -90,7 +94,9 @@ def select(options: Options, settings: Settings) -> Selection:
             "on this machine."
         )
     stand_in = replace(place, backend="local", stands_in_for=name)
-    return Selection(stand_in, _standing_in(topology, slices, single=single))
+    simulates = simulation.can_simulate(system)
+    notice = _standing_in(topology, slices, single=single) if simulates else ""
+    return Selection(stand_in, notice)
 
 
 def make(place: Place, store: Store) -> Backend:
@@ -203,12 +209,15 @@ def _cluster(settings: Settings) -> Place:
 def _connected(place: Place, variables: Mapping[str, str], patience: Patience | None = None) -> Api:
     from kinetic._backends.kubernetes import kubeconfig
     from kinetic._backends.kubernetes.connection import HttpApi
+    from kinetic._backends.local import simulation
 
     try:
         access = kubeconfig.find(
             variables, cluster=place.cluster, project=place.project, zone=place.zone
         )
     except PreflightError as error:
+        if not simulation.can_simulate(sys.platform):
+            raise
         raise PreflightError(
             f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
         ) from error

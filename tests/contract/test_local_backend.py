@@ -57,7 +57,7 @@ def test_a_machine_that_does_not_tell_its_memory_is_trusted(store):
 
 
 def test_a_machine_without_linux_is_refused(store):
-    with pytest.raises(PreflightError, match="need Linux; this is 'darwin'"):
+    with pytest.raises(PreflightError, match="on Linux only; this is macOS"):
         local(store, system="darwin").preflight(planned(store, speak, "cpu"))
 
 

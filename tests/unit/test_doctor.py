@@ -36,6 +36,7 @@ MACHINE = Machine(
     True,
     2,
 )
+MAC = replace(MACHINE, system="darwin", namespaces=None)
 SLICES = {"tpu-v6e-8": 2, "tpu-v6e-16": 4, "tpu-v6e-256": 64, "tpu-v5p-12288": 3072}
 
 
@@ -49,7 +50,9 @@ def levels(*found: Finding) -> list[str]:
 def test_a_machine_in_order() -> None:
     assert set(
         levels(
-            *checks.versions(MACHINE), checks.memory(MACHINE, SLICES), checks.namespaces(MACHINE)
+            *checks.versions(MACHINE, has_cluster=False),
+            checks.memory(MACHINE, SLICES),
+            checks.namespaces(MACHINE),
         )
     ) == {"ok"}
 
@@ -58,7 +61,8 @@ def test_a_machine_in_order() -> None:
     ("machine", "expected"),
     [
         (replace(MACHINE, python=(3, 10, 4)), ["problem", "ok", "ok"]),
-        (replace(MACHINE, system="darwin"), ["ok", "warn", "ok", "ok"]),
+        (MAC, ["ok", "problem", "ok", "ok"]),
+        (replace(MAC, versions={}), ["ok", "problem", "ok", "ok"]),
         (replace(MACHINE, versions={}), ["ok", "warn", "ok"]),
         (replace(MACHINE, versions={"jax": "0.5.3"}), ["ok", "warn", "ok"]),
         (replace(MACHINE, versions={"jax": "0.10.dev1"}), ["ok", "ok", "ok"]),
@@ -66,7 +70,13 @@ def test_a_machine_in_order() -> None:
     ],
 )
 def test_versions(machine: Machine, expected: list[str]) -> None:
-    assert levels(*checks.versions(machine)) == expected
+    assert levels(*checks.versions(machine, has_cluster=False)) == expected
+
+
+def test_a_mac_with_a_cluster_is_in_order() -> None:
+    found = checks.versions(MAC, has_cluster=True)
+    assert levels(*found) == ["ok"] * 4
+    assert "This is macOS" in found[1].detail
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class LocalBackend:
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
-        simulation.check_system(self._system)
+        simulation.check_system(self._system, plan.place)
         simulation.check_reach(plan)
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         self._check_memory(plan)
@@ -122,6 +122,8 @@ class LocalBackend:
     def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
         """Let the zygote import while the caller still plans a job for so many hosts that sets
         these variables."""
+        if not simulation.can_simulate(self._system):
+            return
         from kinetic._backends.local import launcher
 
         launcher.warm_up(

@@ -15,6 +15,7 @@ from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from kinetic._core.place import Place
     from kinetic._core.plan import Plan
 
 PLAIN_HOST_BYTES = 40 << 20
@@ -74,18 +75,36 @@ def _host_bytes(plan: Plan) -> int:
     return JAX_HOST_BYTES if plan.topology.kind != "cpu" or plan.hosts > 1 else PLAIN_HOST_BYTES
 
 
-def check_system(system: str) -> None:
-    """Refuse a machine whose kernel lacks what watches over the processes of a slice (pidfds,
-    subreapers, /proc).
+def can_simulate(system: str) -> bool:
+    """Whether the kernel has what watches over the processes of a slice: pidfds, subreapers,
+    /proc."""
+    return system == "linux"
+
+
+def check_system(system: str, place: Place) -> None:
+    """Refuse a machine that cannot simulate slices.
+
+    Args:
+        system: of this machine, as in `sys.platform`.
+        place: where the job would go.
 
     Raises:
         PreflightError: says where it would run.
     """
-    if system != "linux":
+    if not can_simulate(system):
+        stands_in = "No cluster is configured, and"
+        asked = stands_in if place.stands_in_for else f'backend="{place.backend}":'
         raise PreflightError(
-            f"Simulated slices need Linux; this is {system!r}. Run the script in a Linux container "
-            "or virtual machine on this computer. Nothing was submitted."
+            f"{asked} slices are simulated on Linux only; this is {shown_system(system)}. Name a "
+            "cluster (`kinetic profile create NAME --project … --zone … --cluster …`, or "
+            "KINETIC_CLUSTER), or run this on a Linux machine, which may be a container or a "
+            "virtual machine on this computer. Nothing was submitted."
         )
+
+
+def shown_system(system: str) -> str:
+    """What people call a system; its name in `sys.platform` where that is unknown."""
+    return {"darwin": "macOS"}.get(system, system)
 
 
 def check_memory(plan: Plan, available_bytes: int | None) -> None:

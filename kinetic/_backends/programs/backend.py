@@ -79,7 +79,7 @@ class ProgramsBackend:
 
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
-        simulation.check_system(sys.platform)
+        simulation.check_system(sys.platform, plan.place)
         simulation.check_reach(plan)
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         simulation.check_memory(plan, simulation.available_memory_bytes())

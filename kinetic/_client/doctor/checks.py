@@ -9,7 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from kinetic._backends.local.simulation import JAX_HOST_BYTES, SHARED_BYTES
+from kinetic._backends.local.simulation import (
+    JAX_HOST_BYTES,
+    SHARED_BYTES,
+    can_simulate,
+    shown_system,
+)
 from kinetic._client.doctor.findings import Finding, Level, ok, problem, warn
 from kinetic._core.values import dataclass
 
@@ -100,8 +105,8 @@ class ZygoteStart:
     took_s: float
 
 
-def versions(machine: Machine) -> list[Finding]:
-    """Check what is installed."""
+def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
+    """Check what is installed, and whether it can run jobs."""
     shown = ".".join(map(str, machine.python[:3]))
     if machine.python[:2] < OLDEST_PYTHON:
         python = problem(
@@ -114,19 +119,28 @@ def versions(machine: Machine) -> list[Finding]:
             "python",
             f"Python {shown}, kinetic {machine.versions.get('kinetic') or 'from its source'}.",
         )
-    system = [] if machine.system == "linux" else [_not_linux(machine.system)]
-    return [python, *system, _jax(machine.versions.get("jax")), _keras(machine.versions)]
+    simulates = can_simulate(machine.system)
+    system = [] if simulates else [_system(machine.system, has_cluster=has_cluster)]
+    jax = _jax(machine.versions.get("jax"), simulates=simulates)
+    return [python, *system, jax, _keras(machine.versions)]
 
 
-def _not_linux(system: str) -> Finding:
-    return warn(
+def _system(system: str, *, has_cluster: bool) -> Finding:
+    """What a machine that cannot simulate slices is good for."""
+    limit = f"This is {shown_system(system)}; slices are simulated on Linux only."
+    if has_cluster:
+        return ok("system", f"{limit} Jobs run on a cluster.")
+    return problem(
         "system",
-        f"Slices are simulated on Linux; this is {system}.",
-        "Use a Linux machine, a container or a cluster to run jobs.",
+        f"{limit} No cluster is configured either: no job can run.",
+        "Name a cluster (`kinetic profile create`), or use a Linux machine, container or virtual "
+        "machine.",
     )
 
 
-def _jax(version: str | None) -> Finding:
+def _jax(version: str | None, *, simulates: bool) -> Finding:
+    if version is None and not simulates:
+        return ok("jax", "JAX is not installed; only functions that use it need it.")
     if version is None:
         return warn(
             "jax",
@@ -206,7 +220,7 @@ def _example(hosts: int, slices: Mapping[str, int]) -> str:
 def namespaces(machine: Machine) -> Finding:
     """Check whether fixed paths can be shown to a simulated host."""
     if machine.namespaces is None:
-        return ok("namespaces", "Mount namespaces are a matter of Linux.")
+        return ok("namespaces", "Whether mount namespaces can be made is unknown here.")
     if machine.namespaces:
         return ok("namespaces", "User and mount namespaces can be made.")
     return warn(
@@ -272,7 +286,7 @@ def _space(folder: Folder, elsewhere: str) -> list[Finding]:
 def zygote(tried: ZygoteStart | None) -> Finding:
     """Check the process that starts hosts."""
     if tried is None:
-        return ok("zygote", "Not tried: KINETIC_PRELOAD is off, or this is not Linux.")
+        return ok("zygote", "Not tried: KINETIC_PRELOAD is off.")
     what = f"The process that starts hosts{' with JAX imported' if 'jax' in tried.modules else ''}"
     if not tried.last_words:
         return ok("zygote", f"{what} starts ({tried.took_s:.1f} s).")

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from kinetic._backends import registry
+from kinetic._backends.local import simulation
 from kinetic._client.doctor import checks, facts, leftovers
 from kinetic._client.doctor.findings import Finding, Level
 from kinetic._config import profiles, settings
@@ -43,13 +44,14 @@ def examine(*, fix: bool = False) -> Report:
     """Look at everything; with `fix`, tidy up first."""
     known, fault = _settings()
     machine = facts.machine()
-    slices = facts.slices()
-    found = [
-        *checks.versions(machine),
-        checks.processors(machine, slices),
-        checks.memory(machine, slices),
-    ]
-    found.append(checks.namespaces(machine))
+    simulates = simulation.can_simulate(machine.system)
+    chosen = _chosen()
+    has_cluster = chosen is None or registry.has_cluster(chosen)
+    found = checks.versions(machine, has_cluster=has_cluster)
+    if simulates:
+        slices = facts.slices()
+        found += [checks.processors(machine, slices), checks.memory(machine, slices)]
+        found.append(checks.namespaces(machine))
     found += checks.configuration(fault, *_profiles())
     if known is None:
         return Report(tuple(found))
@@ -59,9 +61,12 @@ def examine(*, fix: bool = False) -> Report:
     if place.exists and place.is_folder and place.is_mine and not place.refused:
         left, done = _leftovers(LocalStore(known.folder), fix=fix)
         found += left
-    found += _elsewhere()
-    tried = facts.zygote(machine, settings.worker_environ(), enabled=known.preload != "off")
-    return Report((*found, checks.zygote(tried)), tuple(done))
+    if chosen is not None:
+        found += _elsewhere(chosen, has_cluster=has_cluster)
+    if simulates:
+        tried = facts.zygote(machine, settings.worker_environ(), enabled=known.preload != "off")
+        found.append(checks.zygote(tried))
+    return Report(tuple(found), tuple(done))
 
 
 def _settings() -> tuple[Settings | None, str]:
@@ -82,14 +87,18 @@ def _profiles() -> tuple[str, str | None]:
         return str(fault), None
 
 
-def _elsewhere() -> list[Finding]:
-    """What the cluster and the store that a profile or the environment names say; nothing where
-    jobs run and are kept on this machine."""
+def _chosen() -> Settings | None:
+    """The settings with what a profile says; None if they have a fault, which is told as that of
+    the settings, or of the profiles."""
     try:
-        chosen = settings.load()
+        return settings.load()
     except KineticError:
-        return []  # told already: as a fault of the settings, or of the profiles
-    has_cluster = registry.has_cluster(chosen)
+        return None
+
+
+def _elsewhere(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
+    """What the cluster and the store that settings name say; nothing where jobs run and are kept on
+    this machine."""
     found = checks.cluster(registry.cluster_checks(chosen))
     if has_cluster or "://" in chosen.store:
         tried = facts.access(chosen.store)

@@ -1,0 +1,77 @@
+"""A Jupyter kernel, as a notebook uses one.
+
+In: cells. Out: what they show.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jupyter_client.manager import KernelManager
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 200.0
+
+
+class Kernel:
+    """A notebook without a page: cells go in, messages come out."""
+
+    def __init__(self, folder, path=()):
+        """`path` comes before this project on the kernel's PYTHONPATH."""
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(
+            cwd=str(folder),
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT))),
+                "IPYTHONDIR": str(folder.parent / "ipython"),
+            },
+        )
+        self.client = self._manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE_S)
+
+    def close(self):
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+        self._manager.cleanup_resources()
+
+    def interrupt(self):
+        self._manager.interrupt_kernel()
+
+    def start(self, cell):
+        """Run a cell; yield what it shows, as it comes, until it has ended."""
+        number = self.client.execute(cell)
+        while True:
+            message = self.client.get_iopub_msg(timeout=PATIENCE_S)
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                return
+            yield kind, content
+
+    def run(self, cell):
+        return Shown(self.start(cell))
+
+
+class Shown:
+    """What a cell has shown."""
+
+    def __init__(self, messages):
+        self.messages = list(messages)
+
+    def stream(self, name):
+        return "".join(
+            c["text"] for kind, c in self.messages if kind == "stream" and c["name"] == name
+        )
+
+    @property
+    def error(self):
+        return "\n".join("\n".join(c["traceback"]) for kind, c in self.messages if kind == "error")
+
+    @property
+    def value(self):
+        assert not self.error, self.error
+        return next((c["data"] for kind, c in self.messages if kind == "execute_result"), {})
