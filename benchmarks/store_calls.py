@@ -40,6 +40,8 @@ from kinetic._host.agent import workspace
 from kinetic._host.agent.identity import Identity
 from kinetic._source import bundle
 from kinetic._store import index
+from kinetic._store.base import Store
+from kinetic._store.many import at_once
 from kinetic._store.memory import MemoryStore
 from kinetic._store.open import open_store
 from kinetic.cli.root import call
@@ -165,6 +167,12 @@ def in_a_bucket(project: Path, place: Path) -> None:
                 workspace.remove(place / "start" / f"host-{host}")
 
         row(f"start of {HOSTS} hosts", start)
+        fill(open_store("gs://bucket/many"))
+        os.environ["KINETIC_STORE"] = "gs://bucket/many"
+        row(f"jobs list, {JOBS:,} jobs", lambda: said("jobs", "list", "-n", "20"))
+        row("jobs status of one", lambda: said("jobs", "status", "job-00000007"))
+        row("jobs prune --dry-run", lambda: said("jobs", "prune", "--dry-run"))
+        row(f"jobs prune of {JOBS:,} jobs", lambda: said("jobs", "prune", "--yes"))
 
 
 def plan_key(plan: Plan) -> str:
@@ -184,24 +192,31 @@ def _in_project(project: Path) -> Callable[[], None]:
 
 def with_jobs(delay_ms: float) -> MemoryStore:
     near, distant = MemoryStore("jobs"), MemoryStore("jobs", delay_s=delay_ms / 1000)
-    for n in range(JOBS):
-        place, created_at = Place("local", stands_in_for="gke"), 1_700_000_000.0 + n
-        ref = JobRef(f"job-{n:08x}", place, "cpu:8", "f", "train.f", created_at, near.uri)
-        report = HostReport(0, Exit.RETURNED, started_at=created_at + 1, result_digest="0" * 64)
-        index.add(near, ref)
-        index.write_outcome(near, ref.job_id, judge(1, [report], now=created_at + 60))
+    fill(near)
     return distant
+
+
+def fill(store: Store) -> None:
+    def add(n: int) -> None:
+        place, created_at = Place("programs"), 1_700_000_000.0 + n
+        ref = JobRef(f"job-{n:08x}", place, "cpu:8", "f", "train.f", created_at, store.uri)
+        report = HostReport(0, Exit.RETURNED, started_at=created_at + 1, result_digest="0" * 64)
+        index.add(store, ref)
+        store.put(layout.plan(ref.job_id), b"{}")
+        index.write_outcome(store, ref.job_id, judge(1, [report], now=created_at + 60))
+
+    at_once(add, range(JOBS), store.calls_at_once)
+
+
+def said(*words: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        assert call([*words]) == 0, out.getvalue()
+    return out.getvalue()
 
 
 def listed(store: MemoryStore) -> Callable[[], str]:
     os.environ["KINETIC_STORE"] = store.uri
-
-    def act() -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
-            assert call(["jobs", "list", "-n", "20"]) == 0
-        return f"{out.getvalue().count('SUCCEEDED')} shown"
-
-    return act
+    return lambda: f"{said('jobs', 'list', '-n', '20').count('SUCCEEDED')} shown"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from kinetic._core import layout
 from kinetic._core.plan import BUCKETS, Plan, Tree
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._store import index
+from kinetic._store import index, many
 from kinetic._store.base import Store
 from kinetic._store.gc_lock import submitting
 from kinetic.errors import BackendUnavailable, KineticError, SubmitError
@@ -135,19 +135,20 @@ def _sent(planned: Planned, store: Store) -> Planned:
         _log.info("sent %d bytes of data", size_bytes)
         now |= changed
     if planned.installed:
-        _install(planned.installed, store)
+        _send(planned.installed, store)
     if planned.plan.function is not None:
-        store.put(layout.blob(planned.plan.function.digest), planned.function, if_absent=True)
-    store.put(layout.blob(planned.plan.payload.digest), planned.payload, if_absent=True)
+        _send({planned.plan.function.digest: planned.function}, store)
+        # The arguments of one of many calls are sent at once: they are hardly there already.
+        many.put_content(store, layout.blob(planned.plan.payload.digest), [planned.payload])
+    else:
+        _send({planned.plan.payload.digest: planned.payload}, store)
     return dataclasses.replace(planned, plan=_with_trees(planned.plan, now)) if now else planned
 
 
-def _install(installed: Mapping[str, bytes], store: Store) -> None:
-    """Send what pods install. It is there after the first job, so asking first sends less."""
-    from kinetic._store import many
-
-    keys = {layout.blob(digest): data for digest, data in installed.items()}
-    there = many.has_many(store, keys)
+def _send(contents: Mapping[str, bytes], store: Store) -> None:
+    """Send contents by digest that are there after the first job: asking first sends less."""
+    keys = {layout.blob(digest): data for digest, data in contents.items()}
+    there = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in there}
     many.put_many(store, absent, if_absent=True)
 

@@ -1,6 +1,7 @@
-"""Which packs the store has that a tree could use, found with one call or two.
+"""Which packs the store has that a tree could use, found with few calls.
 
-In: a bundle, a store. Out: indexes of packs, which may be fewer than the store has.
+In: a bundle, a store. Out: indexes of packs, which may be fewer than the store has. No sweep takes
+these packs before a plan names the tree.
 
 What a tree was sent as is noted in the user's cache. The next submission of the tree looks whether
 the store still has the record of the last one, which vouches for its packs. Without that (another
@@ -11,7 +12,7 @@ store and reads some of them. A damaged cache counts as none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from kinetic._core import layout
 from kinetic._source import cache, packs
 from kinetic._source.packs import Contents, Index
 from kinetic._store.base import Store
-from kinetic._store.many import get_many
+from kinetic._store.many import get_many, renew_many
 from kinetic.errors import CorruptRecord, NotFound
 
 if TYPE_CHECKING:
@@ -33,15 +34,17 @@ _MOST_LEARNED = 100
 _DIGEST_BYTES = 64
 
 
-def known(bundle: Bundle, store: Store) -> Sequence[Index]:
-    """Return packs that are in the store."""
+def chosen(bundle: Bundle, store: Store, needed: Mapping[str, int]) -> list[Index]:
+    """Return packs in the store from which a tree takes contents; `needed` has their sizes."""
     digest, noted = _noted(_note(bundle, store))
-    if digest:
+    if digest and store.renew(layout.tree(digest)):  # What it names stays as long as it does.
         with suppress(NotFound, CorruptRecord):
             vouched = Contents.from_json(store.get(layout.tree(digest))).packs
-            return [index for index in noted if index.name in vouched]
+            return packs.choose(needed, [index for index in noted if index.name in vouched])
     keys = list(islice(store.list(layout.PACK_INDEXES), _MOST_LEARNED))
-    return list(_sound(get_many(store, keys)))
+    found = packs.choose(needed, _sound(get_many(store, keys)))
+    there = renew_many(store, [layout.pack(index.name) for index in found])
+    return [index for index in found if layout.pack(index.name) in there]
 
 
 def remember(bundle: Bundle, store: Store, indexes: Iterable[Index]) -> None:

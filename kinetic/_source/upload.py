@@ -4,7 +4,8 @@ In: a `Bundle`, a store. Out: `Sent`.
 
 Small files and the lists of folders travel in packs, large files one by one. Last comes the record
 of the tree, which names them all: one that is there vouches for everything that the tree needs, and
-a submission looks no further.
+a submission looks no further. What is there and counted on is renewed, so that no sweep takes it
+before a plan names it (see `_store.gc_lock`).
 
 Files may change while a tree is on its way. Each is sent as it is read, under the digest of what
 was read; where that is not what the tree was packed with, the lists are made again to name what was
@@ -30,7 +31,7 @@ from kinetic._source import hashing, known_packs, manifest, packs
 from kinetic._source.packs import Index
 from kinetic._source.threads import THREADS, in_threads, worth_it
 from kinetic._store.base import Store
-from kinetic._store.many import at_once
+from kinetic._store.many import at_once, put_content
 
 if TYPE_CHECKING:
     from kinetic._source.bundle import Bundle
@@ -114,11 +115,11 @@ def upload(
     Raises:
         StoreError: the store cannot be written to.
     """
-    if store.has(layout.tree(bundle.tree.manifest.digest)):
+    if store.renew(layout.tree(bundle.tree.manifest.digest)):
         return Sent(0, 0)
     sources, lists = _sources(bundle), manifest.split(bundle.manifests)
     needed = _small(sources) | {digest: len(data) for digest, data in lists.items()}
-    chosen = packs.choose(needed, known_packs.known(bundle, store))
+    chosen = known_packs.chosen(bundle, store, needed)
     there = {digest for pack in chosen for digest in pack.spans}
     staged, made = _send_files(bundle, store, sources, there)
     now = _as_sent(bundle, staged, on_change)
@@ -180,7 +181,7 @@ def _send_large(
     """Send contents as objects of their own."""
 
     def send(same: Sequence[manifest.File]) -> _Staged:
-        there = store.has(layout.blob(same[0].digest))
+        there = store.renew(layout.blob(same[0].digest))
         return _read(bundle, store, [] if there else [same])
 
     size_bytes = sum(same[0].size_bytes for same in sources)
@@ -206,7 +207,7 @@ def _send_pack(
     if not files and not lists:
         return []
     index, parts = packs.build(files, lists)
-    if not store.put(layout.pack(index.name), iter([index.data, *parts]), if_absent=True):
+    if not put_content(store, layout.pack(index.name), [index.data, *parts]):
         files, parts = {}, []
     store.put(layout.pack_index(index.name), index.data)
     size_bytes = sum(map(len, files.values()))

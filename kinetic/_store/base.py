@@ -6,12 +6,32 @@ In: keys with "/" between parts, bytes. Out: bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+FRESH_S = 86400.0
+"""What was written or renewed within this time may not be renewed again: it is a call less."""
+
+
+class Entry(NamedTuple):
+    """An object as it was listed.
+
+    Attributes:
+        key: its key.
+        size_bytes: of its content.
+        written_at: when it was written or renewed last, in seconds since the epoch.
+        version: changes with each write, and where that takes no lock with each renewal.
+    """
+
+    key: str
+    size_bytes: int
+    written_at: float
+    version: str
 
 
 class Store(Protocol):
@@ -30,6 +50,9 @@ class Store(Protocol):
         7. `list` is sorted and never shows temporary files.
         8. `fetch` is atomic: the file has the whole content, or is unchanged.
         9. All calls are thread-safe.
+        10. `drop` deletes nothing that was written or renewed since it was listed; in a folder,
+            only while nobody submits (`_store.gc_lock`). So content is swept without harm to a job
+            that is about to name it.
 
     `_store.many` makes many calls, `calls_at_once` at a time. Code that needs more than keys and
     bytes (locks, appending, links, sockets) asks for `as_folder`, and has another way for stores
@@ -86,6 +109,24 @@ class Store(Protocol):
 
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
+        ...
+
+    def renew(self, key: str) -> bool:
+        """Return whether the key exists; if so it counts as written within the last `FRESH_S`. In
+        a folder it does not: the lock of submissions protects what is there."""
+        ...
+
+    def parts(self, prefix: str) -> Iterator[str]:
+        """Yield the next part of the keys below the prefix that have more than that, each once,
+        sorted: the ids of jobs without all that lies below them."""
+        ...
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what `list` does, with sizes and times."""
+        ...
+
+    def drop(self, entry: Entry) -> bool:
+        """Delete an object if it is as it was listed; return whether this call did."""
         ...
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import os
 import secrets
 import threading
@@ -20,10 +19,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from email.utils import parsedate_to_datetime
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from kinetic._core.values import dataclass
-from kinetic.errors import NotFound, StoreError
+from kinetic._store import bucket_errors
+from kinetic.errors import StoreError
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
@@ -46,7 +47,9 @@ _FIRST_PATIENCE_S = 20.0
 _TOKEN = "kinetic-write"
 """A name of its own for each conditional write: who finds the object there can tell whether the
 write whose answer was lost made it."""
-_FIELDS = "items(name,size,crc32c,generation),nextPageToken"
+_RENEWED = "kinetic-renewed"
+"""When the object was last counted on, for people who look at it."""
+_FIELDS = "items(name,size,crc32c,generation,metageneration,updated),nextPageToken"
 _MARKS = frozenset((408, 429, 500, 502, 503, 504))
 """HTTP statuses of what may succeed the next time."""
 
@@ -58,12 +61,17 @@ class Blob:
     Attributes:
         crc32c: the digest as the service writes it; "" if it has none.
         generation: the number of this content: another one for each that is written.
+        metageneration: the number of what is said of this content.
+        updated_at: when either changed, by this machine's clock: the difference of the service's
+            is taken out.
     """
 
     name: str
     size_bytes: int
     crc32c: str
     generation: int
+    metageneration: int = 0
+    updated_at: float = 0.0
 
 
 class Target(Protocol):
@@ -177,7 +185,7 @@ class Bucket:
                 try:
                     return self._wrote(name, stream, size_bytes, crc32c, if_absent=if_absent)
                 except Exception as error:
-                    if not _may_begin_again(error):
+                    if not bucket_errors.may_begin_again(error):
                         raise
             return self._wrote(name, stream, size_bytes, crc32c, if_absent=if_absent)
 
@@ -219,10 +227,48 @@ class Bucket:
             try:
                 blob.reload(retry=self._tries().retry())
             except _vendor().NotFound as error:
-                if _lacks_bucket(error):
+                if bucket_errors.lacks_bucket(error):
                     raise
                 return None
-            return _blob(blob)
+            return _blob(blob, self._line.ahead_s)
+
+    def renew(self, name: str, within_s: float) -> bool:
+        """Return whether there is such an object; if so, its `updated_at` is no older than this
+        when it returns, and any older `Blob` of it is out of date where it was renewed."""
+        while (found := self.find(name)) is not None:
+            if time.time() - found.updated_at < within_s or self._renewed(found):
+                return True
+        return False
+
+    def _renewed(self, found: Blob) -> bool:
+        """Write into an object that it was counted on; return whether it was still the same."""
+        with self._explained(f"renew gs://{self.name}/{found.name}", "storage.objects.update"):
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            try:
+                # Blob.patch asks for the access lists too, which few may read.
+                self._line.client._connection.api_request(
+                    method="PATCH",
+                    path=self._bucket.blob(found.name).path,
+                    query_params={"ifGenerationMatch": found.generation, "projection": "noAcl"},
+                    data={"metadata": {_RENEWED: now}},
+                    retry=self._tries().retry(),
+                )
+            except (_vendor().NotFound, _vendor().PreconditionFailed):
+                return False
+            return True
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Yield what comes next in the names that begin so, up to a slash, without it, sorted."""
+        with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
+            found = self._line.client.list_blobs(
+                self._bucket,
+                prefix=prefix or None,
+                delimiter="/",
+                fields="prefixes,nextPageToken",
+                retry=self._tries().retry(),
+            )
+            for page in found.pages:
+                yield from (name.removeprefix(prefix).rstrip("/") for name in page.prefixes)
 
     def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[Blob]:
         """Yield the objects whose names begin so, sorted: those before `end`, or only the first."""
@@ -236,16 +282,23 @@ class Bucket:
                 retry=self._tries().retry(),
             )
             for blob in found:
-                yield _blob(blob)
+                yield _blob(blob, self._line.ahead_s)
 
-    def delete(self, name: str) -> bool:
-        """Delete an object; return whether it was there."""
+    def delete(self, name: str, *, unchanged: Blob | None = None) -> bool:
+        """Delete an object, if one is given only while it is as that says; return whether it was
+        there."""
         tries = self._tries()
         with self._explained(f"delete gs://{self.name}/{name}", "storage.objects.delete"):
             try:
-                self._bucket.blob(name).delete(retry=tries.retry())
+                self._bucket.blob(name).delete(
+                    if_generation_match=unchanged and unchanged.generation,
+                    if_metageneration_match=unchanged and unchanged.metageneration,
+                    retry=tries.retry(),
+                )
+            except _vendor().PreconditionFailed:
+                return False
             except _vendor().NotFound as error:
-                if _lacks_bucket(error):
+                if bucket_errors.lacks_bucket(error):
                     raise
                 return bool(tries.failed)  # The answer to an earlier try was lost.
             return True
@@ -274,8 +327,8 @@ class Bucket:
         try:
             yield
             line.answers = True
-        except _failures() as error:
-            raise _ours(error, doing, permission, self.name) from error
+        except bucket_errors.failures() as error:
+            raise bucket_errors.ours(error, doing, permission, self.name) from error
 
 
 class _Line:
@@ -287,6 +340,17 @@ class _Line:
         self.large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
         self.answers = False
         """Whether the service has answered once."""
+        self.ahead_s = 0.0
+        """By how much the service's clock is ahead of this machine's."""
+
+    def read_answer(self, response: Any, **_options: Any) -> None:
+        """Look at the clock; read what was not asked for, so that the connection is free: the
+        library leaves it open."""
+        with suppress(KeyError, ValueError):
+            told = parsedate_to_datetime(response.headers["Date"])
+            self.ahead_s = told.timestamp() - time.time()
+        if not response.ok:
+            response.content  # noqa: B018  read by looking at it
 
 
 class _Tries:
@@ -310,9 +374,9 @@ class _Tries:
         )
 
     def _may_succeed(self, error: Exception) -> bool:
-        status = _status(error)
+        status = bucket_errors.status_of(error)
         self._line.answers |= bool(status)
-        again = status in _MARKS if status else _is_broken_connection(error)
+        again = status in _MARKS if status else bucket_errors.is_broken_connection(error)
         if again and not self._line.answers:
             again = time.monotonic() - self._began < _FIRST_PATIENCE_S
         self.failed += again
@@ -339,25 +403,20 @@ def _connected(name: str, at_once: int) -> _Line:
             warnings.simplefilter("ignore", UserWarning)
             client = storage.Client(project=None)
     except DefaultCredentialsError as error:
-        raise StoreError(_no_credentials(name)) from error
+        raise StoreError(bucket_errors.no_credentials(name)) from error
     except Exception as error:
         raise StoreError(
-            f"gs://{name} cannot be reached: {_said(error)}. Check the credentials that "
-            "GOOGLE_APPLICATION_CREDENTIALS names."
+            f"gs://{name} cannot be reached: {bucket_errors.said(error)}. Check the credentials "
+            "that GOOGLE_APPLICATION_CREDENTIALS names."
         ) from error
     # One that looks up buckets in the background, with a permission that nobody needs.
     client._bucket_metadata_cache = None
     adapter = HTTPAdapter(pool_connections=2, pool_maxsize=at_once)
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter)
-    client._http.hooks["response"].append(_read_refusal)
-    return _Line(client, name)
-
-
-def _read_refusal(response: Any, **_options: Any) -> None:
-    """Read what was not asked for, so that the connection is free: the library leaves it open."""
-    if not response.ok:
-        response.content  # noqa: B018  read by looking at it
+    line = _Line(client, name)
+    client._http.hooks["response"].append(line.read_answer)
+    return line
 
 
 def _vendor() -> Any:
@@ -366,117 +425,15 @@ def _vendor() -> Any:
     return exceptions
 
 
-def _failures() -> tuple[type[BaseException], ...]:
-    """What the library raises where it is called: all but our own errors."""
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
-    from requests.exceptions import RequestException
-    from urllib3.exceptions import HTTPError
-
-    return (GoogleAPIError, GoogleAuthError, RequestException, HTTPError, OSError, ValueError)
-
-
-def _ours(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
-    cause = getattr(error, "cause", None) or error  # of one that was tried in vain
-    status = _status(cause)
-    if status == 404 and not _lacks_bucket(cause):
-        return NotFound(f"Could not {doing}: there is no such object.")
-    if status == 404:
-        what = f"there is no bucket {bucket!r}. Check its name, or create it: `gcloud storage "
-        return StoreError(f"Could not {doing}: {what}buckets create gs://{bucket}`.")
-    if status == 403:
-        reading = permission.endswith((".get", ".list"))
-        role = "roles/storage.objectViewer" if reading else "roles/storage.objectUser"
-        return StoreError(
-            f"Could not {doing}: you may not. It takes the permission {permission} on "
-            f"gs://{bucket}, which {role} has. Google says: {_said(cause)}"
-        )
-    if status == 401 or _is_refused_credentials(cause):
-        return StoreError(
-            f"Could not {doing}: Google does not accept these credentials: {_said(cause)}. Run "
-            "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
-            "the key of a service account."
-        )
-    again = " It was tried for a while." if cause is not error else ""
-    return StoreError(f"Could not {doing}: {_said(cause)}.{again}")
-
-
-def _no_credentials(bucket: str) -> str:
-    return (
-        f"There are no Google credentials on this machine for gs://{bucket}. Run `gcloud auth "
-        "application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key of a service "
-        "account; in a pod, give its service account access by Workload Identity."
+def _blob(blob: storage.Blob, ahead_s: float) -> Blob:
+    return Blob(
+        blob.name,
+        int(blob.size or 0),
+        blob.crc32c or "",
+        int(blob.generation or 0),
+        int(blob.metageneration or 0),
+        blob.updated.timestamp() - ahead_s if blob.updated else 0.0,
     )
-
-
-def _said(error: BaseException) -> str:
-    """What the service says, without the address that the library adds."""
-    response = getattr(error, "response", None)
-    text = str(getattr(response, "text", "") or "")
-    with suppress(ValueError, LookupError, TypeError):
-        text = json.loads(text)["error"]["message"]
-    if not text or text.startswith("<"):
-        text = str(getattr(error, "message", "") or error)
-    lines = text.strip().splitlines() or [type(error).__name__]
-    return lines[0][:500].rstrip(".")
-
-
-def _status(error: BaseException) -> int:
-    """The HTTP status of an answer; 0 if there was none."""
-    code = getattr(error, "code", None)
-    if isinstance(code, int):
-        return int(code)
-    response = getattr(error, "response", None)
-    return int(getattr(response, "status_code", 0) or 0)
-
-
-def _lacks_bucket(error: BaseException) -> bool:
-    return "bucket does not exist" in str(error)
-
-
-def _may_begin_again(error: BaseException) -> bool:
-    """Whether an upload failed, but another may succeed: it arrived damaged; its session is gone;
-    or the service kept less of a chunk than it was sent, which the library does not expect."""
-    status = _status(error)
-    if status in (404, 410):
-        return not _lacks_bucket(error)
-    if status == 400:
-        return "match calculated" in str(error)
-    return isinstance(error, ValueError) and "Bytes stream" in str(error)
-
-
-def _is_refused_credentials(error: BaseException) -> bool:
-    from google.auth.exceptions import GoogleAuthError, TransportError
-
-    return isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
-
-
-def _is_broken_connection(error: BaseException) -> bool:
-    from http.client import HTTPException
-
-    from google.auth.exceptions import TransportError
-    from requests import exceptions as of_requests
-    from urllib3 import exceptions as of_urllib3
-
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return False
-    broken = (
-        ConnectionError,
-        HTTPException,
-        TransportError,
-        of_requests.ConnectionError,
-        of_requests.ChunkedEncodingError,
-        of_requests.Timeout,
-        of_urllib3.PoolError,
-        of_urllib3.ProtocolError,
-        of_urllib3.SSLError,
-        of_urllib3.TimeoutError,
-    )
-    return isinstance(error, broken)
-
-
-def _blob(blob: storage.Blob) -> Blob:
-    return Blob(blob.name, int(blob.size or 0), blob.crc32c or "", int(blob.generation or 0))
 
 
 def _checksum() -> Any:

@@ -7,12 +7,19 @@ content, last. A sweep between the two would find that content unused. The lock 
 is released when its process ends, however it ends.
 
 A store without a folder has no lock; a lease could outlive its holder, or expire while it works.
-The age of content is no protection either: a submission sends nothing of what it finds, so content
-that was unused for a month may be counted on in the very moment in which it is removed, and saying
-so beforehand would cost each submission two more calls. There `jobs prune` removes only the records
-of jobs, and leaves content alone: it is shared, and small beside the outputs. A bucket's lifecycle
-rules may expire content by age, if no submission and no job lives that long: a job whose content
-has expired fails with "submit the job again", and that sends the content again.
+There a submission renews what it finds and counts on (`Store.renew`), and the sweep works in this
+order:
+
+1. list all content, with the version of each object;
+2. read all plans, and the records of trees that they name or that are young;
+3. drop what none of them names and nobody has written or renewed for `content_age_s`: first the
+   records of trees, which vouch for the rest, and nothing of what a record names that is still
+   there. `Store.drop` fails where the object was written or renewed after step 1.
+
+So what a submission counts on was renewed before step 1, and is too young, or after it, and is not
+dropped; or the plan was written before step 2, and names it. The only assumption is that less time
+lies between the first look of a submission and its plan than between `base.FRESH_S` and
+`content_age_s`: six days. Any number of sweeps may run, and be killed at any point.
 """
 
 from __future__ import annotations
@@ -21,8 +28,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kinetic._store.base import Store
+from kinetic._store.base import FRESH_S, Store
 from kinetic.errors import StoreError
+
+
+def content_age_s(store: Store) -> float:
+    """How long content stays that no plan names."""
+    return FRESH_S if store.as_folder() is not None else 7 * FRESH_S
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from kinetic._store import files
-from kinetic._store.base import check_key
-from kinetic._store.bucket import CHUNK_BYTES, Bucket
+from kinetic._store.base import FRESH_S, Entry, check_key
+from kinetic._store.bucket import CHUNK_BYTES, Blob, Bucket
 from kinetic._store.many import at_once
 from kinetic.errors import StoreError, StoreFull, UsageError
 
@@ -38,14 +38,17 @@ class GcsStore:
         uri: gs://bucket or gs://bucket/prefix.
         patience_s: how long a request is repeated that the service cannot answer.
 
+        fresh_s: what was written or renewed within this time is not renewed.
+
     Raises:
         UsageError: it is not the address of a bucket.
     """
 
-    def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
+    def __init__(self, uri: str, *, patience_s: float = 120.0, fresh_s: float = FRESH_S) -> None:
         name, prefix = split(uri)
         self._bucket = Bucket(name, at_once=_AT_ONCE, patience_s=patience_s)
         self._prefix = f"{prefix}/" if prefix else ""
+        self._fresh_s = fresh_s
         self._uri = f"gs://{name}/{prefix}".rstrip("/")
 
     def __repr__(self) -> str:
@@ -103,6 +106,29 @@ class GcsStore:
         gone = [b.name for b in found if b.name == name or b.name.startswith(f"{name}/")]
         return sum(at_once(self._bucket.delete, gone, _DELETED_AT_ONCE))
 
+    def renew(self, key: str) -> bool:
+        """Return whether the key exists; if so it counts as written lately: one request, and
+        another one where it was not written or renewed for a day."""
+        return self._bucket.renew(self._name(key), self._fresh_s)
+
+    def parts(self, prefix: str) -> Iterator[str]:
+        """Yield the next part of the keys below the prefix that have more than that."""
+        return self._bucket.folders(f"{self._name(prefix)}/")
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what `list` does, with sizes and times."""
+        for blob in self._bucket.list(f"{self._name(prefix)}/"):
+            key, version = blob.name.removeprefix(self._prefix), _version(blob)
+            yield Entry(key, blob.size_bytes, blob.updated_at, version)
+
+    def drop(self, entry: Entry) -> bool:
+        """Delete an object if it is as it was listed; return whether this call did."""
+        generation, _, metageneration = entry.version.partition(".")
+        listed = Blob(
+            self._name(entry.key), entry.size_bytes, "", int(generation), int(metageneration)
+        )
+        return self._bucket.delete(listed.name, unchanged=listed)
+
     def _name(self, key: str) -> str:
         check_key(key)
         name = f"{self._prefix}{key}"
@@ -116,6 +142,10 @@ class GcsStore:
                 f"long, and a bucket takes {_MAX_NAME_BYTES}."
             )
         return name
+
+
+def _version(blob: Blob) -> str:
+    return f"{blob.generation}.{blob.metageneration}"
 
 
 def split(uri: str) -> tuple[str, str]:

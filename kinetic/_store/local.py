@@ -22,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 
 from kinetic._store import files, privacy
-from kinetic._store.base import check_key
+from kinetic._store.base import Entry, check_key
 from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
 
 _TEMPORARY = ".tmp"
@@ -145,6 +145,36 @@ class LocalStore:
         path = self._locate(prefix)
         with _explained(f"delete {prefix!r}", self._text):
             return _remove(self._out_of_sight(path))
+
+    def renew(self, key: str) -> bool:
+        """Return whether the key exists. Its times stay: copies of data may share them."""
+        return self.has(key)
+
+    def parts(self, prefix: str) -> Iterator[str]:
+        """Yield the names of the folders in a folder, also of empty ones."""
+        folder = self._locate(prefix)
+        try:
+            with _explained(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
+                names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield from sorted(names)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what `list` does, with sizes and times."""
+        for key in self.list(prefix):
+            with suppress(FileNotFoundError):  # removed since it was listed
+                info = os.stat(self._locate(key))
+                version = f"{info.st_ino}-{info.st_mtime_ns}"
+                yield Entry(key, info.st_size, info.st_mtime, version)
+
+    def drop(self, entry: Entry) -> bool:
+        """Delete an object if it is as it was listed; the caller holds the lock of the sweep."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            info = os.stat(self._locate(entry.key))
+            if f"{info.st_ino}-{info.st_mtime_ns}" == entry.version:
+                return self.delete(entry.key) > 0
+        return False
 
     def _out_of_sight(self, path: str) -> str:
         """Move a folder away atomically, if possible, so that no reader sees half of it."""

@@ -26,6 +26,13 @@ def has_many(store: Store, keys: Collection[str]) -> set[str]:
     return {key for key, is_there in zip(wanted, there, strict=True) if is_there}
 
 
+def renew_many(store: Store, keys: Collection[str]) -> set[str]:
+    """Renew the keys; return which of them exist."""
+    wanted = list(keys)
+    there = at_once(store.renew, wanted, store.calls_at_once)
+    return {key for key, is_there in zip(wanted, there, strict=True) if is_there}
+
+
 def get_many(store: Store, keys: Collection[str]) -> dict[str, bytes]:
     """Return the contents of the keys that exist, by key, in the order of the keys."""
 
@@ -53,6 +60,15 @@ def put_many(
     items = list(contents.items())
     wrote = at_once(lambda item: store.put(*item, if_absent=if_absent), items, store.calls_at_once)
     return {key for (key, _), did in zip(items, wrote, strict=True) if did}
+
+
+def put_content(store: Store, key: str, parts: Sequence[bytes]) -> bool:
+    """Write content under the key that its digest makes, or renew what is there; return whether
+    this call wrote."""
+    while not store.put(key, iter(parts), if_absent=True):
+        if store.renew(key):  # else it was swept away in between
+            return False
+    return True
 
 
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:

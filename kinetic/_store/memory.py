@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kinetic._store import files
-from kinetic._store.base import check_key
+from kinetic._store.base import Entry, check_key
 from kinetic.errors import NotFound, StoreError
 
 PAGE_KEYS = 1000
@@ -30,6 +30,9 @@ class _Space:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
+        self.written: dict[str, tuple[float, int]] = {}
+        """When each was written or renewed, and the number of that."""
+        self.numbers = itertools.count(1)
         self.calls: Counter[str] = Counter()
 
 
@@ -105,6 +108,7 @@ class MemoryStore:
             if if_absent and key in self._space.objects:
                 return False
             self._space.objects[key] = content
+            self._mark(key)
             return True
 
     def has(self, key: str) -> bool:
@@ -142,11 +146,62 @@ class MemoryStore:
                 del self._space.objects[key]
         return len(gone)
 
+    def renew(self, key: str) -> bool:
+        """Return whether the key exists; if so it counts as written now."""
+        check_key(key)
+        self._travel("renew")
+        with self._space.lock:
+            if is_there := key in self._space.objects:
+                self._mark(key)
+        return is_there
+
+    def parts(self, prefix: str) -> Iterator[str]:
+        """Yield the next part of the keys below the prefix that have more than that."""
+        check_key(prefix)
+        self._travel("list")
+        with self._space.lock:
+            below = [key[len(prefix) + 1 :] for key in self._space.objects if _is_in(key, prefix)]
+        return iter(sorted({key.partition("/")[0] for key in below if "/" in key}))
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what `list` does, with sizes and times."""
+        check_key(prefix)
+        for _ in self._pages(f"{prefix}/"):
+            pass  # What that takes is what this takes.
+        with self._space.lock:
+            objects, written = self._space.objects, self._space.written
+            found = [key for key in objects if _is_in(key, prefix)]
+            return iter(
+                [
+                    Entry(key, len(objects[key]), written[key][0], str(written[key][1]))
+                    for key in sorted(found)
+                ]
+            )
+
+    def drop(self, entry: Entry) -> bool:
+        """Delete an object if it is as it was listed; return whether this call did."""
+        check_key(entry.key)
+        self._travel("delete")
+        with self._space.lock:
+            if entry.key not in self._space.objects:
+                return False
+            if str(self._space.written[entry.key][1]) != entry.version:
+                return False
+            del self._space.objects[entry.key]
+            return True
+
+    def _mark(self, key: str) -> None:
+        self._space.written[key] = (time.time(), next(self._space.numbers))
+
     def _travel(self, kind: str) -> None:
         with self._space.lock:
             self._space.calls[kind] += 1
         if self._delay_s:
             time.sleep(self._delay_s)
+
+
+def _is_in(key: str, prefix: str) -> bool:
+    return key.startswith(f"{prefix}/")
 
 
 def whole(data: bytes | Path | Iterator[bytes]) -> bytes:

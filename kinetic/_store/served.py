@@ -9,6 +9,7 @@ the line says. The socket is private to its owner, as a store's folder is.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -27,12 +28,13 @@ from kinetic import errors
 from kinetic._core import record
 from kinetic._core.values import dataclass
 from kinetic._store import files
-from kinetic._store.base import Store, check_key
+from kinetic._store.base import Entry, Store, check_key
 from kinetic._store.memory import whole
 from kinetic.errors import CorruptRecord, KineticError, StoreError
 
 _ERRORS = ("NotFound", "UsageError", "StoreFull", "CorruptRecord", "StoreError")
 _VALUES = {"get": type(None), "put": bool, "has": bool, "list": list, "delete": int}
+_VALUES |= {"renew": bool, "parts": list, "entries": list, "drop": bool}
 """What a call is answered with."""
 _AT_ONCE = 32
 _PATIENCE_S = 60.0
@@ -100,6 +102,26 @@ class ServedStore:
         """Delete the key and everything below it; return how many objects were deleted."""
         check_key(prefix)
         return int(self._call("delete", prefix)[0])
+
+    def renew(self, key: str) -> bool:
+        """Return whether the key exists; if so it counts as written lately."""
+        check_key(key)
+        return bool(self._call("renew", key)[0])
+
+    def parts(self, prefix: str) -> Iterator[str]:
+        """Yield the next part of the keys below the prefix that have more than that."""
+        check_key(prefix)
+        return iter(self._call("parts", prefix)[0])
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what `list` does, with sizes and times."""
+        check_key(prefix)
+        return itertools.starmap(Entry, self._call("entries", prefix)[0])
+
+    def drop(self, entry: Entry) -> bool:
+        """Delete an object if it is as it was listed; return whether this call did."""
+        check_key(entry.key)
+        return bool(self._call("drop", entry.key, json.dumps(entry).encode())[0])
 
     def _call(self, name: str, key: str, body: bytes = b"", **more: bool) -> tuple[Any, bytes]:
         try:
@@ -226,6 +248,14 @@ def _answer(store: Store, request: dict[str, Any], body: bytes) -> tuple[dict[st
                 return {"value": list(store.list(key))}, b""
             case "delete":
                 return {"value": store.delete(key)}, b""
+            case "renew":
+                return {"value": store.renew(key)}, b""
+            case "parts":
+                return {"value": list(store.parts(key))}, b""
+            case "entries":
+                return {"value": list(store.entries(key))}, b""
+            case "drop":
+                return {"value": store.drop(Entry(*json.loads(body)))}, b""
     except KineticError as error:
         kind = next((n for n in _ERRORS if isinstance(error, getattr(errors, n))), "StoreError")
         return {"error": kind, "message": str(error)}, b""

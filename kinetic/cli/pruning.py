@@ -9,11 +9,12 @@ content of that name, so that a damaged plan, or one of a newer version, loses n
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
-import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -25,12 +26,11 @@ from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._datasets.cached_copy import CachedCopy
 from kinetic._store import index as stored
-from kinetic._store.base import Store
+from kinetic._store.base import Entry, Store
 from kinetic._store.gc_lock import sweeping
+from kinetic._store.many import at_once, get_many
 from kinetic.cli.context import AppContext, Standing
-from kinetic.errors import NotFound
 
-CONTENT_AGE_S = 86400.0
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
 _FETCHED = re.compile(rb'"source": *("(?:gs|hf)://[^"\\]*")')
@@ -39,21 +39,11 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
-class StoredContent:
-    """One object of content; `written_at` is in seconds since the epoch."""
-
-    key: str
-    digest: str
-    size_bytes: int
-    written_at: float
-
-
-@dataclass(frozen=True)
 class Swept:
     """What a sweep finds: unused content, unfinished submissions, unpacked data, folders of hosts
     that were programs, batches without jobs."""
 
-    contents: tuple[StoredContent, ...] = ()
+    contents: tuple[Entry, ...] = ()
     orphans: tuple[str, ...] = ()
     data: tuple[CachedCopy, ...] = ()
     programs: tuple[Path, ...] = ()
@@ -85,131 +75,113 @@ def remove(app: AppContext, ref: JobRef) -> None:
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return what a sweep would remove if the jobs in `without` were gone; nothing in a store
-    that is not a folder (see gc_lock)."""
-    programs = tuple(path for path, _ in folders.unused(folders.root(), before=older_than))
-    if (folder := store.as_folder()) is None:
-        return Swept(programs=programs)
-    orphans = tuple(_orphans(store, folder, older_than))
-    used = _named_by_plans(store, folder, {*without, *orphans})
-    trees = [*_contents(folder, layout.TREES)]
+    """Return what a sweep would remove if the jobs in `without` were gone."""
+    # Content is listed before plans are read: see gc_lock.
+    trees, indexes, packs, blobs = at_once(
+        lambda prefix: list(store.entries(prefix)),
+        [layout.TREES, layout.PACK_INDEXES, layout.PACKS, layout.BLOBS],
+        store.calls_at_once,
+    )
+    jobs = list(store.parts(layout.JOBS))
+    orphans = tuple(_orphans(store, jobs, older_than))
+    stay = set(jobs).difference(without, orphans)
+    used = _named_by_plans(store, sorted(stay))
     # A submission that finds the record of a tree sends nothing: keep what the record names.
-    kept = [tree for tree in trees if tree.digest in used or tree.written_at >= older_than]
-    used |= {tree.digest for tree in kept}
-    for tree in kept:
-        used |= _digests(_content(store, tree.key))
-    written_at = {pack.digest: pack.written_at for pack in _contents(folder, layout.PACK_INDEXES)}
+    kept = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
+    used |= {digest(tree) for tree in kept} | _named_by_trees(store, kept)
+    written_at = {digest(index): index.written_at for index in indexes}
     contents = tuple(
         content
         # In case we are killed midway: each comes before what it vouches for.
-        for content in (
-            *trees,
-            *_contents(folder, layout.PACK_INDEXES),
-            *_contents(folder, layout.PACKS),
-            *_contents(folder, layout.BLOBS),
-        )
-        if content.digest not in used
-        and max(content.written_at, written_at.get(content.digest, 0.0)) < older_than
+        for content in (*trees, *indexes, *packs, *blobs)
+        if digest(content) not in used
+        and max(content.written_at, written_at.get(digest(content), 0.0)) < older_than
     )
+    folder = store.as_folder()
     data = tuple(
-        r
-        for r in cached_copy.copies(folder / layout.DATA)
-        if r.used_at < older_than and used.isdisjoint((r.digest, r.source))
+        copy
+        for copy in (() if folder is None else cached_copy.copies(folder / layout.DATA))
+        if copy.used_at < older_than and used.isdisjoint((copy.digest, copy.source))
     )
-    size_bytes = sum(c.size_bytes for c in contents) + sum(map(cached_copy.size_bytes, data))
-    batches = tuple(_empty_batches(store, folder, older_than, without))
-    return Swept(contents, orphans, data, programs, size_bytes, batches)
+    programs = tuple(path for path, _ in folders.unused(folders.root(), before=older_than))
+    batches = tuple(_empty_batches(store, older_than, without))
+    return Swept(contents, orphans, data, programs, _size_bytes(contents, data), batches)
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
-    """Remove unused content written before `older_than` (seconds since the epoch), while no job is
-    being submitted."""
+    """Remove unused content written before `older_than` (seconds since the epoch), so that no job
+    misses it that is being submitted."""
     with sweeping(store):
-        swept = find_unused(store, older_than=older_than)
-        for job_id in swept.orphans:
+        found = find_unused(store, older_than=older_than)
+        for job_id in found.orphans:
             store.delete(layout.job(job_id))
-        for unpacked in swept.data:
+        for unpacked in found.data:
             cached_copy.remove(unpacked)
-        for path in swept.programs:
+        for path in found.programs:
             shutil.rmtree(path, ignore_errors=True)
-        for content in swept.contents:
-            store.delete(content.key)
-        for group_id in swept.batches:
+        dropped = tuple(_drop(store, found.contents))
+        for group_id in found.batches:
             store.delete(layout.group(group_id))
-    return swept
+    size_bytes = _size_bytes(dropped, found.data)
+    return dataclasses.replace(found, contents=dropped, size_bytes=size_bytes)
 
 
-def _orphans(store: Store, folder: Path, older_than: float) -> Iterator[str]:
+def _drop(store: Store, contents: Sequence[Entry]) -> Iterator[Entry]:
+    """Remove content, kind by kind, and yield what was removed: not what was written or renewed
+    since it was listed, nor what a record names that was."""
+    used: set[str] = set()
+    for kind, group in itertools.groupby(contents, lambda each: each.key.partition("/")[0]):
+        unused = [each for each in group if digest(each) not in used]
+        gone = at_once(store.drop, unused, store.calls_at_once)
+        yield from itertools.compress(unused, gone)
+        if kind == layout.TREES:
+            stay = [each for each, is_gone in zip(unused, gone, strict=True) if not is_gone]
+            used = _named_by_trees(store, stay)
+
+
+def _size_bytes(contents: Sequence[Entry], data: Sequence[CachedCopy]) -> int:
+    return sum(each.size_bytes for each in contents) + sum(map(cached_copy.size_bytes, data))
+
+
+def digest(content: Entry) -> str:
+    """Return the digest by which plans and records name a content."""
+    return "".join(content.key.split("/")[-2:])[-_DIGEST_DIGITS:]
+
+
+def _orphans(store: Store, jobs: Sequence[str], older_than: float) -> Iterator[str]:
     """Jobs without a reference: their submission was killed before it wrote one."""
-    for entry in _entries(folder / layout.JOBS):
-        if not store.has(layout.ref(entry.name)) and _is_older(entry, older_than):
-            yield entry.name
+    for job_id in sorted({*jobs}.difference(stored.ids(store))):
+        if _is_older(store, layout.job(job_id), older_than):
+            yield job_id
 
 
-def _empty_batches(
-    store: Store, folder: Path, older_than: float, without: Collection[str]
-) -> Iterator[str]:
+def _empty_batches(store: Store, older_than: float, without: Collection[str]) -> Iterator[str]:
     """Batches that have no jobs any more."""
-    groups = _entries(folder / layout.GROUPS)
-    used = (
-        {ref.group_id for ref in stored.refs(store) if ref.job_id not in without}
-        if groups
-        else set()
-    )
-    for entry in groups:
-        if entry.name not in used and _is_older(entry, older_than):
-            yield entry.name
+    groups = list(store.parts(layout.GROUPS))
+    refs = stored.refs(store) if groups else []
+    used = {ref.group_id for ref in refs if ref.job_id not in without}
+    for group_id in groups:
+        if group_id not in used and _is_older(store, layout.group(group_id), older_than):
+            yield group_id
 
 
-def _named_by_plans(store: Store, folder: Path, without: Collection[str]) -> set[str]:
+def _is_older(store: Store, prefix: str, moment: float) -> bool:
+    return all(each.written_at < moment for each in store.entries(prefix))
+
+
+def _named_by_plans(store: Store, jobs: Sequence[str]) -> set[str]:
     """The digests that appear anywhere in plans, and those of the URIs of data."""
     used: set[str] = set()
-    for entry in _entries(folder / layout.JOBS):
-        if entry.name not in without:
-            plan = _content(store, layout.plan(entry.name))
-            used |= _digests(plan)
-            used |= {cached_copy.name_of(json.loads(uri)) for uri in _FETCHED.findall(plan)}
+    for plan in get_many(store, [layout.plan(job_id) for job_id in jobs]).values():
+        used |= _digests(plan)
+        used |= {cached_copy.name_of(json.loads(uri)) for uri in _FETCHED.findall(plan)}
     return used
 
 
-def _content(store: Store, key: str) -> bytes:
-    try:
-        return store.get(key)
-    except NotFound:
-        return b""
+def _named_by_trees(store: Store, trees: Sequence[Entry]) -> set[str]:
+    records = get_many(store, [tree.key for tree in trees])
+    return set[str]().union(*map(_digests, records.values()))
 
 
 def _digests(data: bytes) -> set[str]:
     return {match.decode() for match in _DIGEST.findall(data)}
-
-
-def _contents(root: Path, prefix: str) -> Iterator[StoredContent]:
-    """All content below a prefix."""
-    for entry in _entries(root / prefix):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _contents(root, f"{prefix}/{entry.name}")
-        elif (stat := _stat(entry)) is not None:
-            key = f"{prefix}/{entry.name}"
-            digest = "".join(key.split("/")[-2:])[-_DIGEST_DIGITS:]
-            yield StoredContent(key, digest, stat.st_size, stat.st_mtime)
-
-
-def _is_older(entry: os.DirEntry[str], moment: float) -> bool:
-    stat = _stat(entry)
-    return stat is not None and stat.st_mtime < moment
-
-
-def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Size and times; None if it was removed since it was listed."""
-    try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

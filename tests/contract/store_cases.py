@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gcs import Double
 from gcs import serving as gcs_double
 
 from kinetic._store.base import Store
@@ -15,6 +16,15 @@ from kinetic._store.gcs import GcsStore
 from kinetic._store.local import LocalStore
 from kinetic._store.memory import MemoryStore
 from kinetic._store.served import serving
+
+AGE_S = 30 * 86400.0
+_doubles: list[Double] = []
+
+
+def grow_old(store: Store) -> None:
+    """Let what is in a bucket be a month old: younger objects need not be renewed."""
+    if isinstance(store, GcsStore):
+        _doubles[-1].buckets.grow_old("bucket", AGE_S)
 
 
 @contextmanager
@@ -42,11 +52,13 @@ def served(_folder: Path) -> Iterator[Store]:
 @contextmanager
 def gcs(_folder: Path) -> Iterator[Store]:
     with gcs_double("bucket") as double:
+        _doubles.append(double)
         before = os.environ.get("STORAGE_EMULATOR_HOST")
         os.environ["STORAGE_EMULATOR_HOST"] = double.uri
         try:
             yield GcsStore("gs://bucket/some/prefix")
         finally:
+            _doubles.remove(double)
             os.environ.pop("STORAGE_EMULATOR_HOST")
             if before is not None:
                 os.environ["STORAGE_EMULATOR_HOST"] = before

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_cases import OPENERS
+from store_cases import OPENERS, grow_old
 
 from kinetic._store.base import Store
-from kinetic._store.many import get_many, has_many, put_many
+from kinetic._store.many import get_many, has_many, put_many, renew_many
 from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, NotFound, StoreError, UsageError
 
@@ -188,3 +189,68 @@ def test_many_calls_at_once(store):
 def test_the_first_of_many_that_fails_is_told(store):
     with pytest.raises(UsageError, match=r"'\.\./up'"):
         put_many(store, {"a": b"", "../up": b"", "b": b""})
+
+
+def test_entries_are_what_is_listed(store):
+    for key in ("jobs/b", "jobs/a/z", "jobsx/a"):
+        store.put(key, key.encode())
+    found = list(store.entries("jobs"))
+    assert [(each.key, each.size_bytes) for each in found] == [("jobs/a/z", 8), ("jobs/b", 6)]
+    assert all(abs(each.written_at - time.time()) < 3600 for each in found)
+    assert list(store.entries("nothing/here")) == []
+
+
+def test_parts_are_what_comes_next(store):
+    for key in ("jobs/b/plan", "jobs/a/z/1", "jobs/a/z/2", "jobs/file", "jobsx/a/b"):
+        store.put(key, b"")
+    assert list(store.parts("jobs")) == ["a", "b"]
+    assert list(store.parts("jobs/a")) == ["z"]
+    assert list(store.parts("nothing")) == []
+
+
+def test_parts_of_many_keys_are_all_there(store):
+    put_many(store, {f"many/{number}/x": b"" for number in range(1500)})
+    assert list(store.parts("many")) == sorted(f"{number}" for number in range(1500))
+
+
+def test_what_is_as_it_was_listed_is_dropped_once(store):
+    store.put("a/b", b"")
+    store.put("a/bc", b"")
+    entry, _ = store.entries("a")
+    assert store.drop(entry) is True
+    assert store.drop(entry) is False
+    assert list(store.list("")) == ["a/bc"]
+
+
+def test_what_was_written_since_it_was_listed_is_not_dropped(store):
+    store.put("a/b", b"old")
+    (entry,) = store.entries("a")
+    store.put("a/b", b"new")
+    assert store.drop(entry) is False
+    assert store.get("a/b") == b"new"
+    store.delete("a/b")
+    store.put("a/b", b"old", if_absent=True)
+    assert store.drop(entry) is False
+
+
+def test_renewing_says_what_is_there(store):
+    assert store.renew("a") is False
+    store.put("a", b"one")
+    assert store.renew("a") is True
+    assert store.get("a") == b"one"
+    assert renew_many(store, ["a", "b"]) == {"a"}
+
+
+def test_what_was_renewed_since_it_was_listed_is_not_dropped(store):
+    if store.as_folder() is not None:
+        return  # where a lock sees to it
+    store.put("a/b", b"")
+    (entry,) = store.entries("a")
+    grow_old(store)
+    (old,) = store.entries("a")
+    assert store.renew("a/b") is True
+    assert store.drop(old) is False
+    (new,) = store.entries("a")
+    assert entry.key == new.key
+    assert new.version != old.version
+    assert store.drop(new) is True

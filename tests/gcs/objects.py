@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import google_crc32c
 
@@ -54,10 +54,9 @@ class Object:
     content_type: str = "application/octet-stream"
     metadata: dict[str, str] = field(default_factory=dict)
     created_at: float = 0.0
+    updated_at: float = 0.0
 
     def resource(self) -> dict[str, object]:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.created_at))
-        moment += f".{int(self.created_at % 1 * 1000):03}Z"
         found: dict[str, object] = {
             "kind": "storage#object",
             "id": f"{self.bucket}/{self.name}/{self.generation}",
@@ -71,13 +70,17 @@ class Object:
             "md5Hash": md5(self.data),
             "crc32c": crc32c(self.data),
             "etag": base64.b64encode(str(self.generation).encode()).decode(),
-            "timeCreated": moment,
-            "updated": moment,
-            "timeStorageClassUpdated": moment,
+            "timeCreated": moment(self.created_at),
+            "updated": moment(self.updated_at),
+            "timeStorageClassUpdated": moment(self.created_at),
         }
         if self.metadata:
             found["metadata"] = self.metadata
         return found
+
+
+def moment(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1000):03}Z"
 
 
 class Buckets:
@@ -143,6 +146,7 @@ class Buckets:
         with self._lock:
             there = self._of(bucket)
             check_preconditions(there.get(name), query)
+            now = time.time()
             made = Object(
                 bucket,
                 name,
@@ -150,10 +154,39 @@ class Buckets:
                 next(self._generations),
                 content_type=kind,
                 metadata=metadata,
-                created_at=time.time(),
+                created_at=now,
+                updated_at=now,
             )
             there[name] = made
             return made
+
+    def patch(
+        self, bucket: str, name: str, query: dict[str, str], changes: dict[str, object]
+    ) -> Object:
+        metadata = changes.get("metadata") or {}
+        assert isinstance(metadata, dict)
+        with self._lock:
+            there = self._of(bucket)
+            found = there.get(name)
+            if found is None or query.get("generation") not in (None, str(found.generation)):
+                raise Refusal(404, f"No such object: {bucket}/{name}")
+            check_preconditions(found, query)
+            merged = {k: v for k, v in (found.metadata | metadata).items() if v is not None}
+            there[name] = replace(
+                found,
+                metadata=merged,
+                metageneration=found.metageneration + 1,
+                updated_at=time.time(),
+            )
+            return there[name]
+
+    def grow_old(self, bucket: str, age_s: float) -> None:
+        """Let all objects be older."""
+        with self._lock:
+            there = self._of(bucket)
+            for name, found in there.items():
+                times = (found.created_at - age_s, found.updated_at - age_s)
+                there[name] = replace(found, created_at=times[0], updated_at=times[1])
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
         with self._lock:

@@ -36,6 +36,7 @@ PERMISSIONS = {
     "insert": "storage.objects.create",
     "start": "storage.objects.create",
     "delete": "storage.objects.delete",
+    "patch": "storage.objects.update",
 }
 """What each call needs; the parts of an upload need nothing more."""
 
@@ -45,7 +46,7 @@ class Request:
     """A request that was answered, or cut off (status 0).
 
     `call` is one of "bucket", "permissions", "get", "media", "list", "insert" (in one request),
-    "start", "chunk" and "status" (of a resumable upload), "delete".
+    "start", "chunk" and "status" (of a resumable upload), "patch", "delete".
     """
 
     call: str
@@ -103,6 +104,8 @@ class Double:
         self.peers: set[int] = set()
         """Ports from which requests came: one for each connection."""
         self.uploads: dict[str, _Upload] = {}
+        self.before: Callable[[str, str], None] | None = None
+        """Called with each request, its kind and the object's name, before it is answered."""
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
 
@@ -177,6 +180,7 @@ _ROUTES = (
     ("GET", r"/storage/v1/b/([^/]+)/iam/testPermissions", "permissions"),
     ("GET", r"/(?:download/)?storage/v1/b/([^/]+)/o/(.+)", "get"),
     ("DELETE", r"/storage/v1/b/([^/]+)/o/(.+)", "delete"),
+    ("PATCH", r"/storage/v1/b/([^/]+)/o/(.+)", "patch"),
     ("GET", r"/storage/v1/b/([^/]+)/o", "list"),
     ("GET", r"/storage/v1/b/([^/]+)", "bucket"),
     ("POST", r"/upload/storage/v1/b/([^/]+)/o", "insert"),
@@ -196,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._handle()
 
-    do_POST = do_PUT = do_DELETE = do_GET
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_GET
 
     def _handle(self) -> None:
         url = urlsplit(self.path)
@@ -206,6 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.bucket, self.name = unquote(bucket), unquote(name)
         self.left = int(self.headers.get("Content-Length") or 0)
         self.size = self.left
+        if self.double.before is not None:
+            self.double.before(self.call, self.name)
         self.fault = self.double.fault(self.call, self.name)
         try:
             self._answer_or_refuse()
@@ -276,6 +282,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self) -> None:
         self._json(self.double.buckets.page(self.bucket, self.query))
+
+    def _patch(self) -> None:
+        if self.query.get("projection") == "full":
+            raise Refusal(403, self._denial("storage.objects.getIamPolicy"))
+        changes = json.loads(self._body())
+        made = self.double.buckets.patch(self.bucket, self.name, self.query, changes)
+        self._json(made.resource())
 
     def _delete(self) -> None:
         self.double.buckets.delete(self.bucket, self.name, self.query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from cli_fakes import DAY, NOW, Capture, World
 from kinetic._backends.programs import folders
 from kinetic._core import layout
 from kinetic._datasets import cached_copy
+from kinetic._store.base import Entry
 from kinetic._store.gc_lock import submitting
+from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
 
 
@@ -146,9 +149,9 @@ def test_prune_goes_on_when_a_job_cannot_be_removed(world: World, capsys: Captur
 
 def test_prune_removes_what_a_killed_submission_left(world: World) -> None:
     world.plan("job-0000000a", world.blob("a"))
-    os.utime(world.store.path(layout.job("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
+    os.utime(world.store.path(layout.plan("job-0000000a")), (NOW - 2 * DAY, NOW - 2 * DAY))
     world.plan("job-0000000b", world.blob("b"))
-    os.utime(world.store.path(layout.job("job-0000000b")), (NOW - 60, NOW - 60))
+    os.utime(world.store.path(layout.plan("job-0000000b")), (NOW - 60, NOW - 60))
     assert world("jobs", "prune", "--yes") == 0
     assert remaining(world) == "b"
     assert not list(world.store.list(layout.job("job-0000000a")))
@@ -233,19 +236,18 @@ def test_a_sweep_survives_content_that_vanishes_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host removes what it finds damaged, without a lock."""
-    listed = pruning._contents
+    listed = LocalStore.entries
 
-    def vanishing(folder: Path, prefix: str) -> list[pruning.Content]:
-        found = list(listed(folder, prefix))
-        for each in found:
-            world.store.delete(each.key)
-        return found
+    def vanishing(store: LocalStore, prefix: str) -> Iterator[Entry]:
+        for each in listed(store, prefix):
+            store.delete(each.key)
+            yield each
 
-    young, old = world.tree("1", world.blob("3"), age=60), world.tree("2")
-    monkeypatch.setattr(pruning, "_contents", vanishing)
-    swept = pruning.sweep(world.store, older_than=NOW - DAY)
-    assert [each.digest for each in swept.contents] == [old, "3" * 64]
-    assert young not in {each.digest for each in swept.contents}
+    world.tree("1", world.blob("3"), age=60)
+    world.tree("2")
+    monkeypatch.setattr(LocalStore, "entries", vanishing)
+    assert pruning.sweep(world.store, older_than=NOW - DAY).contents == ()
+    assert contents(world) == set()
 
 
 def test_prune_removes_credentials_of_ended_programs(world: World, capsys: Capture) -> None:

@@ -81,13 +81,14 @@ def test_every_job_finds_its_tree(tmp_path):
 
 
 def test_a_job_that_is_removed_while_the_sweep_looks_is_passed_over(tmp_path, monkeypatch):
-    store, listed = LocalStore(tmp_path / "store"), pruning._entries
+    store, listed = LocalStore(tmp_path / "store"), LocalStore.parts
     store.put(layout.plan("job-1"), b"{}")
 
-    def listed_then_removed(folder):
-        entries = listed(folder)
+    def listed_then_removed(store, prefix):
+        found = list(listed(store, prefix))
         store.delete(layout.job("job-1"))
-        return entries
+        return iter(found)
 
-    monkeypatch.setattr(pruning, "_entries", listed_then_removed)
-    assert pruning.find_unused(store, older_than=time.time() + 60).orphans == ()
+    monkeypatch.setattr(LocalStore, "parts", listed_then_removed)
+    pruning.sweep(store, older_than=time.time() + 60)
+    assert list(store.list("")) == []

@@ -77,6 +77,10 @@ class _Watched:
         self.has = store.has
         self.list = store.list
         self.delete = store.delete
+        self.renew = store.renew
+        self.parts = store.parts
+        self.entries = store.entries
+        self.drop = store.drop
 
     def put(self, key: str, data: _Data, *, if_absent: bool = False) -> bool:
         """Put, and show that."""

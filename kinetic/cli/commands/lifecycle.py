@@ -54,9 +54,8 @@ Examples:
 _PRUNE_HELP = """Remove the records and logs of jobs that ended long ago.
 
 Then removes stored source files, payloads and data that no remaining job needs and that are older
-than a day; it is safe to submit jobs meanwhile. In a store that is not a folder, these stay: they
-are shared between jobs, and it has no lock that would keep a submission from counting on what is
-just being removed. Files that functions left in their output folders are never removed.
+than a day (in a bucket: that no submission has counted on for a week). It is safe to submit jobs
+meanwhile. Files that functions left in their output folders are never removed.
 
 \b
 Examples:
@@ -159,16 +158,21 @@ def _find_all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
 @pass_app
 def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Remove old records, then content that is not used any more."""
+    from kinetic._store.gc_lock import content_age_s
+    from kinetic._store.many import at_once
     from kinetic.cli import pruning
 
     old = pruning.ended_before(app, app.now() - older_than)
-    limit = app.now() - pruning.CONTENT_AGE_S
-    unused = pruning.find_unused(app.store, older_than=limit, without={ref.job_id for ref in old})
-    if dry_run:
-        return _report("Would remove", old, unused, [], as_json, listed=None)
-    if not yes and (old or unused.contents or unused.data or unused.programs):
-        _confirm(old)
-    failed = [problem for ref in old if (problem := _try_remove(app, ref))]
+    limit = app.now() - content_age_s(app.store)
+    if dry_run or not yes:
+        gone = {ref.job_id for ref in old}
+        unused = pruning.find_unused(app.store, older_than=limit, without=gone)
+        if dry_run:
+            return _report("Would remove", old, unused, [], as_json, listed=None)
+        if old or unused.contents or unused.data or unused.programs:
+            _confirm(old)
+    tried = at_once(lambda ref: _try_remove(app, ref), old, app.store.calls_at_once // 4)
+    failed = [problem for problem in tried if problem]
     kept = {problem["job_id"] for problem in failed}
     swept = pruning.sweep(app.store, older_than=limit)
     return _report(

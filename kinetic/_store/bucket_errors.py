@@ -1,0 +1,121 @@
+"""What went wrong at a bucket: the errors of Google's packages, told in our words.
+
+In: what the library raised, what was done. Out: errors that name the bucket, the permission and the
+next step; whether to try again.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from kinetic.errors import NotFound, StoreError
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What the library raises where it is called: all but our own errors."""
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
+    return (GoogleAPIError, GoogleAuthError, RequestException, HTTPError, OSError, ValueError)
+
+
+def ours(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
+    cause = getattr(error, "cause", None) or error  # of one that was tried in vain
+    status = status_of(cause)
+    if status == 404 and not lacks_bucket(cause):
+        return NotFound(f"Could not {doing}: there is no such object.")
+    if status == 404:
+        what = f"there is no bucket {bucket!r}. Check its name, or create it: `gcloud storage "
+        return StoreError(f"Could not {doing}: {what}buckets create gs://{bucket}`.")
+    if status == 403:
+        reading = permission.endswith((".get", ".list"))
+        role = "roles/storage.objectViewer" if reading else "roles/storage.objectUser"
+        return StoreError(
+            f"Could not {doing}: you may not. It takes the permission {permission} on "
+            f"gs://{bucket}, which {role} has. Google says: {said(cause)}"
+        )
+    if status == 401 or _is_refused_credentials(cause):
+        return StoreError(
+            f"Could not {doing}: Google does not accept these credentials: {said(cause)}. Run "
+            "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
+            "the key of a service account."
+        )
+    again = " It was tried for a while." if cause is not error else ""
+    return StoreError(f"Could not {doing}: {said(cause)}.{again}")
+
+
+def no_credentials(bucket: str) -> str:
+    return (
+        f"There are no Google credentials on this machine for gs://{bucket}. Run `gcloud auth "
+        "application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key of a service "
+        "account; in a pod, give its service account access by Workload Identity."
+    )
+
+
+def said(error: BaseException) -> str:
+    """What the service says, without the address that the library adds."""
+    response = getattr(error, "response", None)
+    text = str(getattr(response, "text", "") or "")
+    with suppress(ValueError, LookupError, TypeError):
+        text = json.loads(text)["error"]["message"]
+    if not text or text.startswith("<"):
+        text = str(getattr(error, "message", "") or error)
+    lines = text.strip().splitlines() or [type(error).__name__]
+    return lines[0][:500].rstrip(".")
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of an answer; 0 if there was none."""
+    code = getattr(error, "code", None)
+    if isinstance(code, int):
+        return int(code)
+    response = getattr(error, "response", None)
+    return int(getattr(response, "status_code", 0) or 0)
+
+
+def lacks_bucket(error: BaseException) -> bool:
+    return "bucket does not exist" in str(error)
+
+
+def may_begin_again(error: BaseException) -> bool:
+    """Whether an upload failed, but another may succeed: it arrived damaged; its session is gone;
+    or the service kept less of a chunk than it was sent, which the library does not expect."""
+    status = status_of(error)
+    if status in (404, 410):
+        return not lacks_bucket(error)
+    if status == 400:
+        return "match calculated" in str(error)
+    return isinstance(error, ValueError) and "Bytes stream" in str(error)
+
+
+def _is_refused_credentials(error: BaseException) -> bool:
+    from google.auth.exceptions import GoogleAuthError, TransportError
+
+    return isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    from http.client import HTTPException
+
+    from google.auth.exceptions import TransportError
+    from requests import exceptions as of_requests
+    from urllib3 import exceptions as of_urllib3
+
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return False
+    broken = (
+        ConnectionError,
+        HTTPException,
+        TransportError,
+        of_requests.ConnectionError,
+        of_requests.ChunkedEncodingError,
+        of_requests.Timeout,
+        of_urllib3.PoolError,
+        of_urllib3.ProtocolError,
+        of_urllib3.SSLError,
+        of_urllib3.TimeoutError,
+    )
+    return isinstance(error, broken)

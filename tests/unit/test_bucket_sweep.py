@@ -1,0 +1,227 @@
+"""Content of a bucket is swept while jobs are submitted: at whatever request the one comes between
+two requests of the other, every job finds what its plan names, and what nobody names goes.
+
+In: a project, submitted as the client does it; sweeps, as `kinetic jobs prune` makes them; the
+double of Cloud Storage, which tells of each request before it answers. Everything in the bucket is
+a month old when a test begins. Out: what hosts can unpack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.cloud.storage")
+
+from gcs import Double, serving
+
+from kinetic._core import layout
+from kinetic._core.plan import Tree
+from kinetic._source import bundle, packs
+from kinetic._store.gc_lock import content_age_s, submitting
+from kinetic._store.gcs import GcsStore
+from kinetic.cli import pruning
+
+MONTH_S = 30 * 86400.0
+CONTENT = ("blobs/", "packs/", "pack-indexes/", "trees/")
+
+
+@pytest.fixture
+def double(monkeypatch):
+    with serving("bucket") as running:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.uri)
+        yield running
+
+
+def plant(root: Path, text: str = "") -> None:
+    root.mkdir(exist_ok=True)
+    for number in range(5):
+        (root / f"{number}.py").write_text(f"{number}" * 100)
+    (root / "changing.py").write_text(text)
+    (root / "large").write_bytes(b"x" * (packs.SMALL_BYTES + 1))
+
+
+def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
+    """Send the project and name it in a plan, as a submission does."""
+    store = GcsStore("gs://bucket")
+    made = bundle.build(place / "root", cache_dir=place / cache)
+    with submitting(store):
+        bundle.upload(made, store)
+        plan = {"tree": {"manifest": {"digest": made.tree.manifest.digest}}}
+        store.put(layout.plan(job_id), json.dumps(plan).encode())
+    store.put(layout.ref(job_id), b"{}")
+    return made.tree
+
+
+def arrives(place: Path, tree: Tree, dest: str) -> None:
+    bundle.unpack(GcsStore("gs://bucket"), tree, place / dest)
+    assert (place / dest / "large").stat().st_size == packs.SMALL_BYTES + 1
+
+
+def sweep() -> pruning.Swept:
+    store = GcsStore("gs://bucket")
+    return pruning.sweep(store, older_than=time.time() - content_age_s(store))
+
+
+def remove(job_id: str) -> None:
+    store = GcsStore("gs://bucket")
+    store.delete(layout.job(job_id))
+    store.delete(layout.ref(job_id))
+
+
+def contents(double: Double) -> set[str]:
+    return {name for name in double.buckets.names("bucket") if name.startswith(CONTENT)}
+
+
+class Between:
+    """Does something once, before the n-th request that somebody else makes is answered."""
+
+    def __init__(self, double: Double, number: int, act: Callable[[], object]) -> None:
+        self.left, self.double, self.act = number, double, act
+        double.before = self
+
+    def __call__(self, _call: str, _name: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.double.before = None
+            self.act()
+
+    @property
+    def happened(self) -> bool:
+        return self.left <= 0
+
+
+def old_unused_tree(place: Path, double: Double) -> Tree:
+    plant(place / "root")
+    tree = submit(place, "job-old")
+    remove("job-old")
+    double.buckets.grow_old("bucket", MONTH_S)
+    return tree
+
+
+KINDS = {
+    "unchanged": ("", "cache"),
+    "changed": ("changed", "cache"),
+    "another machine": ("changed", "elsewhere"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inner", ["sweep", "submission"])
+def test_one_between_any_two_requests_of_the_other(tmp_path, double, kind, inner):
+    text, cache = KINDS[kind]
+    number, happened = 0, True
+    while happened:
+        number += 1
+        place = tmp_path / f"{number}"
+        place.mkdir()
+        old_unused_tree(place, double)
+        (place / "root/changing.py").write_text(text)
+        sent = []
+
+        def send(place=place, sent=sent, job_id=f"job-{number}"):
+            sent.append(submit(place, job_id, cache))
+
+        acts = (send, sweep) if inner == "sweep" else (sweep, send)
+        between = Between(double, number, acts[1])
+        acts[0]()
+        happened, double.before = between.happened, None
+        if not happened and inner == "submission":
+            send()
+        arrives(place, sent[0], "dest")
+        remove(f"job-{number}")
+        double.buckets.grow_old("bucket", MONTH_S)
+        sweep()
+        assert contents(double) == set()
+    assert number > 3
+
+
+def test_what_a_plan_names_stays_however_old_it_is(tmp_path, double):
+    plant(tmp_path / "root")
+    tree = submit(tmp_path, "job-1")
+    double.buckets.grow_old("bucket", 12 * MONTH_S)
+    before = contents(double)
+    assert sweep().contents == ()
+    assert contents(double) == before
+    arrives(tmp_path, tree, "dest")
+
+
+def test_what_nobody_names_stays_for_a_week(tmp_path, double):
+    old_unused_tree(tmp_path, double)
+    assert submit(tmp_path, "job-2")
+    remove("job-2")
+    before = contents(double)
+    double.buckets.grow_old("bucket", 6 * 86400.0)
+    assert sweep().contents == ()
+    double.buckets.grow_old("bucket", 2 * 86400.0)
+    swept = sweep()
+    assert {each.key for each in swept.contents} == before
+    assert swept.size_bytes > packs.SMALL_BYTES
+    assert contents(double) == set()
+
+
+def test_a_submission_that_was_killed_is_swept(tmp_path, double):
+    plant(tmp_path / "root")
+    submit(tmp_path, "job-1")
+    GcsStore("gs://bucket").delete(layout.ref("job-1"))
+    assert sweep().orphans == ()
+    double.buckets.grow_old("bucket", MONTH_S)
+    swept = sweep()
+    assert swept.orphans == ("job-1",)
+    assert double.buckets.names("bucket") == []
+
+
+SWEEP = """
+import time
+from kinetic._store.gcs import GcsStore
+from kinetic.cli import pruning
+pruning.sweep(GcsStore("gs://bucket"), older_than=time.time() - 7 * 86400)
+"""
+
+
+def test_a_sweep_that_is_killed_at_any_request_harms_nobody(tmp_path, double):
+    number, killed = 0, True
+    while killed:
+        number += 3
+        place = tmp_path / f"{number}"
+        place.mkdir()
+        old_unused_tree(place, double)
+        with subprocess.Popen([sys.executable, "-c", SWEEP]) as sweeper:
+            between = Between(double, number, lambda: os.kill(sweeper.pid, signal.SIGKILL))
+            sweeper.wait(200)
+        killed, double.before = between.happened, None
+        assert sweeper.returncode == (-signal.SIGKILL if killed else 0)
+        arrives(place, submit(place, "job-1"), "dest")
+        remove("job-1")
+        double.buckets.grow_old("bucket", MONTH_S)
+        sweep()
+        assert contents(double) == set()
+    assert number > 6
+
+
+def test_two_sweeps_at_once(tmp_path, double):
+    old_unused_tree(tmp_path, double)
+    number, happened = 0, True
+    while happened:
+        number += 1
+        old_unused_tree(tmp_path, double)
+        between = Between(double, number, sweep)
+        sweep()
+        happened, double.before = between.happened, None
+        assert contents(double) == set()
+
+
+def test_a_submission_renews_once_a_day(tmp_path, double):
+    old_unused_tree(tmp_path, double)
+    for patches in (1, 0):
+        double.forget_requests()
+        submit(tmp_path, "job-1")
+        assert double.calls()["patch"] == patches
