@@ -11,11 +11,14 @@ Its text is the pod's command (`python -c`): one file, the standard library alon
     KINETIC_VERSION         an installed kinetic of this version will do; empty: none will
     KINETIC_IMAGE_RUNTIME, KINETIC_IMAGE_REQUIREMENTS    what the image says that it holds
     KINETIC_POD_CACHE       folder that the pods of a node share; default: a temporary one
+    KINETIC_POD_CACHE_GB    how much may lie in it that no pod uses; default: 20
     KINETIC_POD_PATIENCE_S  how long to go on asking what does not answer; default: 30
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import hashlib
 import http.client
@@ -38,12 +41,15 @@ import urllib.request
 import venv
 import zipfile
 from importlib import metadata
-from typing import Callable
+from typing import Callable, Iterator
 
 # As in sysexits.h. A store or an index that is out of reach, and a full disk, may be better later.
 UNUSABLE, DAMAGED, MISSING, UNREACHABLE, FULL, DENIED, UNRESOLVED = 64, 65, 66, 69, 73, 77, 78
 ENV = dict(os.environ)
+SHARED = bool(ENV.get("KINETIC_POD_CACHE"))
 CACHE = ENV.get("KINETIC_POD_CACHE") or f"{tempfile.gettempdir()}/kinetic-pod-{os.getuid()}"
+UNUSED_S = 14 * 24 * 3600  # what no pod has used for so long goes
+MADE: list[str] = []  # by this pod
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 AS_UV = {"INDEX_URL": "DEFAULT_INDEX", "EXTRA_INDEX_URL": "INDEX", "FIND_LINKS": "FIND_LINKS"}
 NO_ANSWER = r"(?i)dns error|name resolution|sending request|connection|timed out|unreachable|tls"
@@ -59,14 +65,20 @@ def main() -> None:
         if sys.version_info < (3, 11):
             why = f"the image has Python {sys.version.split()[0]}, and kinetic needs 3.11 or later"
             raise Failed(UNUSABLE, f"{why}. Choose another container_image.")
+        most_gb = float(ENV.get("KINETIC_POD_CACHE_GB") or 20)
         os.makedirs(CACHE, mode=0o700, exist_ok=True)
         path, python = kinetic(), environment()
+        if SHARED and MADE:
+            with contextlib.suppress(OSError):  # another pod sweeps, too
+                sweep(most_gb * 1e9)
     except Failed as error:
         code, text = error.args
     except KeyError as error:
         code, text = UNUSABLE, f"{error} is not set: pods are started by kinetic, not by hand."
+    except ValueError as error:
+        code, text = UNUSABLE, f"a variable of the pod is malformed: {error}."
     except OSError as error:
-        code, text = FULL, f"{CACHE} cannot be used: {error}. Give the pod a disk with space."
+        code, text = FULL, f"{CACHE} cannot be used: {error}. {advice()}"
     else:
         env = dict(ENV, PYTHONPATH=os.pathsep.join(filter(None, (path, ENV.get("PYTHONPATH")))))
         os.execve(python, [python, "-m", "kinetic.runner"], env)
@@ -122,14 +134,20 @@ def install(folder: str, digest: str, bare: bool) -> None:
         run([python, *PIP, "-r", listed])
         return
     command = [uv, "pip", "install", "--no-progress", "--color=never", "-r", listed]
-    if not bare:  # uv looks at one environment only, so it is asked what the image lacks
-        told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
-        lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
-        options = [line for line in text.splitlines() if line.startswith("-")]
-        pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
-        write(listed, "\n".join([*options, *pins]))
-        command.append("--no-deps")
-    run([*command, "-p", python])
+    cache = locked(f"{CACHE}/uv-cache", fcntl.LOCK_SH, "uv's cache")
+    try:
+        if not bare:  # uv looks at one environment only, so it is asked what the image lacks
+            told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
+            lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
+            options = [line for line in text.splitlines() if line.startswith("-")]
+            pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
+            write(listed, "\n".join([*options, *pins]))
+            command.append("--no-deps")
+        run([*command, "-p", python])
+        if os.path.exists(f"{CACHE}/uv-cache"):
+            os.utime(f"{CACHE}/uv-cache")
+    finally:
+        os.close(cache)
 
 
 def find_uv() -> str:
@@ -170,8 +188,8 @@ def run(command: list[str]) -> str:
     if installer.returncode == 0:
         return output
     told = "\n".join(output.strip().splitlines()[-20:])
-    if "No space left" in told:
-        raise Failed(FULL, f"no space is left in {CACHE}. Give the pod more ephemeral storage.")
+    if re.search("No space left|quota exceeded", told):
+        raise Failed(FULL, f"no space is left in {CACHE}. {advice()}")
     if re.search(NO_ANSWER, told):
         why = "the package index does not answer. Let the cluster reach it, or set PIP_INDEX_URL"
         raise Failed(UNREACHABLE, f"{why} to one that it reaches.\n{told}")
@@ -180,27 +198,136 @@ def run(command: list[str]) -> str:
 
 
 def once(folder: str, what: str, make: Callable[[str], object]) -> str:
-    """Make a folder unless a pod of this node has; the kernel frees the lock of a killed one."""
-    mark, begun = f"{folder}/complete", time.monotonic()
-    if os.path.exists(mark):
-        say(f"{what}: here from an earlier job")
-        return folder
-    with open(f"{folder}.lock", "w") as lock:
+    """Return a folder that one pod of this node makes, and hold it: while this host runs, its
+    program after this one too, no pod sweeps it away."""
+    begun, has_waited = time.monotonic(), False
+    while True:
+        lock = locked(folder, fcntl.LOCK_SH, what)
+        if is_complete(folder):
+            os.utime(f"{folder}/complete")
+            os.set_inheritable(lock, True)
+            took = f"ready after {time.monotonic() - begun:.1f} s"
+            say(f"{what}: {took if has_waited else 'here from an earlier job'}")
+            return folder
+        os.close(lock)
+        has_waited, lock = True, locked(folder, fcntl.LOCK_EX, what)
+        if not is_complete(folder):
+            complete(folder, make)
+            MADE.append(folder)
+        os.close(lock)
+
+
+def complete(folder: str, make: Callable[[str], object]) -> None:
+    """Make a folder whole or not at all; a full disk is cleared of what nobody uses."""
+    for has_swept in (False, True):
+        shutil.rmtree(folder, ignore_errors=True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"{what}: waiting for another pod of this node, which is at it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(mark):
+            make(folder)
+            write(f"{folder}/complete", boot())
+            return
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            try:
-                make(folder)
-                write(mark, "")
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+            if has_swept or not is_full(error) or not sweep(0):
                 raise
-    say(f"{what}: ready after {time.monotonic() - begun:.1f} s")
-    return folder
+        say("the disk was full: what no pod uses was removed, trying again")
+
+
+def is_complete(folder: str) -> bool:
+    """Whether all of it was made, and since the node was started: what the kernel had not written
+    yet when it was switched off is lost, though the mark may be there."""
+    try:
+        with open(f"{folder}/complete") as mark:
+            return mark.read() == boot()
+    except FileNotFoundError:
+        return False
+
+
+def boot() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read()
+    return ""
+
+
+def locked(folder: str, how: int, what: str = "") -> int:
+    """Lock a folder, and return the descriptor that holds it; without `what`, -1 where a pod has
+    it. The kernel frees the lock of a killed one."""
+    while True:
+        lock = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not what:
+                os.close(lock)
+                return -1
+            say(f"{what}: waiting for another pod of this node, which is at it")
+            fcntl.flock(lock, how)
+        try:
+            if os.path.samestat(os.fstat(lock), os.stat(f"{folder}.lock")):
+                return lock
+        except FileNotFoundError:
+            pass  # it was swept away meanwhile
+        os.close(lock)
+
+
+def sweep(most_bytes: float) -> bool:
+    """Remove what no pod has used for long, and what is over the limit, the longest unused first;
+    return whether there was any. What a pod holds stays."""
+    found: list[tuple[float, str]] = []
+    seen: set[int] = set()
+    kept_bytes, any_gone = 0, False
+    for each in os.scandir(CACHE):
+        if each.is_dir(follow_symlinks=False):
+            mark = f"{each.path}/complete"
+            found.append((os.stat(mark if os.path.exists(mark) else each).st_mtime, each.path))
+    for used_at, folder in sorted(found, reverse=True):
+        inodes = dict(sizes(folder))
+        size = sum(inodes[inode] for inode in inodes.keys() - seen)
+        late = time.time() - used_at > UNUSED_S
+        if (late or kept_bytes + size > most_bytes) and remove(folder):
+            any_gone = True
+        else:
+            kept_bytes += size
+            seen |= inodes.keys()
+    return any_gone
+
+
+def sizes(folder: str) -> Iterator[tuple[int, int]]:
+    """Inodes and sizes: uv links one file into many folders."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                about = os.lstat(f"{path}/{name}")
+            except FileNotFoundError:
+                continue
+            yield about.st_ino, about.st_blocks * 512
+
+
+def remove(folder: str) -> bool:
+    lock = locked(folder, fcntl.LOCK_EX)
+    if lock < 0:
+        return False
+    try:
+        if os.path.exists(f"{folder}/complete"):
+            os.unlink(f"{folder}/complete")  # first: a pod that is killed now leaves no half
+        shutil.rmtree(folder, ignore_errors=True)
+        os.unlink(f"{folder}.lock")
+    finally:
+        os.close(lock)
+    return True
+
+
+def is_full(error: BaseException) -> bool:
+    codes = (FULL, errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, (Failed, OSError)) and bool(error.args) and error.args[0] in codes
+
+
+def advice() -> str:
+    try:
+        free = f"{shutil.disk_usage(CACHE).free // 10**6:,} MB are free there"
+    except OSError:
+        return "Give the pod a disk that it can write to."
+    where = "the node a larger disk" if SHARED else "the pod more ephemeral storage"
+    return f"{free}: give {where}."
 
 
 def fetch(digest: str, what: str) -> bytes:

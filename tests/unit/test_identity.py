@@ -98,3 +98,14 @@ def test_what_is_missing_is_named(without, named):
 def test_what_is_malformed_is_said():
     with pytest.raises(UsageError, match="malformed: invalid literal"):
         from_environ(TOLD | of_pod(0, 0) | {"KINETIC_POD_INDEX": ""})
+
+
+def test_temporary_files_lie_where_the_machine_keeps_them():
+    def scratch(**told):
+        return from_environ(TOLD | of_pod(0, 0) | told).scratch
+
+    job = f"{TOLD['KINETIC_JOB_ID']}-0"
+    assert scratch() == f"/tmp/kinetic/{job}"
+    assert scratch(TMPDIR="/disk") == f"/disk/kinetic/{job}"
+    assert scratch(TMPDIR="") == f"/tmp/kinetic/{job}"
+    assert scratch(TMPDIR="/disk", KINETIC_SCRATCH="/other") == f"/other/{job}"

@@ -111,7 +111,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             certificate=secrets.certificate,
             key=secrets.key,
             address=address,
-            scratch=f"{env.get('KINETIC_SCRATCH', '/tmp/kinetic')}/{job_id}-{host}",
+            scratch=f"{_scratch(env)}/{job_id}-{host}",
             simulated=env.get("KINETIC_SIMULATED") == "1",
             programs=env.get("KINETIC_PROGRAMS", ""),
             is_mirrored=env.get("KINETIC_TEE") == "1",
@@ -137,6 +137,10 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         ) from error
     except ValueError as error:
         raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
+
+
+def _scratch(env: Mapping[str, str]) -> str:
+    return env.get("KINETIC_SCRATCH") or f"{env.get('TMPDIR') or '/tmp'}/kinetic"
 
 
 class _Secrets(NamedTuple):
@@ -181,8 +185,8 @@ _OF_THE_HOST = frozenset(
         *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
         *("PROGRAMS", "RESTARTS"),
         # Of the bootstrap.
-        *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_PATIENCE_S", "REQUIREMENTS"),
-        *("RUNTIME", "VERSION"),
+        *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
+        *("REQUIREMENTS", "RUNTIME", "VERSION"),
     )
 )
 """Variables that the function does not get."""
