@@ -44,9 +44,10 @@ _PATIENCE_S = 120.0
 """How long a request is repeated."""
 _FIRST_PATIENCE_S = 20.0
 """How long it is, where nobody has answered yet: this machine may have no network."""
+_MOST_REMEMBERED = 1000
 _TOKEN = "kinetic-write"
-"""A name of its own for each conditional write: who finds the object there can tell whether the
-write whose answer was lost made it."""
+"""A name of its own for each write: who finds the object there can tell whether the write whose
+answer was lost made it."""
 _RENEWED = "kinetic-renewed"
 """When the object was last counted on, for people who look at it."""
 _FIELDS = "items(name,size,crc32c,generation,metageneration,updated),nextPageToken"
@@ -72,6 +73,16 @@ class Blob:
     generation: int
     metageneration: int = 0
     updated_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is sent: the object's name, its content, and the digest of that."""
+
+    name: str
+    stream: IO[bytes]
+    size_bytes: int
+    crc32c: str
 
 
 class Target(Protocol):
@@ -113,6 +124,8 @@ class Bucket:
         self.name = name
         self._at_once = at_once
         self._patience_s = patience_s
+        self._written: dict[str, int] = {}
+        """Generations of what was written here: some objects are written again and again."""
         self._lines: dict[int, _Line] = {}
         self._locks: dict[int, threading.Lock] = {}
 
@@ -169,56 +182,77 @@ class Bucket:
     def write(self, name: str, stream: IO[bytes], size_bytes: int, *, if_absent: bool) -> bool:
         """Write an object; return whether this call wrote.
 
+        Each try names the generation that it replaces, so that one which is held up on its way
+        cannot undo what was written after it.
+
         Args:
             name: of the object.
             stream: the content, read twice from its beginning.
             size_bytes: of the content.
             if_absent: leave an object alone that is there.
         """
-        large = self._line.large if size_bytes > _SMALL_BYTES else nullcontext()
-        # The service looks whether there is one when all has been sent.
-        if if_absent and size_bytes > _SMALL_BYTES and self.find(name) is not None:
+        is_large = size_bytes > _SMALL_BYTES
+        # The service looks which one is there when all has been sent.
+        there = self._generation(name) if is_large else 0
+        if if_absent and there:
             return False
-        with self._explained(f"write gs://{self.name}/{name}", "storage.objects.create"), large:
-            crc32c = _digest_of(stream)
-            for _ in range(_RESTARTS - 1):
-                try:
-                    return self._wrote(name, stream, size_bytes, crc32c, if_absent=if_absent)
-                except Exception as error:
-                    if not bucket_errors.may_begin_again(error):
-                        raise
-            return self._wrote(name, stream, size_bytes, crc32c, if_absent=if_absent)
+        doing = self._explained(f"write gs://{self.name}/{name}", "storage.objects.create")
+        with doing, self._line.large if is_large else nullcontext():
+            content = _Content(name, stream, size_bytes, _digest_of(stream))
+            replaces = there or (0 if if_absent else self._written.get(name, 0))
+            while not (wrote := self._wrote(content, replaces)) and not if_absent:
+                replaces = self._generation(name)
+        return wrote
 
-    def _wrote(
-        self, name: str, stream: IO[bytes], size_bytes: int, crc32c: str, *, if_absent: bool
-    ) -> bool:
-        blob, tries = self._bucket.blob(name, chunk_size=CHUNK_BYTES), self._tries()
-        blob.crc32c = crc32c
+    def _generation(self, name: str) -> int:
+        """The generation of an object; 0 if there is none."""
+        return 0 if (found := self.find(name)) is None else found.generation
+
+    def _wrote(self, content: _Content, replaces: int) -> bool:
+        """Write an object in place of this generation; return whether it was still that."""
         token = secrets.token_hex(16)
-        if if_absent:
-            blob.metadata = {_TOKEN: token}
-        stream.seek(0)
-        try:
-            blob.upload_from_file(
-                stream,
-                size=size_bytes,
-                content_type="application/octet-stream",
-                if_generation_match=0 if if_absent else None,
-                checksum=None,  # The digest is in the metadata: the service compares it.
-                retry=tries.retry(),
-            )
-        except _vendor().PreconditionFailed:
-            return bool(tries.failed) and self._token(name) == token
-        return True
+        for left in reversed(range(_RESTARTS)):
+            tries = self._tries()
+            try:
+                made = self._sent(content, token, replaces, tries.retry())
+            except _vendor().PreconditionFailed:
+                tried = tries.failed or left < _RESTARTS - 1
+                made = self._made_by(content.name, token) if tried else 0
+            except Exception as error:
+                if not left or not bucket_errors.may_begin_again(error):
+                    raise
+                continue
+            break
+        if made:
+            if len(self._written) > _MOST_REMEMBERED:
+                self._written.clear()
+            self._written[content.name] = made
+        return bool(made)
 
-    def _token(self, name: str) -> str:
-        """The name of the conditional write that made an object."""
+    def _sent(self, content: _Content, token: str, replaces: int, retry: Retry) -> int:
+        """Send an object; return its generation."""
+        blob = self._bucket.blob(content.name, chunk_size=CHUNK_BYTES)
+        blob.crc32c = content.crc32c
+        blob.metadata = {_TOKEN: token}
+        content.stream.seek(0)
+        blob.upload_from_file(
+            content.stream,
+            size=content.size_bytes,
+            content_type="application/octet-stream",
+            if_generation_match=replaces,
+            checksum=None,  # The digest is in the metadata: the service compares it.
+            retry=retry,
+        )
+        return int(blob.generation)
+
+    def _made_by(self, name: str, token: str) -> int:
+        """The generation of an object, if the write with this name made it; else 0."""
         blob = self._bucket.blob(name)
         try:
             blob.reload(retry=self._tries().retry())
         except _vendor().NotFound:
-            return ""
-        return str((blob.metadata or {}).get(_TOKEN, ""))
+            return 0
+        return int(blob.generation) if (blob.metadata or {}).get(_TOKEN) == token else 0
 
     def find(self, name: str) -> Blob | None:
         """Return what the bucket says of an object; None if there is none."""

@@ -9,6 +9,7 @@ What it answers was held against Google's own conformance server (googleapis/sto
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import secrets
@@ -63,7 +64,8 @@ class Fault:
     status: the answer. cut_after: the connection ends when this many bytes of the body have
     arrived, or have been sent. lost: the work is done, but the connection ends without an answer.
     kept: of a chunk, no more than this is kept. gate: the answer waits for it. damaged: a bit of
-    the content is turned over on its way.
+    the content is turned over on its way. abandoned: the connection ends when the request has
+    arrived, and what it asks for is done nevertheless.
     """
 
     calls: tuple[str, ...]
@@ -73,6 +75,7 @@ class Fault:
     lost: bool = False
     kept: int = -1
     damaged: bool = False
+    abandoned: bool = False
     gate: threading.Event | None = None
     only: str = ""
 
@@ -108,6 +111,25 @@ class Double:
         """Called with each request, its kind and the object's name, before it is answered."""
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
+        self._busy = 0
+        self._done = threading.Condition(self._lock)
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """While a request is worked on."""
+        with self._lock:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._done:
+                self._busy -= 1
+                self._done.notify_all()
+
+    def idle(self, patience_s: float) -> bool:
+        """Wait until no request is worked on; return whether that came to be."""
+        with self._done:
+            return self._done.wait_for(lambda: not self._busy, patience_s)
 
     def fail(self, *calls: str, **fault: object) -> None:
         """Let the next requests of these kinds (or any) meet a `Fault`."""
@@ -214,7 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.double.before(self.call, self.name)
         self.fault = self.double.fault(self.call, self.name)
         try:
-            self._answer_or_refuse()
+            with self.double.busy():
+                self._answer_or_refuse()
         except _Cut:
             self._log(0)
             self.close_connection = True
@@ -224,6 +247,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_or_refuse(self) -> None:
         try:
+            if self.fault.abandoned:
+                self._hang_up()
             if self.fault.gate is not None:
                 self.fault.gate.wait(200)
             if self.fault.status:
@@ -238,6 +263,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(refusal.status, refusal.message.encode(), {}, "text/html")
             else:
                 self._json(refusal.document(), refusal.status)
+
+    def _hang_up(self) -> None:
+        self.rfile = io.BytesIO(self.rfile.read(self.left))
+        self.wfile = io.BytesIO()
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
 
     def _denial(self, permission: str) -> str:
         whom = "someone@example.iam.gserviceaccount.com"

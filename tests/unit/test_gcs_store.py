@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,11 @@ def test_requests_are_few(store, double, tmp_path):
     assert made(lambda: store.put("a/b", b"x")) == {"insert": 1}
     assert made(lambda: store.put("a/b", b"x", if_absent=True)) == {"insert": 1}
     assert made(lambda: store.put("a/c", iter([b"x", b"y"]))) == {"insert": 1}
-    assert made(lambda: store.put("large", tmp_path / "large")) == {"start": 1, "chunk": 2}
+    assert made(lambda: store.put("a/b", b"y")) == {"insert": 1}, "it knows what it wrote"
+    other = GcsStore(store.uri)
+    assert made(lambda: other.put("a/b", b"x")) == {"insert": 2, "get": 1}
+    large = made(lambda: store.put("large", tmp_path / "large"))
+    assert large == {"get": 1, "start": 1, "chunk": 2}
     assert made(lambda: store.put("large", iter([LARGE]), if_absent=True)) == {"get": 1}
     assert made(lambda: store.get("a/b")) == {"media": 1}
     assert made(lambda: store.fetch("large", tmp_path / "there")) == {"media": 1}
@@ -84,6 +89,32 @@ def test_a_write_whose_answer_was_lost_is_known_for_ones_own(store, double, cont
     double.fail("insert", status=503, times=2)
     assert store.put("a", b"other", if_absent=True) is False
     assert store.get("a") == content
+
+
+@pytest.mark.parametrize("before", [b"", b"before"], ids=["absent", "there"])
+def test_a_write_that_arrives_late_undoes_nothing(store, double, before):
+    """A request is held up on its way, its connection breaks, and it is made again."""
+    if before:
+        store.put("a", before)
+    late = threading.Event()
+    double.fail("insert", gate=late, only="a", abandoned=True)
+    assert store.put("a", b"old")
+    assert store.put("a", b"new")
+    late.set()
+    assert double.idle(200)
+    assert store.get("a") == b"new"
+
+
+def test_two_that_write_the_same_both_succeed(store, double):
+    others = [GcsStore(store.uri) for _ in range(4)]
+    put_many(store, {"a": b"first"})
+
+    def write(number: int) -> bool:
+        return all(others[number].put("a", b"%d" % number) for _ in range(20))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(write, range(4)))
+    assert store.get("a") in {b"0", b"1", b"2", b"3"}
 
 
 def test_a_large_upload_goes_on_after_a_cut(store, double):
