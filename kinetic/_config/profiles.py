@@ -243,11 +243,11 @@ def _full() -> set[int]:
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the folder itself, so that no lock file is left; the kernel unlocks it however the
     holder ends."""
-    import fcntl
+    from kinetic._system import locks  # most read profiles, and change none
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        locks.hold(descriptor)
         yield
     finally:
         os.close(descriptor)

@@ -23,7 +23,6 @@ system has them, so they take space only once; small ones lie in packs there, an
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -41,6 +40,7 @@ from kinetic._store import files as store_files
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
 from kinetic._store.many import at_once
+from kinetic._system import locks
 from kinetic.errors import StoreError, StoreFull
 
 _log = logging.getLogger("kinetic.packaging")
@@ -308,7 +308,7 @@ def locked(root: Path, digest: str = "") -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, int(digest[:15] or "0", 16))
+        locks.hold_record(descriptor, start=int(digest[:15] or "0", 16), length=1)
         yield
     finally:
         os.close(descriptor)

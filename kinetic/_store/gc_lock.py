@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kinetic._store.base import FRESH_S, Store
+from kinetic._system import locks
 from kinetic.errors import StoreError
 
 
@@ -80,10 +81,8 @@ def _open(root: str) -> int | None:
 
 
 def _lock(descriptor: int, root: str, *, exclusive: bool) -> None:
-    import fcntl
-
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        locks.hold(descriptor, shared=not exclusive)
     except OSError as error:  # network file systems may refuse to lock a folder
         raise StoreError(
             f"The store {root} cannot be locked: {error}. Set KINETIC_HOME to a folder on a local "

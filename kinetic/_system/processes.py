@@ -7,7 +7,6 @@ that need Linux answer "unknown", and the pipes between the processes do the wor
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from kinetic._core.values import dataclass
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
+_EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -137,7 +137,16 @@ RESERVE = Reserve()
 
 
 def _prctl(option: int, value: int) -> None:
+    import ctypes  # few need it
+
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def threads(pid: int) -> int:
+    """How many threads a process has; 0 when it is gone, or unknown."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/task"))
+    return 0
 
 
 def children(pid: int) -> list[int]:
@@ -171,6 +180,8 @@ def kill(pid: int, signum: int) -> bool:
 
 def kill_thread(pid: int, thread: int, signum: int) -> bool:
     """Send a signal to one thread of a process; return whether it was there."""
+    import ctypes
+
     return bool(ctypes.CDLL(None).tgkill(pid, thread, signum) == 0)
 
 
@@ -289,6 +300,21 @@ def command_line(pid: int) -> bytes:
         OSError: it is gone.
     """
     return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def lasting_command_line(pid: int) -> bytes:
+    """The command line of a process, which is empty for a moment while it becomes another program
+    (exec).
+
+    Raises:
+        OSError: it is gone, or runs no program: a zombie, the kernel's own.
+    """
+    for _ in range(_EXEC_POLLS):
+        if command := command_line(pid):
+            return command
+        Path(f"/proc/{pid}/exe").readlink()
+        time.sleep(_EXEC_POLL_S)
+    return b""
 
 
 def _reap(pids: Iterable[int]) -> None:

@@ -126,5 +126,5 @@ def test_a_supervisor_that_becomes_that_of_the_next_attempt_is_found(home):
         assert supervisor.stdout.readline() == b"held\n"
         found = set()
         while not done.exists():
-            found.add(liveness.lock_holder(lock))
+            found.add(liveness.supervisor(lock))
     assert found == {supervisor.pid}

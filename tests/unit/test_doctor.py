@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._backends.local import launcher, simulation
+from kinetic._backends.local import launcher
 from kinetic._backends.programs import folders
 from kinetic._client.doctor import checks, examination, facts, leftovers
 from kinetic._client.doctor.checks import Folder, Machine, ZygoteStart
@@ -25,6 +25,7 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
+from kinetic._system import machine as room
 from kinetic.cli.root import call
 
 GIB = 1 << 30
@@ -120,8 +121,8 @@ def test_processors_say_which_slices_are_sensible(cpus: int | None, words: str) 
 def test_a_quota_leaves_fewer_processors(tmp_path: Path, quota: str, most: int | None) -> None:
     (tmp_path / "cpu.max").write_text(quota)
     own = len(os.sched_getaffinity(0))
-    assert simulation.usable_cpus(tmp_path / "cpu.max") == (own if most is None else min(own, most))
-    assert simulation.usable_cpus(tmp_path / "absent") == own
+    assert room.usable_cpus(tmp_path / "cpu.max") == (own if most is None else min(own, most))
+    assert room.usable_cpus(tmp_path / "absent") == own
 
 
 def test_namespaces() -> None:

@@ -27,6 +27,16 @@ MAY_READ_ENVIRON = {
 MAY_WRITE_ENVIRON = {"kinetic/_host/worker/main.py", "kinetic/_host/worker/joining.py"}
 """Where a worker, which is a process of its own, gives the function the variables that it was
 promised."""
+WITHOUT_KINETIC = IN_PROGRAMS | {
+    "kinetic/_host/bootstrap.py",
+    "kinetic/_host/worker/startup/kinetic_awaiting.py",
+}
+"""They run where kinetic cannot be imported, or not yet."""
+MAY_LOCK = WITHOUT_KINETIC
+MAY_NAME_PROC = WITHOUT_KINETIC | {
+    "kinetic/_datasets/call_data.py",  # refuses to put data there
+    "kinetic/_host/worker/mounts.py",  # writes what a namespace needs, and names what it mounts
+}
 CHANGING = {"update", "clear", "pop", "setdefault", "__setitem__"}
 
 
@@ -72,6 +82,46 @@ def _changes(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     if isinstance(parent, ast.AugAssign):
         return True
     return isinstance(parent, ast.Attribute) and parent.attr in CHANGING
+
+
+def lock_calls(source: str) -> list[int]:
+    """Lines that lock a file, or ask who does."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch(r"flock|lockf|F_(OFD_)?[GS]ETLKW?", node.attr)
+    ]
+
+
+def proc_paths(source: str) -> list[int]:
+    """Lines with a path below /proc."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.match(r"/proc(/|$)", node.value)
+    ]
+
+
+def imports_of_kinetic(source: str) -> list[int]:
+    """Lines that import something of kinetic when they run, and cannot do without."""
+    tree = ast.parse(source)
+    quiet = {
+        node
+        for block in ast.walk(tree)
+        if (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING")
+        or (isinstance(block, ast.Try) and "except ImportError:" in ast.unparse(block))
+        for node in ast.walk(block)
+    }
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if node not in quiet
+        and isinstance(node, ast.Import | ast.ImportFrom)
+        and re.match(r"(from|import) kinetic\b", ast.unparse(node))
+    ]
 
 
 def docstring_fault(source: str) -> str:
@@ -164,6 +214,25 @@ def test_the_environment_is_changed_only_in_workers() -> None:
     )
 
 
+def is_of_system(path: Path) -> bool:
+    return name(path).startswith("kinetic/_system/")
+
+
+def test_only_system_locks_files() -> None:
+    found = faults(lambda path: not is_of_system(path) and lock_calls(path.read_text()))
+    assert found.keys() <= MAY_LOCK
+
+
+def test_only_system_reads_proc() -> None:
+    found = faults(lambda path: not is_of_system(path) and proc_paths(path.read_text()))
+    assert found.keys() <= MAY_NAME_PROC
+
+
+def test_what_runs_without_kinetic_does_not_import_it() -> None:
+    found = faults(lambda p: name(p) in WITHOUT_KINETIC and imports_of_kinetic(p.read_text()))
+    assert found == {}
+
+
 def test_no_module_is_two_rooms() -> None:
     assert (
         faults(lambda path: (lines := len(path.read_text().splitlines())) > MAX_LINES and lines)
@@ -234,6 +303,13 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
             lambda s: environment_uses(s)[1],
             "import os\ndel os.environ['A']",
             "import os\nx = os.getenv('A')",
+        ),
+        (lock_calls, "import fcntl\nfcntl.flock(1, 2)", "import fcntl\nfcntl.fcntl(1, 2)"),
+        (proc_paths, "open(f'/proc/{pid}/stat')", "open('/process')  # not in /proc"),
+        (
+            imports_of_kinetic,
+            "from kinetic._core import plan",
+            "if TYPE_CHECKING:\n    import kinetic",
         ),
         (docstring_fault, '"""A thing."""', '"""A thing.\n\nIn: a. Out: b.\n"""'),
         (

@@ -9,6 +9,7 @@ from kinetic._backends.base import Capacity
 from kinetic._backends.local import simulation
 from kinetic._backends.local.backend import LocalBackend
 from kinetic._store.local import LocalStore
+from kinetic._system import machine
 
 GIB = 1 << 30
 
@@ -50,6 +51,6 @@ def test_the_backend_looks_at_its_machine(home):
 )
 def test_processors_of_a_container(tmp_path, quota, cpus):
     (tmp_path / "cpu.max").write_text(quota)
-    free = simulation.usable_cpus(tmp_path / "none")
+    free = machine.usable_cpus(tmp_path / "none")
     assert free >= 1
-    assert simulation.usable_cpus(tmp_path / "cpu.max") == (free if cpus is None else cpus)
+    assert machine.usable_cpus(tmp_path / "cpu.max") == (free if cpus is None else cpus)

@@ -26,6 +26,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import files
+from kinetic._system import locks, machine, processes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError
 
 # a list of running jobs does without these, and without what is imported in functions
@@ -58,8 +59,8 @@ class LocalBackend:
         store: Store,
         worker_environ: Mapping[str, str] | None = None,
         *,
-        available_memory_bytes: Callable[[], int | None] = simulation.available_memory_bytes,
-        usable_cpus: Callable[[], int] = simulation.usable_cpus,
+        available_memory_bytes: Callable[[], int | None] = machine.available_memory_bytes,
+        usable_cpus: Callable[[], int] = machine.usable_cpus,
         unreachable_after_s: float = 30.0,
         has_debugger: Callable[[], bool] = simulation.has_debugger,
         system: str = sys.platform,
@@ -221,21 +222,21 @@ class LocalBackend:
         it can."""
         import signal
 
-        pid = liveness.lock_holder(self._folder(ref) / "lock")
+        pid = liveness.supervisor(self._folder(ref) / "lock")
         for signum in (signal.SIGTERM, signal.SIGCONT) if pid else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
     def _stands(self, ref: JobRef) -> bool:
         """Whether the supervisor was stopped (SIGSTOP), and no agent is left to notice."""
-        pid = liveness.lock_holder(self._folder(ref) / "lock")
-        return bool(pid) and liveness.state_of(pid) == "T" and not self._has_agents(ref)
+        pid = liveness.supervisor(self._folder(ref) / "lock")
+        return bool(pid) and processes.state(pid) == "T" and not self._has_agents(ref)
 
     def _end(self, ref: JobRef) -> None:
         """Kill the supervisor, which keeps everybody waiting who follows its job."""
         import signal
 
-        pid = liveness.lock_holder(self._folder(ref) / "lock")
+        pid = liveness.supervisor(self._folder(ref) / "lock")
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -331,7 +332,7 @@ class LocalBackend:
         return (folder / "supervisor.json").exists()
 
     def _is_supervised(self, ref: JobRef) -> bool:
-        return liveness.is_locked(self._folder(ref) / "lock")
+        return locks.is_record_held(self._folder(ref) / "lock")
 
 
 def _folder_of(store: Store) -> Path:

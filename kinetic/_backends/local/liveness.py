@@ -7,7 +7,6 @@ comes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -15,12 +14,10 @@ from pathlib import Path
 
 from kinetic._core import record
 from kinetic._store import files
+from kinetic._system import locks, processes
 from kinetic.errors import CorruptRecord
 
 LOOK_EVERY_S = 1.0
-_EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
-_FLOCK = "hhqqi4x"
-"""`struct flock`: kind, origin, start, length, process."""
 
 
 class StuckWatch:
@@ -50,7 +47,7 @@ class SupervisorWatch:
         self.fd = -1
 
     def is_alive(self) -> bool:
-        return is_locked(self._folder / "lock")
+        return locks.is_record_held(self._folder / "lock")
 
     def wait(self, timeout_s: float) -> None:
         """Sleep, but not past the supervisor's end."""
@@ -74,75 +71,28 @@ class SupervisorWatch:
             os.close(self.fd)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    finally:
-        os.close(fd)
-    return False
+def supervisor(lock: Path) -> int:
+    """The supervisor that holds the job's lock; 0 when it is free. The kernel knows it before it
+    has written anything."""
+    pid = locks.record_holder(lock)
+    return pid if pid and _is_supervisor(pid) else 0
 
 
-def lock_holder(path: Path) -> int:
-    """The supervisor that holds the lock; 0 when it is free. The kernel knows it before it has
-    written anything."""
-    import struct
-
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return 0
-    try:
-        # Asking with F_RDLCK ignores the shared lock that `is_locked` holds for a moment.
-        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
-    return 0 if kind == fcntl.F_UNLCK or not _is_supervisor(pid) else int(pid)
-
-
-def _is_supervisor(pid: object) -> bool:
+def _is_supervisor(pid: int) -> bool:
     """Whether the number means a supervisor here: on a shared disk the holder may be another
     machine's process."""
     with contextlib.suppress(OSError):
-        command = _command_line(Path(f"/proc/{pid}"))
+        command = processes.lasting_command_line(pid)
         return b"kinetic-supervisor" in command or b"kinetic._host.local.supervisor" in command
     return False
 
 
-def _command_line(process: Path) -> bytes:
-    """Empty for good only if the process has none: it is empty as well while the process becomes
-    another program (exec), as a supervisor does between two attempts."""
-    for _ in range(_EXEC_POLLS):
-        command = (process / "cmdline").read_bytes()
-        if command:
-            return command
-        (process / "exe").readlink()  # raises for what runs no program: a zombie, the kernel's
-        time.sleep(_EXEC_POLL_S)
-    return b""
-
-
-def is_agent(pid: object, job_id: str) -> bool:
+def is_agent(pid: int, job_id: str) -> bool:
     """Whether this is an agent of the job, and one that can end: it is not over, and nobody has
     stopped it."""
     with contextlib.suppress(OSError):
         # For a moment after the fork an agent still has the supervisor's title; it has the job's id
         # as well.
-        return (
-            state_of(pid) not in "TtZX"
-            and job_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
+        can_end = processes.state(pid) not in ("", "T", "t", "Z", "X")
+        return can_end and job_id.encode() in processes.command_line(pid)
     return False
-
-
-def state_of(pid: object) -> str:
-    """The letter by which the kernel calls the state of a process; "X" when it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return "X"

@@ -1,12 +1,10 @@
-"""What a simulated slice needs of this machine: pure arithmetic and one look at /proc/meminfo.
+"""What a simulated slice needs of this machine: pure arithmetic.
 
 In: a plan. Out: the local backend's document, an estimate of memory.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,32 +226,3 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
                 f"volumes: data at {mount} would hide {hidden[0]}, which jobs need. Choose another "
                 "path, such as /data."
             )
-
-
-def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may use: those of its affinity, as far as a
-    container's quota leaves them."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    with contextlib.suppress(OSError, ValueError):
-        used_us, period_us = map(int, quota.read_text().split())  # "max" when there is no quota
-        return max(1, min(count, round(used_us / period_us)))
-    return count
-
-
-def available_memory_bytes() -> int | None:
-    """Memory that new processes could get now; None if this machine does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-                return min(free, _group_headroom_bytes() or free)
-    return None
-
-
-def _group_headroom_bytes() -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return None

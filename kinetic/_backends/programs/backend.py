@@ -40,7 +40,7 @@ from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
-from kinetic._system import processes
+from kinetic._system import machine, processes
 from kinetic._system.connection import SocketConnection
 from kinetic._system.processes import Process
 from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
@@ -82,7 +82,7 @@ class ProgramsBackend:
         simulation.check_system(sys.platform, plan.place)
         simulation.check_reach(plan)
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
-        simulation.check_memory(plan, simulation.available_memory_bytes())
+        simulation.check_memory(plan, machine.available_memory_bytes())
         simulation.check_debugger(plan, installed=simulation.has_debugger)
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)

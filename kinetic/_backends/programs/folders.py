@@ -8,12 +8,12 @@ They stay until a job is looked at or cleaned up, which may be never.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from kinetic._config import settings
+from kinetic._system import locks
 
 LOCK = "alive"
 """The file whose lock all processes of a job inherit."""
@@ -28,17 +28,7 @@ def root() -> Path:
 
 def is_used(folder: Path) -> bool:
     """Whether a process of any host is left."""
-    try:
-        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return locks.is_held(folder / LOCK)
 
 
 def was_begun(folder: Path) -> bool:
@@ -54,7 +44,7 @@ def held(folder: Path) -> Iterator[int]:
     """A descriptor with a lock that ends when the last process that inherited it has closed it."""
     fd = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        locks.hold(fd)
         os.write(fd, b"held\n")  # An empty one says that nothing was started yet.
         yield fd
     finally:

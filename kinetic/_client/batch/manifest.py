@@ -23,6 +23,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
+from kinetic._system import locks
 from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
 
 SCHEMA_VERSION = 1
@@ -275,10 +276,8 @@ class Lock:
         self._file: IO[bytes] | None = None
         self._note = (os.getpid(), group_id)
         if (folder := store.as_folder()) is not None:
-            import fcntl
-
             self._file = open(folder / layout.group(group_id) / "lock", "wb")
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            locks.hold_record(self._file.fileno())
         _held_here.add(self._note)
 
     def release(self) -> None:
@@ -294,16 +293,7 @@ def is_held(store: Store, group_id: str) -> bool | None:
         return True
     if (folder := store.as_folder()) is None:
         return None
-    import fcntl
-
-    try:
-        with open(folder / layout.group(group_id) / "lock", "rb") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
+    return locks.is_record_held(folder / layout.group(group_id) / "lock")
 
 
 def _read(store: Store, key: str) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
-from kinetic._backends.local.simulation import available_memory_bytes, usable_cpus
 from kinetic._backends.programs import folders
 from kinetic._client.doctor.checks import Access, Folder, Machine, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
@@ -36,6 +35,7 @@ from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
 from kinetic._store.open import open_store
 from kinetic._system import processes
+from kinetic._system.machine import available_memory_bytes, usable_cpus
 from kinetic.errors import CorruptRecord, KineticError, NotFound, UnsupportedVersion
 from kinetic.version import __version__
 

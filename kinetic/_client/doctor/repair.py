@@ -7,7 +7,6 @@ they may be needed again by now.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -23,6 +22,7 @@ from kinetic._core import layout
 from kinetic._core.ref import JobRef
 from kinetic._store import index
 from kinetic._store.local import LocalStore
+from kinetic._system import locks
 from kinetic.errors import KineticError
 
 
@@ -79,10 +79,6 @@ def _alone(store: LocalStore, job_id: str) -> Iterator[bool]:
         yield False
         return
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
-    else:
-        yield True
+        yield locks.try_hold_record(descriptor)
     finally:
         os.close(descriptor)

@@ -15,7 +15,6 @@ away from that job. What a killed job left is removed with the next job that has
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -26,6 +25,7 @@ from pathlib import Path
 from kinetic._core.plan import Dataset
 from kinetic._datasets import cached_copy
 from kinetic._store import files
+from kinetic._system import locks
 from kinetic.errors import StoreError
 
 RECORD = "mountpoints.json"
@@ -57,7 +57,9 @@ class Mountpoints:
                     if not os.path.lexists(path):
                         _make(path, each.is_dir, made)
                     if _is_ours(path, made):
-                        self._held.append(_locked(path, fcntl.LOCK_SH))
+                        descriptor = _opened(path)
+                        self._held.append(descriptor)
+                        locks.hold(descriptor, shared=True)
             finally:
                 self._write(made)
 
@@ -120,14 +122,8 @@ def _is_ours(path: str, made: dict[str, str]) -> bool:
     return path in made and made[path] == _stamp(path)
 
 
-def _locked(path: str, how: int) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, how)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _opened(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _swept(made: dict[str, str]) -> dict[str, str]:
@@ -136,9 +132,11 @@ def _swept(made: dict[str, str]) -> dict[str, str]:
     for path in sorted(left, reverse=True):  # what lies in a folder before the folder
         above = os.path.dirname(path)
         ours_above = _is_ours(above, left)
-        with suppress(OSError):  # another job keeps it, or something is in it
-            descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):  # something is in it
+            descriptor = _opened(path)
             try:
+                if not locks.try_hold(descriptor):
+                    continue  # another job keeps it
                 os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
             finally:
                 os.close(descriptor)

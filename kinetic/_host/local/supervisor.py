@@ -26,7 +26,7 @@ from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agents import Agents, import_gang_modules
 from kinetic._store.local import LocalStore
-from kinetic._system import processes
+from kinetic._system import locks, processes
 from kinetic.errors import KineticError
 
 # The leader is imported once the agents are forked: they do not wait for it.
@@ -134,7 +134,7 @@ class Supervisor:
         """Hold the job's lock for as long as this process lives. A record lock is not inherited by
         children, and survives the exec of another attempt."""
         self._lock_file = open(self._own / "lock", "w")
-        fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
+        locks.hold_record(self._lock_file.fileno())
         self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
         self._lock_file.flush()
 

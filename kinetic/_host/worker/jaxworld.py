@@ -17,6 +17,7 @@ from typing import Any
 from kinetic._host.worker import joining
 from kinetic._host.worker.joining import World
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
+from kinetic._system import machine, processes
 
 STARTUP = str(Path(__file__).parent / "startup")
 """Goes first on the PYTHONPATH of every program that a function starts."""
@@ -62,7 +63,7 @@ def environ(
     )
     if world.simulated or world.platform == "cpu":  # cpu:4 has four devices also on a cluster
         env["JAX_NUM_CPU_DEVICES"] = str(world.devices)
-        env["NPROC"] = str(_threads(world.devices, _cores()))
+        env["NPROC"] = str(_threads(world.devices, machine.cores()))
     if world.processes > 1:
         env |= {
             "JAX_COORDINATOR_ADDRESS": world.coordinator,
@@ -90,10 +91,6 @@ def _threads(devices: int, cores: int) -> int:
     soon stands still forever: its launches occupy all threads.
     """
     return max(cores, _THREADS_PER_DEVICE * devices)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _for_torch(world: World) -> dict[str, str]:
@@ -137,7 +134,7 @@ def is_fork_safe() -> bool:
 
         if xla_bridge.backends_are_initialized():
             return False
-    return not os.path.isdir("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1
+    return processes.threads(os.getpid()) <= 1
 
 
 def enter(world: World, joins: bool | str) -> None:

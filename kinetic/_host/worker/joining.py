@@ -2,8 +2,8 @@
 backend first starts.
 
 In: this process's rank (`World`). Out: an initialized `jax.distributed`; an `initialize` that needs
-no arguments. Programs load this file in interpreters that may not have kinetic: it imports nothing
-of kinetic, and JAX not before the program does.
+no arguments. Programs load this file in interpreters that may not have kinetic: it needs nothing of
+kinetic, and imports JAX not before the program does.
 
 JAX has no hook before its backends start: a plugin (`jax_plugins`) is called then, but what it
 raises is swallowed, and the host would go on alone; a cluster (`ClusterEnv`) is asked only by
@@ -27,7 +27,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
-from kinetic._core.values import dataclass
+try:  # quicker to make
+    from kinetic._core.values import dataclass
+except ImportError:
+    from dataclasses import dataclass
 
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """What the file says, before the id of the process."""

@@ -1,0 +1,95 @@
+"""Locks of the kernel on files and folders: free again however their holder ends.
+
+In: descriptors, paths. Out: locks; who holds one. The only module that calls `flock` and `lockf`.
+
+There are two kinds, and neither sees the other. The lock of an *open file* or folder (`flock`) is
+held by all processes that have inherited the descriptor, until the last of them has closed it. A
+*record* lock (`lockf`) is held by one process: forks do not hold it, and an exec keeps it; but
+closing any descriptor of the file frees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_FLOCK = "hhqqi4x"
+"""`struct flock` of Linux: kind, origin, start, length, process."""
+
+
+def hold(fd: int, *, shared: bool = False) -> None:
+    """Lock the open file or folder; wait until that is possible.
+
+    Raises:
+        OSError: the file system has no such locks.
+    """
+    fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def try_hold(fd: int, *, shared: bool = False) -> bool:
+    """Lock the open file or folder, unless somebody else does; return whether it is locked."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock of the open file; False when there is no such file."""
+    with _opened(path) as fd:
+        return fd is not None and not try_hold(fd, shared=True)
+
+
+def hold_record(fd: int, *, start: int = 0, length: int = 0) -> None:
+    """Lock so many bytes of a file that is open for writing (0: all from `start` on), whether or
+    not they are there; wait until that is possible."""
+    fcntl.lockf(fd, fcntl.LOCK_EX, length, start)
+
+
+def try_hold_record(fd: int, *, shared: bool = False) -> bool:
+    """Lock the file, unless another process does; return whether it is locked."""
+    with contextlib.suppress(BlockingIOError, PermissionError):
+        fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def is_record_held(path: Path) -> bool:
+    """Whether another process holds the record lock; False when there is no such file.
+
+    Looking frees a lock that this process holds itself.
+    """
+    with _opened(path) as fd:
+        return fd is not None and not try_hold_record(fd, shared=True)
+
+
+def record_holder(path: Path) -> int:
+    """The process that holds the record lock alone; 0 when it is free, or unknown. On a shared disk
+    it may be another machine's."""
+    with _opened(path) as fd:
+        if fd is None or sys.platform != "linux":
+            return 0
+        # Asking with F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        return 0 if kind == fcntl.F_UNLCK else int(pid)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A descriptor for reading; None when the file cannot be opened. What is no file does not keep
+    us waiting."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,43 @@
+"""What this machine has room for: its processors and memory, as far as a container's limits leave
+them.
+
+In: /proc and the limits of the control group. Out: numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may use: those of its affinity, as far as a
+    container's quota leaves them."""
+    count = cores()
+    with contextlib.suppress(OSError, ValueError):
+        used_us, period_us = map(int, quota.read_text().split())  # "max" when there is no quota
+        return max(1, min(count, round(used_us / period_us)))
+    return count
+
+
+def cores() -> int:
+    """Return how many processors this process may use, whatever its quota."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new processes could get now; None if this machine does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+                return min(free, _group_headroom_bytes() or free)
+    return None
+
+
+def _group_headroom_bytes() -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return None
