@@ -14,7 +14,7 @@ from kinetic._core import layout
 from kinetic._core.log_format import LogChunk
 from kinetic._core.ref import JobRef
 from kinetic._store.base import Store
-from kinetic._store.log_segments import LOOK_EVERY_S, SegmentReader
+from kinetic._store.log_segments import GROWS_BYTES, LOOK_EVERY_S, SegmentReader
 from kinetic._store.many import at_once
 
 POLL_S = 0.1
@@ -33,28 +33,40 @@ def logs(
         return SegmentReader(store, key, host, attempt=attempt, failures=request.failures)
 
     def follow(attempt: int, readers: list[SegmentReader]) -> Iterator[LogChunk | None]:
-        ask_at = 0.0
+        def is_over() -> bool:
+            return attempt_logs.is_repeated(store, ref, attempt) or has_ended()
+
         while True:
-            ended = False
-            if time.monotonic() >= ask_at:
-                # Asked before reading: what was printed is there.
-                ended = attempt_logs.is_repeated(store, ref, attempt) or has_ended()
-                ask_at = time.monotonic() + LOOK_EVERY_S
-            look = _rest_of if ended else _new_of
-            new = at_once(look, readers, store.calls_at_once)
-            for chunks in new:
-                yield from chunks
-            if ended:
+            looked_at = time.monotonic()
+            # Asked before the last reading: what was printed is there.
+            over, new = _look(is_over, readers, store.calls_at_once)
+            yield from new
+            if over:
+                for chunks in at_once(_rest_of, readers, store.calls_at_once):
+                    yield from chunks
                 return
-            if not any(new):
+            is_behind = sum(len(chunk.data) for chunk in new) >= GROWS_BYTES
+            while not is_behind and time.monotonic() < looked_at + LOOK_EVERY_S:
                 yield None
                 time.sleep(POLL_S)
 
     return attempt_logs.read(store, ref, request, reader_of, follow)
 
 
-def _new_of(reader: SegmentReader) -> list[LogChunk]:
-    return list(reader.read())
+def _look(
+    is_over: Callable[[], bool], readers: list[SegmentReader], threads: int
+) -> tuple[bool, list[LogChunk]]:
+    """All calls of one look at the same time: each takes its time over a line."""
+    ended: list[bool] = []
+
+    def act(reader: SegmentReader | None) -> list[LogChunk]:
+        if reader is not None:
+            return list(reader.read())
+        ended.append(is_over())
+        return []
+
+    found = at_once(act, [None, *readers], threads)
+    return ended[0], [chunk for chunks in found for chunk in chunks]
 
 
 def _rest_of(reader: SegmentReader) -> list[LogChunk]:

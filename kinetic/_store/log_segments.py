@@ -2,9 +2,11 @@
 
 In: the growing files of one host (see `_core.log_format`). Out: segments; from these, `LogChunk`s.
 
-The agent writes the files to its own disk, as always, and a thread sends what was appended: every
-`PAUSE_S`, and less often as a log grows long. A killed agent loses at most the output since the
-last segment. A segment is named by its offset, so a reader knows the name of the next one:
+The agent writes the files to its own disk, as always, and a thread sends what was appended: at once
+after a quiet moment, then every second at most, in jobs of days as well. So that these leave
+thousands of objects and not millions, the newest segment is written again, with more output in it,
+until it is large or old. A killed agent loses at most the output since it last sent. A segment is
+named by its offset, so a reader knows the name of the next one:
 
     <log>.d/<offset, 16 digits>     "KLS1", length of the records, the records, the output
 """
@@ -38,12 +40,21 @@ from kinetic.errors import CorruptRecord, NotFound, StoreError
 _log = logging.getLogger("kinetic.storage")
 
 PAUSE_S = 0.5
-LONGEST_PAUSE_S = 10.0
-PAUSE_GROWS_S = 0.01
-"""Added with each segment, so that a job of days leaves thousands of them and not millions."""
+"""Between two segments, while there are few."""
+FEW = 40
+"""So many segments are written once only: the output of the first minute."""
+LONGEST_PAUSE_S = 1.0
+"""Later. A bucket lets an object be written again once a second:
+https://cloud.google.com/storage/quotas#objects"""
 SEGMENT_BYTES = 4 << 20
+GROWS_BYTES = 1 << 14
+GROWS_S = 10.0
+"""A segment that is larger or older than that does not grow any more."""
 LOOK_EVERY_S = 0.5
-"""How often a reader that is up to date polls."""
+"""How often a reader that is up to date looks for more."""
+LOOK_BACK_EVERY_S = 10.0
+"""How often it looks at a segment that should not grow any more; a slow store may have taken long
+to write it."""
 _MAGIC = b"KLS1"
 _HEAD = struct.Struct("<4sI")
 _Record = tuple[int, int, int]
@@ -113,15 +124,27 @@ class SegmentWriter:
         store: the destination.
         log_key: the key that the log would have in a folder.
         files: `log` and `log.idx`, which it only reads.
+        clock: seconds; for tests.
     """
 
-    def __init__(self, store: Store, log_key: str, files: tuple[Path, Path]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        log_key: str,
+        files: tuple[Path, Path],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._log_key = log_key
         self._fds = tuple(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in files)
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._is_new = threading.Event()
+        self._clock = clock
         self._pending: Segment | None = None
+        self._newest: Segment | None = None
+        self._newest_since = 0.0
         self._base = 0
         self._log_at = self._index_at = self._sent = 0
         self._thread = threading.Thread(target=self._run, name="kinetic-segments", daemon=True)
@@ -142,9 +165,14 @@ class SegmentWriter:
             time.sleep(min(PAUSE_S, patience_s))
         return True
 
+    def wake(self) -> None:
+        """Something was appended."""
+        self._is_new.set()
+
     def close(self, patience_s: float = 10.0) -> None:
         """Send the rest, and stop."""
         self._closing.set()
+        self._is_new.set()
         if self._thread.is_alive():
             self._thread.join()
         self.flush(patience_s, all_bytes=True)
@@ -152,17 +180,22 @@ class SegmentWriter:
             os.close(fd)
 
     def _run(self) -> None:
-        while not self._closing.wait(min(PAUSE_S + self._sent * PAUSE_GROWS_S, LONGEST_PAUSE_S)):
-            self._send()
+        while not self._closing.is_set():
+            self._is_new.wait()
+            self._is_new.clear()
+            if not self._send():
+                self._is_new.set()
+            self._closing.wait(PAUSE_S if self._sent < FEW else LONGEST_PAUSE_S)
 
     def _send(self, *, all_bytes: bool = False) -> bool:
         """Send what was appended; return whether the store accepted it. The rest is retried."""
         with self._lock:
             try:
                 while (segment := self._pending or self._next(all_bytes)) is not None:
-                    # Retried unchanged: the store may have accepted it despite the error.
-                    self._pending = segment
-                    self._put(segment)
+                    # Retried unchanged: the store may have accepted it despite the error. For the
+                    # same reason it does not grow later: the first try may still be under way.
+                    is_first_try, self._pending = self._pending is None, segment
+                    self._put(segment, may_grow=is_first_try)
                     self._pending = None
             except (StoreError, NotFound) as error:
                 _log.info("output could not be sent, and is sent later: %s", error)
@@ -170,7 +203,7 @@ class SegmentWriter:
             return True
 
     def _next(self, all_bytes: bool) -> Segment | None:
-        """The next segment: whole chunks only, unless `all_bytes`."""
+        """The next segment, or the newest one, grown: whole chunks only, unless `all_bytes`."""
         packed = os.pread(self._fds[1], (SEGMENT_BYTES // 64) * RECORD.size, self._index_at)
         records = decode_records(packed)
         most = self._log_at + SEGMENT_BYTES
@@ -183,20 +216,32 @@ class SegmentWriter:
             return None
         data = os.pread(self._fds[0], end - self._log_at, self._log_at)
         moved = tuple((at + self._base, time_ns, stream) for at, time_ns, stream in taken)
+        newest = self._newest
+        if newest is not None and self._clock() - self._newest_since < GROWS_S:
+            return Segment(newest.begin, newest.records + moved, newest.data + data)
+        self._newest = None
         return Segment(self._log_at + self._base, moved, data)
 
-    def _put(self, segment: Segment) -> None:
+    def _put(self, segment: Segment, *, may_grow: bool) -> None:
         content = segment.encode()
         key = _key(self._log_key, segment.begin)
-        if not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
+        newest = self._newest
+        if newest is not None:
+            self._store.put(key, content)
+        elif not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
             # Written by an earlier agent that was killed: continue after its output.
             last = [*self._store.list(prefix(self._log_key))][-1]
             begin = int(last.rpartition("/")[2])
             self._base = Segment.decode(begin, self._store.get(last)).end - self._log_at
             return  # _next makes it again with the new base
-        self._log_at += len(segment.data)
-        self._index_at += len(segment.records) * RECORD.size
+        self._log_at = segment.end - self._base
+        known = 0 if newest is None else len(newest.records)
+        self._index_at += (len(segment.records) - known) * RECORD.size
         self._sent += 1
+        if newest is None:
+            self._newest_since = self._clock()
+        grows = may_grow and self._sent >= FEW and len(segment.data) < GROWS_BYTES
+        self._newest = segment if grows else None
 
 
 class SegmentReader:
@@ -223,7 +268,8 @@ class SegmentReader:
         self._clock = clock
         self._at = 0
         self._begins: list[int] | None = None
-        self._look_at = 0.0
+        self._newest: int | None = None
+        self._grew_at, self._looked_back_at = clock(), 0.0
         self._damaged: set[int] = set()
 
     def start_at(self, offset: int) -> None:
@@ -260,14 +306,10 @@ class SegmentReader:
         return self._chunk(STDOUT, 0, b"")
 
     def read(self) -> Iterator[LogChunk]:
-        """Yield new output; polls the store at most every `LOOK_EVERY_S`."""
-        if self._clock() >= self._look_at:
-            yield from self._read()
-
-    def _read(self) -> Iterator[LogChunk]:
-        segments = self._new()
-        self._look_at = 0.0 if segments else self._clock() + LOOK_EVERY_S
-        for segment in segments:
+        """Yield new output: one look into the store."""
+        before = self._at
+        for segment in self._new():
+            self._newest = segment.begin if len(segment.data) < GROWS_BYTES else None
             for end, time_ns, stream, data in segment.chunks():
                 if end <= self._at:
                     continue
@@ -277,10 +319,13 @@ class SegmentReader:
                     yield self._chunk(stream, time_ns, new)
                 elif self._failures:
                     yield self._chunk(STDERR, time_ns, new)
+        if self._at != before:
+            self._grew_at = self._clock()
 
     def rest(self) -> Iterator[LogChunk]:
         """Yield the rest, once nothing more is written."""
-        while chunks := list(self._read()):
+        self._looked_back_at = -LOOK_BACK_EVERY_S
+        while chunks := list(self.read()):
             yield from chunks
 
     def close(self) -> None:
@@ -290,11 +335,11 @@ class SegmentReader:
         return LogChunk(self._host, stream, time_ns, data, Position(self._attempt, self._at))
 
     def _new(self) -> list[Segment]:
-        """The next segments: one if the reader is up to date, else as many as the store reads at
-        once."""
+        """The next segments: if the reader is up to date the next one, and the one before if it may
+        have grown; else as many as the store reads at once."""
         if self._begins is None:
             self._begins = _from(self._list(), self._at)
-        begins = self._begins[: max(self._store.calls_at_once, 1)] or [self._at]
+        begins = self._begins[: max(self._store.calls_at_once, 1)] or self._newest_and_next()
         found = get_many(self._store, [_key(self._log_key, begin) for begin in begins])
         segments = []
         for begin in begins:
@@ -311,6 +356,14 @@ class SegmentReader:
                 return segments or (self._new() if self._begins else [])
         self._begins = self._begins[len(segments) :]
         return segments
+
+    def _newest_and_next(self) -> list[int]:
+        now = self._clock()
+        pause_s = 0.0 if now - self._grew_at < 2 * GROWS_S else LOOK_BACK_EVERY_S
+        if self._newest is None or now - self._looked_back_at < pause_s:
+            return [self._at]
+        self._looked_back_at = now
+        return [self._newest, self._at]
 
     def _list(self) -> list[int]:
         names = (key.rpartition("/")[2] for key in self._store.list(prefix(self._log_key)))

@@ -206,14 +206,145 @@ def test_output_is_sent_while_it_is_printed(tmp_path):
 
     store = Telling()
     host = Host(tmp_path / "host", store)
-    host.writer.start()
+    host.log.send_by(host.writer)
     host.log.write(STDOUT, b"first\n")
     assert arrived.wait(200)
     assert [c.data for c in reader_of(store).read()] == [b"first\n"]
     host.log.write(STDOUT, b"last\n")
     host.log.close()
-    host.writer.close()
     assert [c.data for c in everything(reader_of(store))] == [b"first\n", b"last\n"]
+
+
+# -- long jobs: the newest segment grows -----------------------------------------------------------
+
+
+class Clock:
+    """Seconds, as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def old_host(tmp_path, store, clock, monkeypatch) -> Host:
+    """A host whose job has run for long."""
+    monkeypatch.setattr(log_segments, "FEW", 0)
+    host = Host(tmp_path / "old", store)
+    host.writer = SegmentWriter(store, KEY, host.files, clock=clock)
+    return host
+
+
+def objects(store: MemoryStore) -> int:
+    return len(list(store.list(log_segments.prefix(KEY))))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_readers_see_a_log_whose_segments_grow_as_it_is(old_host, store, clock, seed):
+    """Whenever a reader begins, and wherever it goes on."""
+    chance = random.Random(seed)
+    readers, seen = [reader_of(store, clock=clock)], [[]]
+    for n in range(150):
+        for _ in range(chance.randrange(3)):
+            line = f"{n} {'x' * chance.choice((0, 10, 3000))}\n"
+            old_host.log.write(chance.choice((STDOUT, STDERR)), line.encode())
+        if chance.random() < 0.7:
+            assert old_host.writer.flush()
+        clock.now += chance.choice((0.0, 1.0, 1.0, 7.0, 40.0))
+        for reader, got in zip(readers, seen, strict=True):
+            if chance.random() < 0.5:
+                got.extend(reader.read())
+        if chance.random() < 0.05:
+            begun = chance.choice(seen)[:]
+            reader = reader_of(store, clock=clock)
+            reader.start_at(begun[-1].end.offset if begun else 0)
+            readers.append(reader)
+            seen.append(begun)
+    old_host.log.close()
+    old_host.writer.close()
+    for reader, got in zip(readers, seen, strict=True):
+        got.extend(reader.rest())
+        assert got == old_host.local()
+        assert [c.end for c in got] == sorted({c.end for c in got})
+
+
+def test_a_log_of_days_has_few_segments(old_host, store, clock):
+    for n in range(3600):
+        old_host.log.write(STDOUT, f"step {n}\n".encode())
+        assert old_host.writer.flush()
+        clock.now += 1.0
+    assert objects(store) <= 361
+    assert everything(reader_of(store)) == old_host.local()
+
+
+def test_what_is_printed_is_seen_by_the_next_look(old_host, store, clock):
+    reader = reader_of(store, clock=clock)
+    for n in range(100):
+        clock.now += n % 30
+        old_host.log.write(STDOUT, f"{n}\n".encode())
+        assert old_host.writer.flush()
+        assert [chunk.data for chunk in reader.read()] == [f"{n}\n".encode()]
+
+
+def test_a_quiet_log_is_not_read_again_and_again(old_host, store, clock):
+    reader = reader_of(store, clock=clock)
+    old_host.log.write(STDOUT, b"x" * 9999 + b"\n")
+    assert old_host.writer.flush()
+    list(reader.read())
+    clock.now += 30
+    store.forget_calls()
+    for _ in range(100):
+        assert not list(reader.read())
+        clock.now += log_segments.LOOK_EVERY_S
+    assert store.calls["get"] <= 100 + 100 * 0.5 / log_segments.LOOK_BACK_EVERY_S + 1
+
+
+def test_a_segment_that_was_written_late_is_found(old_host, store, clock):
+    """The writer decided in time that it grows; the store took minutes to take it."""
+    reader = reader_of(store, clock=clock)
+    old_host.log.write(STDOUT, b"one\n")
+    assert old_host.writer.flush()
+    list(reader.read())
+    old_host.log.write(STDOUT, b"two\n")
+    late = old_host.writer._next(False)
+    assert late.begin == 0
+    for _ in range(200):
+        clock.now += 1
+        assert not list(reader.read())
+    store.put(log_segments._key(KEY, 0), late.encode())
+    clock.now += log_segments.LOOK_BACK_EVERY_S
+    assert [chunk.data for chunk in reader.read()] == [b"two\n"]
+
+
+def test_what_was_sent_twice_does_not_grow(tmp_path, monkeypatch):
+    """The first try may arrive after the second: with less in it than what came later."""
+    monkeypatch.setattr(log_segments, "FEW", 0)
+
+    class Failing(MemoryStore):
+        fails = False
+
+        def put(self, key, data, *, if_absent=False):
+            if self.fails:
+                raise StoreError("no")
+            return super().put(key, data, if_absent=if_absent)
+
+    store = Failing()
+    host = Host(tmp_path / "host", store)
+    for n in range(4):
+        host.log.write(STDOUT, f"{n}\n".encode())
+        store.fails = n == 1
+        host.writer.flush(patience_s=0)
+        store.fails = False
+        host.writer.flush()
+    assert objects(store) == 2
+    assert everything(reader_of(store)) == host.local()
 
 
 def test_a_job_is_followed_to_its_end(host, store):

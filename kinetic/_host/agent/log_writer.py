@@ -125,6 +125,8 @@ class HostLog:
             self._append(self._index, encode_record(self._end, self._clock_ns(), stream))
             if self.lost_bytes:
                 self._align_index()
+            if self._segments is not None:
+                self._segments.wake()
 
     def say(self, text: str, stream: int = STDERR) -> None:
         """Append lines of kinetic's own, even when there is no room for output any more."""
