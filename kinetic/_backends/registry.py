@@ -208,7 +208,7 @@ def _cluster(settings: Settings) -> Place:
 
 def _connected(place: Place, variables: Mapping[str, str], patience: Patience | None = None) -> Api:
     from kinetic._backends.kubernetes import kubeconfig
-    from kinetic._backends.kubernetes.connection import HttpApi
+    from kinetic._backends.kubernetes.connection import HttpApi, shared
     from kinetic._backends.local import simulation
 
     try:
@@ -221,6 +221,8 @@ def _connected(place: Place, variables: Mapping[str, str], patience: Patience | 
         raise PreflightError(
             f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
         ) from error
+    if patience is None:
+        return shared(access, variables, namespace=place.namespace)
     return HttpApi(access, variables, namespace=place.namespace, patience=patience)
 
 

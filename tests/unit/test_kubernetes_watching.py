@@ -163,6 +163,7 @@ def test_an_outage_is_told_and_waited_out_with_growing_pauses() -> None:
         "INTERRUPTED",
         "SYNCED",
         "INTERRUPTED",
+        "SYNCED",
         "ADDED a",
         "INTERRUPTED",
     ]
@@ -175,7 +176,7 @@ def test_missing_rights_are_raised_at_first_and_waited_out_later() -> None:
     no = Forbidden("You may not list jobs.")
     with pytest.raises(PreflightError):
         next(iter(watcher(Server([no]))))
-    assert shown(told(Server([Listing([], "5")], [no, []]))) == ["SYNCED", "INTERRUPTED"]
+    assert shown(told(Server([Listing([], "5")], [no, []]))) == ["SYNCED", "INTERRUPTED", "SYNCED"]
 
 
 def test_another_error_in_the_stream_is_an_interruption() -> None:

@@ -19,6 +19,7 @@ from kinetic._backends.kubernetes.answers import Conflict
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
+from kinetic._backends.kubernetes.live import live_of
 from kinetic._backends.kubernetes.look import Look, resource_of
 from kinetic._backends.kubernetes.observed import current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
@@ -137,17 +138,29 @@ class KubernetesBackend:
     # -- what becomes of jobs ----------------------------------------------------------------------
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From one list of workloads and one of pods, whichever number of jobs is asked for."""
+        """From one list of workloads and one of pods, whichever number of jobs is asked for; for
+        jobs that are followed from watches, until these tell of an end."""
+        if not refs:
+            return {}
         were_there = self._there
         look = self._look(refs)
-        self._there |= {ref.job_id for ref in refs if look.workload(ref) is not None}
-        return {ref.job_id: self._status(ref, look, were_there) for ref in refs}
+        there = [ref for ref in refs if look.workload(ref) is not None]
+        sure = there if look.is_remembered else refs
+        found = {ref.job_id: self._status(ref, look, were_there) for ref in sure}
+        self._there |= {ref.job_id for ref in there}
+        if look.is_remembered:
+            going_on = {job for job, status in found.items() if not status.phase.ended}
+            if unsure := [ref for ref in refs if ref.job_id not in going_on]:
+                look = self._look(unsure, now=True)
+                found |= {ref.job_id: self._status(ref, look, were_there) for ref in unsure}
+        return found
 
-    def _look(self, refs: Sequence[JobRef]) -> Look:
+    def _look(self, refs: Sequence[JobRef], *, now: bool = False) -> Look:
         """Once the cluster has answered, credentials that expire do not end the wait: the store has
         the verdict, and the user can log in meanwhile."""
+        live = live_of(self._api)
         try:
-            look = Look(self._api, refs)
+            look = live.fresh(refs) if now else live.look(refs)
         except PreflightError as error:
             if self._has_answered:
                 raise BackendUnavailable(str(error)) from error
@@ -243,7 +256,7 @@ class KubernetesBackend:
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """From what the cluster still has of its pods."""
-        look = self._look([ref])
+        look = self._look([ref], now=True)
         workload = look.workload(ref)
         if workload is None:
             return ""
@@ -259,16 +272,25 @@ class KubernetesBackend:
     def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
         """Whether the job has ended: by its verdict, else by the cluster, which is asked less
         often."""
-        asked_at = -LOOK_EVERY_S
+        ask_at = 0.0
+        failed = False
 
         def has_ended() -> bool:
-            nonlocal asked_at
+            nonlocal ask_at, failed
             if self._store.has(layout.outcome(ref.job_id)):
                 return True
-            if time.monotonic() - asked_at < LOOK_EVERY_S:
+            if time.monotonic() < ask_at:
                 return False
-            asked_at = time.monotonic()
-            return self.status([ref])[ref.job_id].phase.ended
+            ask_at = time.monotonic() + LOOK_EVERY_S
+            try:
+                ended = self.status([ref])[ref.job_id].phase.ended
+            except BackendUnavailable:
+                if failed:
+                    raise
+                failed = True  # What was printed is read first: the cluster is not needed for it.
+                return False
+            failed = False
+            return ended
 
         return has_ended
 

@@ -11,6 +11,7 @@ import random
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class HttpApi:
         self.server = access.server
         self.namespace = namespace or access.namespace
         self._access = access
+        self._variables = variables
         self._patience = patience or Patience()
         self._credentials = Credentials(access, variables, clock)
         self._sleep = sleep
@@ -360,6 +362,23 @@ class HttpApi:
             pools = pools_of(self._access, proof)
             self._pools = (proof, pools)
             return pools
+
+
+_shared: weakref.WeakSet[HttpApi] = weakref.WeakSet()
+_sharing = threading.Lock()
+
+
+def shared(access: Access, variables: Mapping[str, str], *, namespace: str = "") -> HttpApi:
+    """Return the connection that this process has already, or a new one. Jobs that are followed at
+    the same time share connections, logins and watches."""
+    wanted = (access, dict(variables), namespace or access.namespace)
+    with _sharing:
+        for api in _shared:
+            if (api._access, dict(api._variables), api.namespace) == wanted:
+                return api
+        made = HttpApi(access, variables, namespace=namespace)
+        _shared.add(made)
+        return made
 
 
 class HttpStream:

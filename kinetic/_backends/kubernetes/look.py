@@ -1,4 +1,4 @@
-"""One look at the cluster, for any number of jobs: each kind of object is listed at most once.
+"""What a cluster holds of jobs at one moment, and what explains it.
 
 In: an `Api`, references. Out: the workload and pods of each job; what explains why it does not run.
 What only some questions need (events, nodes, queues) is listed when the first of them is asked.
@@ -6,7 +6,8 @@ What only some questions need (events, nodes, queues) is listed when the first o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from kinetic._backends.kubernetes import names
@@ -19,92 +20,47 @@ from kinetic._core.ref import JobRef
 from kinetic.errors import NotFound, PreflightError
 
 
-class Look:
-    """What the cluster holds, at the moment of the look. For one thread."""
+class Surroundings:
+    """What is around jobs, each kind of object listed at most once. Threads may share it."""
 
-    def __init__(self, api: Api, refs: Sequence[JobRef]) -> None:
-        """List the workloads, and the pods if there are any.
-
-        Args:
-            api: whom to ask.
-            refs: the jobs in question.
-        """
+    def __init__(self, api: Api) -> None:
+        """Ask nothing yet."""
         self._api = api
-        ids = {ref.job_id for ref in refs}
-        chosen = Selection(labels=names.selector(ids))
-        found: dict[str, Document] = {}
-        for resource in {resource_of(ref.hosts) for ref in refs}:
-            found |= {names.job_of(each): each for each in api.list(resource, chosen).items}
-        self._workloads = {job: each for job, each in found.items() if job in ids}
-        self._pods: dict[str, list[Document]] = {}
-        for pod in api.list(PODS, chosen).items if self._workloads else ():
-            self._pods.setdefault(names.job_of(pod), []).append(pod)
+        self._lock = threading.RLock()
 
-    def workload(self, ref: JobRef) -> Document | None:
-        """Return the Job or JobSet, or None where the cluster has none."""
-        return self._workloads.get(ref.job_id)
+    @property
+    def events(self) -> Sequence[Document]:
+        """Events of the namespace."""
+        with self._lock:
+            return self._events
 
-    def pods(self, ref: JobRef) -> list[Document]:
-        """Return the pods of a job."""
-        return self._pods.get(ref.job_id, [])
+    @property
+    def jobs(self) -> Sequence[Document]:
+        """Those that JobSets made."""
+        with self._lock:
+            return self._jobs
 
-    def is_removed(self, ref: JobRef) -> bool:
-        """Whether a job without a workload had one: the cluster has events about it for an hour.
-        One that was created after the look has them too, so it is asked for once more."""
-        name = names.workload_of(ref.job_id)
-        if not any(
-            about == name or about.startswith(f"{name}-")
-            for event in self._events
-            if (about := str((event.get("involvedObject") or {}).get("name", "")))
-        ):
-            return False
+    @property
+    def nodes(self) -> Sequence[Document] | None:
+        """None where they may not be listed: few users may; the finding is less exact then."""
+        with self._lock:
+            return self._nodes
+
+    @property
+    def queues(self) -> Sequence[Document] | None:
+        """Kueue's Workloads; None where they may not be listed."""
+        with self._lock:
+            return self._queues
+
+    def has(self, resource: Resource, name: str) -> bool:
+        """Whether there is an object now; it is taken to be there where it may not be asked for."""
         try:
-            self._api.get(resource_of(ref.hosts), name)
+            self._api.get(resource, name)
         except NotFound:
-            return True
-        except PreflightError:  # It may not be asked for.
             return False
-        return False
-
-    def observed(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
-        """Return what explains a job.
-
-        Args:
-            ref: the job.
-            workload: of it.
-            waits: whether it waits for nodes or a queue, so that these count.
-        """
-        pods, own = self.pods(ref), names.workload_of(ref.job_id)
-        its = {metadata(thing).get("name", "") for thing in (workload, *pods)}
-        about = ((event.get("involvedObject") or {}).get("name", "") for event in self._events)
-        queued = waits and QUEUE_LABEL in labels(workload)
-        of_queue = self._queued(workload) if queued else None
-        return Observed(
-            workload=workload,
-            pods=pods,
-            jobs=[job for job in self._jobs if names.job_of(job) == ref.job_id]
-            if ref.hosts > 1
-            else (),
-            events=[
-                event
-                for event, named in zip(self._events, about, strict=True)
-                if named in its or own in named
-            ],
-            nodes=self._nodes if waits else None,
-            queue_workload=of_queue,
-            queue_position=None if of_queue is None else _position(of_queue, self._queues or ()),
-            own_secret=own,
-        )
-
-    def _made_jobs(self, ref: JobRef) -> Sequence[Document]:
-        return self._jobs if ref.hosts > 1 else ()
-
-    def _queued(self, workload: Document) -> Document | None:
-        """Kueue's Workload of a job; one that says nothing where they may not be listed."""
-        if self._queues is None:
-            return {}
-        uid = metadata(workload).get("uid")
-        return next((each for each in self._queues if uid in _owners(each)), None)
+        except PreflightError:
+            pass
+        return True
 
     @cached_property
     def _events(self) -> Sequence[Document]:
@@ -112,12 +68,11 @@ class Look:
 
     @cached_property
     def _jobs(self) -> Sequence[Document]:
-        """Those that JobSets made."""
-        return self._if_allowed(JOBS, Selection(labels=names.selector(set(self._workloads)))) or ()
+        return self._if_allowed(JOBS, Selection(labels=names.selector(()))) or ()
 
     @cached_property
     def _nodes(self) -> Sequence[Document] | None:
-        return self._if_allowed(NODES)  # Few users may; the finding is less exact then.
+        return self._if_allowed(NODES)
 
     @cached_property
     def _queues(self) -> Sequence[Document] | None:
@@ -131,6 +86,112 @@ class Look:
             return self._api.list(resource, chosen or Selection()).items
         except (PreflightError, NotFound):
             return None
+
+
+class Look:
+    """What the cluster holds of some jobs."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        workloads: Mapping[str, Document],
+        pods: Mapping[str, Sequence[Document]],
+        *,
+        is_remembered: bool = False,
+    ) -> None:
+        """Keep what was found.
+
+        Args:
+            around: what explains it.
+            workloads, pods: by job.
+            is_remembered: whether it was found before the question, if only a moment.
+        """
+        self._around = around
+        self._workloads = workloads
+        self._pods = pods
+        self.is_remembered = is_remembered
+
+    def remembered(self) -> Look:
+        """Return the same, for later questions."""
+        return Look(self._around, self._workloads, self._pods, is_remembered=True)
+
+    def workload(self, ref: JobRef) -> Document | None:
+        """Return the Job or JobSet, or None where the cluster has none."""
+        return self._workloads.get(ref.job_id)
+
+    def pods(self, ref: JobRef) -> Sequence[Document]:
+        """Return the pods of a job."""
+        return self._pods.get(ref.job_id, ())
+
+    def is_removed(self, ref: JobRef) -> bool:
+        """Whether a job without a workload had one: the cluster has events about it for an hour.
+        One that was created after the look has them too, so it is asked for once more."""
+        around, name = self._around, names.workload_of(ref.job_id)
+        if not any(
+            about == name or about.startswith(f"{name}-")
+            for event in around.events
+            if (about := str((event.get("involvedObject") or {}).get("name", "")))
+        ):
+            return False
+        return not around.has(resource_of(ref.hosts), name)
+
+    def observed(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
+        """Return what explains a job.
+
+        Args:
+            ref: the job.
+            workload: of it.
+            waits: whether it waits for nodes or a queue, so that these count.
+        """
+        around = self._around
+        pods, own = self.pods(ref), names.workload_of(ref.job_id)
+        its = {metadata(thing).get("name", "") for thing in (workload, *pods)}
+        about = ((event.get("involvedObject") or {}).get("name", "") for event in around.events)
+        queued = waits and QUEUE_LABEL in labels(workload)
+        of_queue = self._queued(workload) if queued else None
+        return Observed(
+            workload=workload,
+            pods=pods,
+            jobs=[job for job in around.jobs if names.job_of(job) == ref.job_id]
+            if ref.hosts > 1
+            else (),
+            events=[
+                event
+                for event, named in zip(around.events, about, strict=True)
+                if named in its or own in named
+            ],
+            nodes=around.nodes if waits else None,
+            queue_workload=of_queue,
+            queue_position=None if of_queue is None else _position(of_queue, around.queues or ()),
+            own_secret=own,
+        )
+
+    def _queued(self, workload: Document) -> Document | None:
+        """Kueue's Workload of a job; one that says nothing where they may not be listed."""
+        queues = self._around.queues
+        if queues is None:
+            return {}
+        uid = metadata(workload).get("uid")
+        return next((each for each in queues if uid in _owners(each)), None)
+
+
+def listed(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
+    """Ask the cluster: one list of workloads, and one of pods if there are any."""
+    chosen = Selection(labels=names.selector({ref.job_id for ref in refs}))
+    workloads: dict[str, Document] = {}
+    for resource in kinds_of(refs):  # A JobSet's Jobs bear the labels of the job, too.
+        found = {names.job_of(each): each for each in api.list(resource, chosen).items}
+        own = [ref.job_id for ref in refs if resource_of(ref.hosts) == resource]
+        workloads |= {job: found[job] for job in own if job in found}
+    pods: dict[str, list[Document]] = {}
+    for pod in api.list(PODS, chosen).items if workloads else ():
+        pods.setdefault(names.job_of(pod), []).append(pod)
+    return Look(around, workloads, pods)
+
+
+def kinds_of(refs: Sequence[JobRef]) -> list[Resource]:
+    """Return as what jobs run."""
+    return list(dict.fromkeys(resource_of(ref.hosts) for ref in refs))
 
 
 def resource_of(hosts: int) -> Resource:

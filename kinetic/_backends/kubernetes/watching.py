@@ -40,7 +40,8 @@ class Change(StrEnum):
     DELETED = "DELETED"
     """The object, as it was last; only now what it held is free."""
     SYNCED = "SYNCED"
-    """All that there was has been told: after the first list, and after each list anew."""
+    """All that there was has been told: after a list, and when a watch goes on after an
+    interruption."""
     INTERRUPTED = "INTERRUPTED"
     """The server cannot be asked just now; it is asked again after a pause."""
 
@@ -70,6 +71,7 @@ class Watcher:
         selection: Selection | None = None,
         *,
         patience: Patience | None = None,
+        wanted: Callable[[], bool] = lambda: True,
         wait: Callable[[float], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
         seed: random.Random | None = None,
@@ -80,6 +82,8 @@ class Watcher:
             api: whom to ask.
             resource, selection: for what.
             patience: its pauses between tries.
+            wanted: whether anybody needs it still: asked when a watch has ended, after some five
+                minutes at most.
             wait: waits for so many seconds, or until the watcher is closed, and says whether it
                 is; for tests.
             clock: seconds; for tests.
@@ -90,6 +94,7 @@ class Watcher:
         self._selection = selection or Selection()
         self._patience = patience or Patience()
         self._closed = threading.Event()
+        self._wanted = wanted
         self._wait = wait or self._closed.wait
         self._clock = clock
         self._random = seed or random.Random()
@@ -97,7 +102,7 @@ class Watcher:
         self._stream: EventStream | None = None
         self._known: dict[str, Document] = {}
         self._version = ""
-        self._was_synced = False
+        self._was_synced = self._is_interrupted = False
         self._failures = 0
 
     def close(self) -> None:
@@ -117,7 +122,7 @@ class Watcher:
                 plugin that logs in has no network yet. Whoever iterates decides how many are
                 enough.
         """
-        while not self._closed.is_set():
+        while not self._closed.is_set() and self._wanted():
             try:
                 if not self._version:
                     yield from self._listed()
@@ -132,6 +137,7 @@ class Watcher:
                     raise
                 if self._closed.is_set():
                     return
+                self._is_interrupted = True
                 yield Watched(Change.INTERRUPTED, problem=error)
                 self._failures += 1
                 self._pause()
@@ -153,7 +159,7 @@ class Watcher:
                 yield Watched(Change.ADDED, found)
             elif _version_of(found) != _version_of(before[uid]):
                 yield Watched(Change.MODIFIED, found)
-        self._was_synced = True
+        self._was_synced, self._is_interrupted = True, False
         yield Watched(Change.SYNCED)
 
     def _changes(self) -> Iterator[Watched]:
@@ -164,6 +170,9 @@ class Watcher:
         if self._closed.is_set():
             stream.close()
             return
+        if self._is_interrupted:
+            self._is_interrupted = False
+            yield Watched(Change.SYNCED)
         began = self._clock()
         got = False
         try:

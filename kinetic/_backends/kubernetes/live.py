@@ -1,0 +1,276 @@
+"""What a cluster holds of the jobs that this process follows, told by watches.
+
+In: an `Api`, references. Out: `Look`s at jobs. Who asks once gets lists. Who asks again follows:
+from then on one watch for each kind of object serves all questions of this process, however many
+jobs and threads it has. Where watching is forbidden, one list a second does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
+
+from kinetic._backends.kubernetes.answers import Forbidden
+from kinetic._backends.kubernetes.api import Api, Document, Patience, Selection
+from kinetic._backends.kubernetes.look import (
+    Look,
+    Surroundings,
+    kinds_of,
+    listed,
+    resource_of,
+)
+from kinetic._backends.kubernetes.names import job_of, selector
+from kinetic._backends.kubernetes.resources import PODS, Resource
+from kinetic._backends.kubernetes.watching import Change, Watched, Watcher
+from kinetic._core.ref import JobRef
+from kinetic._core.values import dataclass
+from kinetic.errors import BackendUnavailable, KineticError
+
+FOLLOWED_S = 15.0
+"""A job that is asked for again within this time is followed; nobody needs watches that nobody has
+asked for this long."""
+LIST_EVERY_S = 1.0
+"""How old a list may be where there is no watch."""
+AROUND_EVERY_S = 2.0
+"""How old may be what explains why a job waits."""
+SILENT_S = 10.0
+"""For so long, what was told last stands in for a server that does not answer: it restarts."""
+
+
+class _Kind:
+    """The objects of one kind, by job, as a watch tells of them."""
+
+    def __init__(self, watcher: Watcher, clock: Callable[[], float]) -> None:
+        self._watcher = watcher
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_job: dict[str, dict[str, Document]] = {}
+        self._is_synced = False
+        self._silent_since: float | None = None
+        self._problem: KineticError | None = None
+        self.is_over = False
+        self.is_refused = False
+
+    def run(self) -> None:
+        """Watch until nobody needs it any more."""
+        try:
+            for told in self._watcher:
+                self._take(told)
+        except KineticError as error:  # The lists that take its place say why.
+            self.is_refused = isinstance(error, Forbidden)
+        finally:
+            self.is_over = True
+
+    def close(self) -> None:
+        """End it."""
+        self.is_over = True
+        self._watcher.close()
+
+    def _take(self, told: Watched) -> None:
+        with self._lock:
+            if isinstance(told.problem, Forbidden):  # Who may list may not always watch.
+                self.is_refused = True
+                return self.close()
+            if told.change is Change.INTERRUPTED:
+                self._problem = told.problem
+                if self._silent_since is None:
+                    self._silent_since = self._clock()
+                return None
+            self._silent_since = None
+            if told.change is Change.SYNCED:
+                self._is_synced = True
+                return None
+            uid = str(told.object["metadata"].get("uid"))
+            of_job = self._by_job.setdefault(job_of(told.object), {})
+            if told.change is Change.DELETED:
+                of_job.pop(uid, None)
+            else:
+                of_job[uid] = told.object
+            return None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it knows what there is.
+
+        Raises:
+            BackendUnavailable: it did, and the server has not answered for some time.
+        """
+        with self._lock:
+            if self.is_over or not self._is_synced:
+                return False
+            silent_since = self._silent_since
+            if silent_since is not None and self._clock() - silent_since > SILENT_S:
+                raise BackendUnavailable(str(self._problem)) from self._problem
+            return True
+
+    def of(self, ref: JobRef) -> list[Document]:
+        """Return the objects of a job."""
+        with self._lock:
+            return list(self._by_job.get(ref.job_id, {}).values())
+
+
+@dataclass(frozen=True)
+class _List:
+    """A look that was taken by lists: at which jobs, begun when."""
+
+    look: Look
+    jobs: frozenset[str]
+    began: float
+
+    def covers(self, refs: Sequence[JobRef]) -> bool:
+        return self.jobs.issuperset(ref.job_id for ref in refs)
+
+
+class Live:
+    """The jobs of one connection. Threads share it."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        patience: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            api: whom to ask.
+            patience: the pauses of watches between tries.
+            clock: seconds; for tests.
+            start: runs something in a thread of its own; for tests.
+        """
+        self._api = api
+        self._patience = patience
+        self._clock = clock
+        self._start = start or _in_thread
+        self._lock = threading.Lock()
+        self._listing = threading.Lock()
+        self._asked: dict[str, tuple[JobRef, float]] = {}
+        self._asked_at = 0.0
+        self._kinds: dict[Resource, _Kind] = {}
+        self._labels = ""
+        self._may_watch = True
+        self._list: _List | None = None
+        self._around = Surroundings(api)
+        self._around_at = -AROUND_EVERY_S
+
+    def look(self, refs: Sequence[JobRef]) -> Look:
+        """Return what is known of jobs: from a moment ago where they are followed.
+
+        Raises:
+            BackendUnavailable: the server does not answer.
+            PreflightError: it refuses to.
+        """
+        now = self._clock()
+        with self._lock:
+            is_followed = self._note(refs, now)
+            if is_followed:
+                self._watch(refs)
+            kinds = self._kinds_for(refs)
+            last = self._list
+            around = self._surroundings(now)
+        if kinds is not None and all(kind.is_told for kind in kinds.values()):
+            return _told(kinds, refs, around)
+        is_new = last is not None and now - last.began < LIST_EVERY_S
+        if is_followed and is_new and last is not None and last.covers(refs):
+            return last.look
+        return self.fresh(refs)
+
+    def fresh(self, refs: Sequence[JobRef]) -> Look:
+        """Ask the cluster now; once for all threads that want to."""
+        began = self._clock()
+        with self._listing:
+            last = self._list
+            if last is not None and last.began >= began and last.covers(refs):
+                return last.look
+            with self._lock:
+                around, self._around_at = Surroundings(self._api), began
+                self._around = around
+                followed = () if self._kinds else [ref for ref, _ in self._asked.values()]
+            wanted = list({ref.job_id: ref for ref in (*followed, *refs)}.values())
+            look = listed(self._api, wanted, around)
+            jobs = frozenset(ref.job_id for ref in wanted)
+            self._list = _List(look.remembered(), jobs, began)
+            return look
+
+    def _note(self, refs: Sequence[JobRef], now: float) -> bool:
+        """Whether all of these jobs were asked for a moment ago."""
+        self._asked_at = now
+        self._asked = {
+            job: (ref, at) for job, (ref, at) in self._asked.items() if now - at < FOLLOWED_S
+        }
+        known = [ref.job_id in self._asked for ref in refs]
+        self._asked |= {ref.job_id: (ref, now) for ref in refs}
+        return bool(known) and all(known)
+
+    def _watch(self, refs: Sequence[JobRef]) -> None:
+        """Have a watch for each kind of object that these jobs have."""
+        if any(kind.is_refused for kind in self._kinds.values()):
+            self._may_watch = False
+            self._end()
+        if not self._may_watch:
+            return
+        self._kinds = {each: kind for each, kind in self._kinds.items() if not kind.is_over}
+        if not self._kinds or not _covers(self._labels, refs):
+            self._end()
+            self._labels = selector(self._asked)
+        for resource in (*kinds_of(refs), PODS):
+            if resource not in self._kinds:
+                chosen, wanted = Selection(labels=self._labels), self._is_wanted
+                watcher = Watcher(
+                    self._api, resource, chosen, patience=self._patience, wanted=wanted
+                )
+                self._kinds[resource] = kind = _Kind(watcher, self._clock)
+                self._start(kind.run)
+
+    def _end(self) -> None:
+        for kind in self._kinds.values():
+            kind.close()
+        self._kinds = {}
+
+    def _is_wanted(self) -> bool:
+        return self._clock() - self._asked_at < FOLLOWED_S
+
+    def _kinds_for(self, refs: Sequence[JobRef]) -> dict[Resource, _Kind] | None:
+        """The watches that know of these jobs; None where there are none."""
+        needed = (*kinds_of(refs), PODS)
+        if not _covers(self._labels, refs) or not self._kinds.keys() >= set(needed):
+            return None
+        return {resource: self._kinds[resource] for resource in needed}
+
+    def _surroundings(self, now: float) -> Surroundings:
+        if now - self._around_at >= AROUND_EVERY_S:
+            self._around, self._around_at = Surroundings(self._api), now
+        return self._around
+
+
+def live_of(api: Api) -> Live:
+    """Return the one `Live` of a connection."""
+    with _lock:
+        live = _all.get(id(api))
+        if live is None:
+            _all[id(api)] = live = Live(api)
+        return live
+
+
+_all: WeakValueDictionary[int, Live] = WeakValueDictionary()  # Each keeps its connection.
+_lock = threading.Lock()
+
+
+def _told(kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings) -> Look:
+    found = {ref.job_id: kinds[resource_of(ref.hosts)].of(ref) for ref in refs}
+    workloads = {job: each[-1] for job, each in found.items() if each}
+    pods = {ref.job_id: kinds[PODS].of(ref) for ref in refs}
+    return Look(around, workloads, pods, is_remembered=True)
+
+
+def _covers(labels: str, refs: Sequence[JobRef]) -> bool:
+    """Whether a selector chooses all of these jobs."""
+    return labels in (selector(()), selector({ref.job_id for ref in refs}))
+
+
+def _in_thread(act: Callable[[], None]) -> None:
+    threading.Thread(target=act, name="kinetic-cluster", daemon=True).start()

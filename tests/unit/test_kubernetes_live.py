@@ -1,0 +1,251 @@
+"""One watch for each kind of object, whoever asks, with a scripted API."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kinetic._backends.kubernetes import live
+from kinetic._backends.kubernetes.answers import Forbidden
+from kinetic._backends.kubernetes.api import Api, Listing, Patience, Selection
+from kinetic._backends.kubernetes.live import Live, live_of
+from kinetic._backends.kubernetes.names import selector
+from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, PODS, Resource
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic.errors import BackendUnavailable
+
+Document = dict[str, Any]
+QUICK = Patience(first_s=0.001, most_s=0.01)
+AWAY = BackendUnavailable("The server does not answer.")
+
+
+def ref(number: int, hosts: int = 1) -> JobRef:
+    job_id = f"job-{number:08x}"
+    return JobRef(job_id, Place("gke"), "cpu", "f", "f", 0.0, "gs://b", hosts=hosts)
+
+
+class Stream:
+    """A watch: what is put in is told, until it is closed."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[Document | Exception | None] = queue.Queue()
+
+    def __iter__(self) -> Iterator[Document]:
+        while (found := self.told.get()) is not None:
+            if isinstance(found, Exception):
+                raise found
+            yield found
+            self.told.task_done()
+        self.told.task_done()
+
+    def close(self) -> None:
+        self.told.put(None)
+
+
+class Cluster:
+    """Objects with the label of a job; a clock."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.labels: set[str] = set()
+        self.objects: dict[tuple[Resource, str], Document] = {}
+        self.streams: dict[Resource, Stream] = {}
+        self.problems: dict[str, Exception] = {}
+        self.now = 100.0
+        self.is_watched = threading.Semaphore(0)
+
+    def live(self) -> Live:
+        api: Api = self  # type: ignore[assignment]
+        return Live(api, patience=QUICK, clock=lambda: self.now)
+
+    def add(self, resource: Resource, job_id: str, phase: str, change: str = "ADDED") -> None:
+        meta = {"uid": f"{resource.plural}-{job_id}", "labels": {"kinetic.dev/job-id": job_id}}
+        meta["resourceVersion"] = str(len(self.objects) + self.calls.total() + 1)
+        found = {"metadata": meta, "status": {"phase": phase}}
+        self.objects[resource, job_id] = found
+        if resource in self.streams:
+            self.streams[resource].told.put({"type": change, "object": found})
+            self.streams[resource].told.join()
+
+    def list(self, resource: Resource, selection: Selection) -> Listing:
+        self._called("list", resource, selection)
+        found = [each for (kind, _), each in self.objects.items() if kind == resource]
+        return Listing(found, "1")
+
+    def watch(self, resource: Resource, selection: Selection, *, resource_version: str) -> Stream:
+        self._called("watch", resource, selection)
+        self.streams[resource] = Stream()
+        self.is_watched.release()
+        return self.streams[resource]
+
+    def _called(self, verb: str, resource: Resource, selection: Selection) -> None:
+        self.calls[f"{verb} {resource.plural}"] += 1
+        self.labels.add(selection.labels)
+        if verb in self.problems:
+            raise self.problems[verb]
+
+    def watched(self, kinds: int = 2) -> None:
+        """Wait until so many watches are open."""
+        for _ in range(kinds):
+            assert self.is_watched.acquire(timeout=100)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.now += 10 * live.FOLLOWED_S
+    for stream in made.streams.values():
+        stream.close()
+
+
+def phase(found: Document | None) -> str:
+    assert found is not None
+    return str(found["status"]["phase"])
+
+
+def test_who_asks_once_gets_lists(cluster):
+    cluster.add(JOBS, ref(1).job_id, "new")
+    look = cluster.live().look([ref(1)])
+    assert phase(look.workload(ref(1))) == "new"
+    assert not look.is_remembered
+    assert cluster.calls == {"list jobs": 1, "list pods": 1}
+    assert cluster.labels == {selector([ref(1).job_id])}
+
+
+def followed(cluster: Cluster, *refs: JobRef, kinds: int = 2) -> Live:
+    """Jobs that are watched."""
+    for each in refs:
+        cluster.add(JOBS if each.hosts == 1 else JOBSETS, each.job_id, "new")
+    found = cluster.live()
+    found.look(refs)
+    found.look(refs)
+    cluster.watched(kinds)
+    return found
+
+
+def test_who_asks_again_is_told_by_watches(cluster):
+    found = followed(cluster, ref(1))
+    cluster.calls.clear()
+    assert phase(found.look([ref(1)]).workload(ref(1))) == "new"
+    cluster.add(JOBS, ref(1).job_id, "changed", "MODIFIED")
+    cluster.add(PODS, ref(1).job_id, "pod")
+    look = found.look([ref(1)])
+    assert look.is_remembered
+    assert phase(look.workload(ref(1))) == "changed"
+    assert [phase(pod) for pod in look.pods(ref(1))] == ["pod"]
+    cluster.add(PODS, ref(1).job_id, "pod", "DELETED")
+    assert not found.look([ref(1)]).pods(ref(1))
+    assert not cluster.calls
+
+
+def test_any_number_of_jobs_and_threads_has_one_watch_for_each_kind(cluster):
+    refs = [ref(number) for number in range(200)]
+    found = followed(cluster, *refs)
+    cluster.calls.clear()
+    with ThreadPoolExecutor(16) as pool:
+        looks = list(pool.map(lambda each: found.look([each]), refs * 3))
+    assert all(look.is_remembered for look in looks)
+    assert not cluster.calls
+
+
+def test_a_job_more_widens_the_watches(cluster):
+    found = followed(cluster, ref(1))
+    cluster.add(JOBS, ref(2).job_id, "new")
+    for _ in range(2):
+        found.look([ref(2)])
+    cluster.watched()
+    for _ in range(3):
+        assert found.look([ref(1)]).is_remembered
+        assert phase(found.look([ref(2)]).workload(ref(2))) == "new"
+    assert cluster.labels == {selector([ref(1).job_id]), selector([ref(2).job_id]), selector(())}
+    assert cluster.calls["watch pods"] == 2
+
+
+def test_jobsets_are_a_kind_of_their_own(cluster):
+    gang = ref(2, hosts=4)
+    found = followed(cluster, ref(1), gang, kinds=3)
+    cluster.add(JOBS, gang.job_id, "a Job of the JobSet")
+    look = found.look([ref(1), gang])
+    assert look.is_remembered
+    assert phase(look.workload(gang)) == "new"
+    assert phase(found.fresh([ref(1), gang]).workload(gang)) == "new"
+
+
+def test_without_the_right_to_watch_there_is_one_list_a_second(cluster):
+    cluster.problems["watch"] = Forbidden("You may not watch.")
+    refs = [ref(number) for number in range(20)]
+    for each in refs:
+        cluster.add(JOBS, each.job_id, "new")
+    started: list[threading.Thread] = []
+
+    def start(act):
+        started.append(threading.Thread(target=act))
+        started[-1].start()
+
+    found = Live(cluster, clock=lambda: cluster.now, start=start)
+    for second in range(4):
+        cluster.now += live.LIST_EVERY_S
+        for each in refs:
+            assert phase(found.look([each]).workload(each)) == "new"
+        for thread in started:
+            thread.join()
+        if second == 0:
+            found.look(refs)
+            cluster.calls.clear()
+    assert cluster.calls["list jobs"] <= 3 + 2  # The watches of the first time list, too.
+    assert not started[0].is_alive()
+
+
+def test_a_server_that_restarts_is_not_noticed_and_one_that_is_gone_is(cluster):
+    found = followed(cluster, ref(1))
+    cluster.problems |= {"watch": AWAY, "list": AWAY}
+    stopped = threading.Event()
+    for stream in cluster.streams.values():
+        stream.told.put(AWAY)
+        stream.told.put(AWAY)
+    while not all(cluster.calls[f"watch {kind}"] > 1 for kind in ("jobs", "pods")):
+        stopped.wait(0.001)
+    assert phase(found.look([ref(1)]).workload(ref(1))) == "new"
+    cluster.now += 1.1 * live.SILENT_S
+    while _answers(found):
+        stopped.wait(0.001)
+    with pytest.raises(BackendUnavailable, match=str(AWAY)):
+        found.look([ref(1)])
+    cluster.problems.clear()
+    while not _answers(found):
+        stopped.wait(0.001)
+
+
+def _answers(found: Live) -> bool:
+    try:
+        return found.look([ref(1)]).is_remembered
+    except BackendUnavailable:
+        return False
+
+
+def test_watches_that_nobody_needs_end_and_begin_again(cluster):
+    found = followed(cluster, ref(1))
+    cluster.now += 2 * live.FOLLOWED_S
+    for stream in cluster.streams.values():
+        stream.told.put(None)
+    while any(not kind.is_over for kind in found._kinds.values()):
+        threading.Event().wait(0.001)
+    assert not found.look([ref(1)]).is_remembered
+    found.look([ref(1)])
+    cluster.watched()
+    assert cluster.calls["watch pods"] == 2
+
+
+def test_a_connection_has_one():
+    first, second = Cluster(), Cluster()
+    found = live_of(first)
+    assert live_of(first) is found
+    assert live_of(second) is not found
