@@ -72,9 +72,15 @@ class Agents:
         logs = log_files(identity, self._store)
         return Agent(identity, self._plan, self._store, worker, logs=logs, alive_fd=alive).run()
 
-    def await_death(self, timeout_s: float) -> bool:
-        """Return whether a child died within this time; call `dead` for details."""
-        return signal.sigtimedwait([signal.SIGCHLD], timeout_s) is not None
+    def await_death(self, timeout_s: float, *, unless: signal.Signals | None = None) -> bool:
+        """Return whether a child died within this time; call `dead` for details. `unless` is a
+        blocked signal that ends the wait; it stays pending."""
+        awaited = {signal.SIGCHLD} if unless is None else {signal.SIGCHLD, unless}
+        taken = signal.sigtimedwait(awaited, timeout_s)
+        if taken is not None and taken.si_signo == unless:
+            signal.raise_signal(taken.si_signo)
+            return False
+        return taken is not None
 
     def dead(self) -> Iterator[tuple[int, int]]:
         """Reap all children; yield host and wait status of each agent among them."""

@@ -24,7 +24,7 @@ from kinetic._core.gang.machine import Gang, GangSpec
 from kinetic._core.outcome import Outcome, Verdict, judge
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
-from kinetic._host.agent.identity import ALONE_S
+from kinetic._host.agent.identity import alone_s
 from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_modules
 from kinetic._store import footprints, index
 from kinetic._store.base import Store
@@ -154,7 +154,8 @@ class Leader:
 
     def _ends_at_once(self) -> bool:
         """Whether a gang of one host is over before its coordinator is worth its start."""
-        if not self._agents.await_death(ALONE_S):
+        limit_s = alone_s(self._plan.limits.timeout_s)
+        if not self._agents.await_death(limit_s, unless=signal.SIGTERM):
             return False
         gang = self._gang
         for host, status in self._agents.dead():

@@ -16,9 +16,13 @@ from kinetic._core.endpoint import Endpoint
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
-ALONE_S = 0.2
-"""The only host of a simulated slice connects to the coordinator after this time: it has no peers
-to wait for, and a small job is over before then, also on a busy machine."""
+ALONE_S = 1.0
+
+
+def alone_s(timeout_s: float | None) -> float:
+    """Return when the only host of a simulated slice connects to the coordinator: it has no peers
+    to wait for, and a small job is over before then, also on a busy machine."""
+    return ALONE_S if timeout_s is None else min(timeout_s, ALONE_S)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
-from kinetic._host.agent.identity import ALONE_S, Identity
+from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
@@ -125,7 +125,7 @@ class Agent:
         self._link = Link(self._who, self._beat)
         self._watch()
         if self._alone:
-            self._link_at = time.monotonic() + ALONE_S
+            self._link_at = time.monotonic() + alone_s(self._plan.limits.timeout_s)
         else:
             self._link.start()
         self._prepare()
