@@ -154,4 +154,4 @@ def _own_zygote(entry: Path, command: bytes) -> bool:
     """Whether this is the zygote of the test process, which lives as long as its caller and
     serves all of its jobs."""
     parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-    return int(parent) == os.getpid() and b"kinetic._host.local.zygote" in command
+    return int(parent) == os.getpid() and b"kinetic/_host/local/__main__.py" in command

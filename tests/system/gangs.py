@@ -42,7 +42,7 @@ def zygotes():
     found = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
-            if b"kinetic._host.local.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"kinetic/_host/local/__main__.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

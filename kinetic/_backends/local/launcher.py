@@ -30,8 +30,8 @@ _SILENT = {
     "SPT_NOENV": "1",
 }
 
-_START = "import gc; gc.disable(); from kinetic._host.local.zygote import main; main()"
-"""Not `-m`, which imports more. Imports make nothing to collect, and collections slow them."""
+_PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
+"""Of the zygote. Not with `-m`, which imports more."""
 
 
 class Zygote:
@@ -59,7 +59,7 @@ class Zygote:
         self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", _START, str(theirs.fileno()), *modules],
+            [sys.executable, _PROGRAM, str(theirs.fileno()), *modules],
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
