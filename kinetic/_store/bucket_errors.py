@@ -7,9 +7,33 @@ next step; whether to try again.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 
 from kinetic.errors import NotFound, StoreError
+
+_REMEDIES = (
+    (
+        r"retention policy|object retention|active .*hold",
+        "Records are replaced and removed: take the policy or the hold from BUCKET, or use another "
+        "bucket.",
+    ),
+    (
+        r"requester pays",
+        "kinetic names no project that pays: turn it off with `gcloud storage buckets update "
+        "BUCKET --no-requester-pays`, or copy what you need to a bucket of yours.",
+    ),
+    (
+        r"VPC Service Controls|organization's policy",
+        "BUCKET lies within a perimeter of your organization: work from inside, or ask who "
+        "administers it to let this machine in.",
+    ),
+    (
+        r"billing account",
+        "Turn billing on for the project of BUCKET, or use another bucket.",
+    ),
+)
+"""By what Google says: what to do."""
 
 
 def failures() -> tuple[type[BaseException], ...]:
@@ -30,21 +54,35 @@ def ours(error: BaseException, doing: str, permission: str, bucket: str) -> Exce
     if status == 404:
         what = f"there is no bucket {bucket!r}. Check its name, or create it: `gcloud storage "
         return StoreError(f"Could not {doing}: {what}buckets create gs://{bucket}`.")
+    text = said(cause)
+    for pattern, remedy in _REMEDIES:
+        if re.search(pattern, text):
+            to_do = remedy.replace("BUCKET", f"gs://{bucket}")
+            return StoreError(f"Could not {doing}: {text}. {to_do}")
     if status == 403:
+        named = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+", text)  # replacing takes two of them
+        permission = named[0] if named else permission
         reading = permission.endswith((".get", ".list"))
         role = "roles/storage.objectViewer" if reading else "roles/storage.objectUser"
         return StoreError(
             f"Could not {doing}: you may not. It takes the permission {permission} on "
-            f"gs://{bucket}, which {role} has. Google says: {said(cause)}"
+            f"gs://{bucket}, which {role} has. Google says: {text}"
         )
     if status == 401 or _is_refused_credentials(cause):
         return StoreError(
-            f"Could not {doing}: Google does not accept these credentials: {said(cause)}. Run "
+            f"Could not {doing}: Google does not accept these credentials: {text}. Run "
             "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
             "the key of a service account."
         )
     again = " It was tried for a while." if cause is not error else ""
-    return StoreError(f"Could not {doing}: {said(cause)}.{again}")
+    if status in (429, 500, 502, 503, 504):
+        again += " That passes: try again later."
+    elif not status and is_broken_connection(cause):
+        again += (
+            " Check that this machine reaches storage.googleapis.com, through the proxy that "
+            "HTTPS_PROXY names where there is one."
+        )
+    return StoreError(f"Could not {doing}: {text}.{again}")
 
 
 def no_credentials(bucket: str) -> str:
@@ -62,9 +100,16 @@ def said(error: BaseException) -> str:
     with suppress(ValueError, LookupError, TypeError):
         text = json.loads(text)["error"]["message"]
     if not text or text.startswith("<"):
-        text = str(getattr(error, "message", "") or error)
+        text = str(getattr(error, "message", "") or _reason(error))
     lines = text.strip().splitlines() or [type(error).__name__]
     return lines[0][:500].rstrip(".")
+
+
+def _reason(error: BaseException) -> str:
+    """What broke a connection, without the pools and objects around it."""
+    inner = error.args[0] if error.args else None
+    reason = getattr(inner, "reason", None)
+    return str(reason).rpartition(">: ")[2] if isinstance(reason, Exception) else str(error)
 
 
 def status_of(error: BaseException) -> int:

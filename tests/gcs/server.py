@@ -61,16 +61,17 @@ class Request:
 class Fault:
     """What happens to the next requests of a kind, instead of an answer or on the way to it.
 
-    status: the answer. cut_after: the connection ends when this many bytes of the body have
-    arrived, or have been sent. lost: the work is done, but the connection ends without an answer.
-    kept: of a chunk, no more than this is kept. gate: the answer waits for it. damaged: a bit of
-    the content is turned over on its way. abandoned: the connection ends when the request has
-    arrived, and what it asks for is done nevertheless.
+    status: the answer, with this message. cut_after: the connection ends when this many bytes of
+    the body have arrived, or have been sent. lost: the work is done, but the connection ends
+    without an answer. kept: of a chunk, no more than this is kept. gate: the answer waits for it.
+    damaged: a bit of the content is turned over on its way. abandoned: the connection ends when
+    the request has arrived, and what it asks for is done nevertheless.
     """
 
     calls: tuple[str, ...]
     times: int = 1
     status: int = 0
+    message: str = ""
     cut_after: int = -1
     lost: bool = False
     kept: int = -1
@@ -252,7 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self.fault.gate is not None:
                 self.fault.gate.wait(200)
             if self.fault.status:
-                raise Refusal(self.fault.status, HTTPStatus(self.fault.status).phrase)
+                phrase = HTTPStatus(self.fault.status).phrase
+                raise Refusal(self.fault.status, self.fault.message or phrase)
             permission = PERMISSIONS.get(self.call)
             if permission in self.double.denied:
                 raise Refusal(403, self._denial(str(permission)))
