@@ -5,7 +5,7 @@ In: a `Plan`, later `JobRef`s. Out: JSON documents, what the backend knows of jo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -149,6 +149,32 @@ class WarmUp(Protocol):
     def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
         """Prepare a job of so many hosts that sets these variables. Returns at once; nothing
         depends on it."""
+        ...
+
+
+@runtime_checkable
+class BuildsImages(Protocol):
+    """Optional: a backend whose hosts run images that may have to be built.
+
+    `installed` is what hosts install, by digest; `tell` takes lines for the caller.
+    """
+
+    def choose_image(
+        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
+    ) -> Plan:
+        """Return the plan with the image that hosts run, once that is there. Creates nothing of the
+        job.
+
+        Raises:
+            PreflightError: it cannot be had.
+            BackendUnavailable: what builds it does not answer.
+        """
+        ...
+
+    def build_behind(
+        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
+    ) -> None:
+        """Begin to build an image for later jobs, and return; a failure is none of the job's."""
         ...
 
 

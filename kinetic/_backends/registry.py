@@ -6,6 +6,7 @@ In: the options of a call, the settings; later the place of a job, and its store
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from kinetic.errors import KineticError, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.api import Api, Patience
+    from kinetic._backends.kubernetes.bundled import BundledImages
     from kinetic._backends.kubernetes.checks import Check, LiveAccelerator
     from kinetic._backends.kubernetes.pods import PodSettings
     from kinetic._config.settings import Settings
@@ -193,7 +195,16 @@ def _kubernetes(place: Place, store: Store) -> Backend:
         store,
         _pods(store, chosen),
         lambda: _connected(place, settings.variables()),
+        supply=functools.partial(_images, chosen.image_builds == "auto"),
     )
+
+
+@functools.cache
+def _images(builds_behind: bool) -> BundledImages:
+    """One for all jobs of this process: it knows what is there, and is logged in."""
+    from kinetic._backends.kubernetes.bundled import BundledImages
+
+    return BundledImages(builds_behind=builds_behind)
 
 
 def _cluster(settings: Settings) -> Place:
@@ -237,6 +248,7 @@ def _pods(store: Store, chosen: Settings) -> PodSettings:
         bootstrap="" if chosen.pod_python else runtime.bootstrap(),
         simulated=chosen.pod_simulated,
         service_account=chosen.service_account,
+        cache_dir=chosen.pod_cache,
     )
 
 

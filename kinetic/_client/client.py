@@ -6,6 +6,7 @@ In: options, calls. Out: plans, sources of batches.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,14 +55,16 @@ class Client:
         """Plan what the calls of a batch share.
 
         Raises:
-            PreflightError: the backend cannot take such jobs now.
+            PreflightError: the backend cannot take such jobs now, or their image cannot be built.
         """
-        from kinetic._client import planning
+        from kinetic._client import planning, submission
         from kinetic._client.batch.submitters import PackagedSubmitter
 
         given = [(call.args, call.kwargs) for call in calls]
         about = planning.template(job, self.settings, self.place, calls=given)
         self.backend.preflight(about.draft)
+        draft = submission.with_image(about.draft, about.installed, self.backend)
+        about = dataclasses.replace(about, draft=draft)
         self.note_output(about.draft.output_dir)
         return PackagedSubmitter(calls, job.func, about, self.backend, self.store)
 

@@ -1,4 +1,4 @@
-"""Step 3, submit: render, preflight, blobs if absent, plan, ref, create.
+"""Step 3, submit: render, preflight, image, blobs if absent, plan, ref, create.
 
 In: `Planned`, a backend, a store. Out: `JobRef`. These are the only writes before the job runs, and
 they are ordered so that a crash at any point leaves nothing, or a job that can be found.
@@ -12,8 +12,8 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from kinetic._backends.base import Backend, phase_of
-from kinetic._client.board import sending
+from kinetic._backends.base import Backend, BuildsImages, phase_of
+from kinetic._client.board import console, sending
 from kinetic._client.planning import Planned
 from kinetic._core import layout
 from kinetic._core.plan import BUCKETS, Plan, Tree
@@ -54,6 +54,10 @@ def submit(
     documents = backend.render(plan)
     backend.preflight(plan)
     _check_distant(plan)
+    chosen = with_image(plan, planned.installed, backend)
+    if chosen is not plan:
+        planned = dataclasses.replace(planned, plan=chosen)
+        plan, documents = chosen, backend.render(chosen)
     ref = ref_of(plan, store.uri)
     # Content that is there already must not be swept away before the plan names it.
     with submitting(store):
@@ -72,8 +76,26 @@ def submit(
     with _undone_on_failure(ref, backend, store):
         index.add(store, ref)
         backend.submit(ref, documents, planned.secrets if secrets is None else secrets)
+        if isinstance(backend, BuildsImages):
+            backend.build_behind(plan, planned.installed, _told)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
     return ref
+
+
+def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> Plan:
+    """Return the plan with the image that its hosts run, which may have to be built first.
+
+    Raises:
+        PreflightError: it cannot be built.
+        BackendUnavailable: what builds it does not answer.
+    """
+    if not isinstance(backend, BuildsImages):
+        return plan
+    return backend.choose_image(plan, installed, _told)
+
+
+def _told(line: str) -> None:
+    console.notice(f"kinetic: {line}")
 
 
 def _check_distant(plan: Plan) -> None:

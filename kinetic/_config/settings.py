@@ -102,6 +102,9 @@ class Settings:
         pod_python: an interpreter in the pods that has kinetic: nothing is installed then.
         pod_store: the address of the store as pods reach it, if it is another one.
         pod_simulated: pods have virtual devices in place of accelerators.
+        pod_cache: a folder of the nodes that their pods share, for what is installed.
+        image_builds: "auto" looks for an image that has what pods install, and builds one in the
+            background; "off" does neither.
         sources: where each value came from, by name.
     """
 
@@ -135,6 +138,8 @@ class Settings:
     pod_python: str = ""
     pod_store: str = ""
     pod_simulated: bool = False
+    pod_cache: str = ""
+    image_builds: str = "auto"
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -438,4 +443,6 @@ _ROWS: dict[str, _Row] = {
     "pod_python": _Row("KINETIC_POD_PYTHON", parsers.lasting),
     "pod_store": _Row("KINETIC_POD_STORE", parsers.store),
     "pod_simulated": _Row("KINETIC_POD_SIMULATED", parsers.flag),
+    "pod_cache": _Row("KINETIC_POD_CACHE", parsers.lasting),
+    "image_builds": _Row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off")),
 }

@@ -168,3 +168,36 @@ def test_a_large_function_is_stored_once(backend, home):
     ]
     sizes = [p.stat().st_size for p in Path(home / "blobs").rglob("*") if p.is_file()]
     assert sum(size > 900_000 for size in sizes) == 1
+
+
+class Building(InlineBackend):
+    """Builds images; `unbuilt` is why it cannot."""
+
+    unbuilt = None
+
+    def choose_image(self, plan, installed, tell):
+        self.calls.append("choose_image")
+        if self.unbuilt is not None:
+            raise self.unbuilt
+        return plan
+
+    def build_behind(self, plan, installed, tell):
+        pass
+
+
+def test_the_image_of_a_batch_is_there_before_its_first_record(home):
+    made = []
+    with registry.substituted("local", lambda _, store: made.append(Building(store)) or made[0]):
+        batch = add.run_async_map([1, 2])
+        batch.results(timeout=PATIENCE_S)
+        first = made[0].calls
+        assert first.index("choose_image") < first.index("submit")
+        made.clear()
+        Building.unbuilt = errors.PreflightError("no such package")
+        try:
+            with pytest.raises(errors.PreflightError, match="no such package"):
+                add.run_async_map([1, 2])
+        finally:
+            Building.unbuilt = None
+        assert "submit" not in made[0].calls
+    assert len(kinetic.list_jobs()) == 2

@@ -1,93 +1,30 @@
-"""Cloud Build, over HTTP, against a server that answers as its documentation says. The service
-itself has never been called by these tests."""
+"""Cloud Build, call by call, against a server that answers as its documentation says."""
 
 from __future__ import annotations
 
 import base64
 import gzip
-import http.server
 import io
-import json
 import tarfile
-import threading
 
 import pytest
+from google_services import LOG, Google, Login, path_of
 
-from kinetic._backends.kubernetes.cloud_build import Addresses, CloudBuild
+from kinetic._backends.kubernetes import credentials, images
+from kinetic._backends.kubernetes.cloud_build import CLAIM_S, CloudBuild
+from kinetic._backends.kubernetes.google_calls import GoogleLogin
 from kinetic.errors import BackendUnavailable, PreflightError
 
 URI = "us-central1-docker.pkg.dev/p/kn-c/base:tpu-0123"
 FILES = {"Dockerfile": b"FROM x\n", "requirements.txt": b"numpy\n"}
-LOG = "https://console.example/builds/b1"
-
-
-class Google:
-    """Buckets, builds and a registry: each build passes through the states that a test gives."""
-
-    def __init__(self):
-        self.asked, self.objects, self.images = [], {}, set()
-        self.states, self.trouble, self.requests = ["QUEUED", "WORKING", "SUCCESS"], [], []
-        google = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                self.reply()
-
-            def do_GET(self):
-                self.reply()
-
-            def do_HEAD(self):
-                self.reply()
-
-            def reply(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                path, _, query = self.path.partition("?")
-                google.asked.append((self.command, self.path, self.headers["Authorization"]))
-                code, told = (
-                    google.trouble.pop(0)
-                    if google.trouble
-                    else google.answer(self.command, path, query, body)
-                )
-                data = json.dumps(told).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def answer(self, method, path, query, body):
-        if path.startswith("/upload/"):
-            assert "ifGenerationMatch=0" in query
-            if query in self.objects:
-                return 412, {}
-            self.objects[query] = body
-            return 200, {}
-        if path.startswith("/v2/"):
-            return (200 if path in self.images else 404), {}
-        if method == "POST":
-            self.requests.append(json.loads(body))
-        status = self.states.pop(0)
-        build = {"id": "b1", "status": status, "logUrl": LOG}
-        if status == "FAILURE":
-            build["failureInfo"] = {"detail": "step 0 exited with 1"}
-        return 200, {"metadata": {"build": build}} if method == "POST" else build
+BUILDS = "/v1/projects/p/locations/us-central1/builds"
 
 
 @pytest.fixture
 def google():
     made = Google()
     yield made
-    made.server.shutdown()
-    made.server.server_close()
-    made.thread.join()
+    made.close()
 
 
 @pytest.fixture
@@ -97,60 +34,91 @@ def waited():
 
 @pytest.fixture
 def builds(google, waited):
-    at = Addresses(google.url, google.url, google.url)
     return CloudBuild(
-        "p", "us-central1", authorization=lambda: "Bearer t0", addresses=at, sleep=waited.append
+        "p", "us-central1", login=Login(), addresses=google.addresses, sleep=waited.append
     )
 
 
 def test_an_image_is_built(google, builds, waited):
-    logs = []
-    builds.build(URI, FILES, "p-kn-c-builds", on_log=logs.append)
-    ((query, sent),) = google.objects.items()
+    build = builds.begin(URI, FILES, "p-kn-c-builds")
+    assert (build.build_id, build.status, build.log_url) == ("b1", "QUEUED", f"{LOG}b1")
+    assert builds.wait(build).status == "SUCCESS"
+    (((bucket, name), (_, sent)),) = google.objects.items()
     (request,) = google.requests
     assert request["images"] == [URI]
-    assert request["source"]["storageSource"]["bucket"] == "p-kn-c-builds"
-    assert f"name={request['source']['storageSource']['object']}" in query
+    assert request["source"]["storageSource"] == {"bucket": bucket, "object": name}
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(sent))) as archive:
         assert sorted(archive.getnames()) == sorted(FILES)
-    assert [(method, path.partition("?")[0]) for method, path, _ in google.asked] == [
-        ("POST", "/upload/storage/v1/b/p-kn-c-builds/o"),
-        ("POST", "/v1/projects/p/locations/us-central1/builds"),
-        ("GET", "/v1/projects/p/locations/us-central1/builds/b1"),
-        ("GET", "/v1/projects/p/locations/us-central1/builds/b1"),
+    assert google.paths() == [
+        "/upload/storage/v1/b/p-kn-c-builds/o",
+        BUILDS,
+        f"{BUILDS}/b1",
+        f"{BUILDS}/b1",
     ]
     assert {proof for *_, proof in google.asked} == {"Bearer t0"}
-    assert logs == [LOG]
     assert waited == [5.0, 5.0]
+    assert builds.has(URI)
 
 
 def test_the_same_files_are_sent_once(google, builds):
-    for states in (["SUCCESS"], ["SUCCESS"]):
-        google.states = states
-        builds.build(URI, FILES, "b")
+    for _ in range(2):
+        builds.begin(URI, FILES, "b")
     assert len(google.objects) == 1
     assert google.requests[0] == google.requests[1]
 
 
-def test_a_build_that_fails(google, builds):
+def test_the_newest_build_of_an_image(google, builds):
+    assert builds.newest(URI) is None
+    builds.begin(URI.replace("kn-c", "kn-d"), FILES, "b")
+    assert builds.newest(URI) is None
+    builds.begin(URI, FILES, "b")
+    builds.begin(URI, FILES, "b")
+    assert builds.newest(URI).build_id == "b3"
+
+
+def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
     google.states = ["QUEUED", "FAILURE"]
-    with pytest.raises(PreflightError, match="step 0 exited with 1") as caught:
-        builds.build(URI, FILES, "b")
-    assert LOG in str(caught.value)
+    google.log = [f"line {number}" for number in range(40)] + ["no such package"]
+    build = builds.wait(builds.begin(URI, FILES, "b"))
+    said = str(builds.failure(URI, build))
+    assert "FAILURE, step 0 exited with 1. Change the requirements" in said
+    assert "\n  line 39\n  no such package\n" in said
+    assert "line 20" not in said
+    assert said.endswith(f"{LOG}b1")
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [("TIMEOUT", "20 min"), ("EXPIRED", "try again later")]
+)
+def test_builds_that_end_otherwise(google, builds, status, advice):
+    google.states = [status]
+    google.refusals = {"/v2/entries": (403, {})}
+    said = str(builds.failure(URI, builds.wait(builds.begin(URI, FILES, "b"))))
+    assert status in said
+    assert advice in said
+    assert f"Its log: {LOG}b1" in said
+
+
+def test_a_build_that_never_ends_is_given_up(google, builds, waited):
+    google.states = ["WORKING"]
+    told = []
+    with pytest.raises(PreflightError, match="80 min, which is more than it gives one"):
+        builds.wait(builds.begin(URI, FILES, "b"), told.append)
+    assert told == [60.0 * number for number in range(1, 81)]
 
 
 def test_whether_an_image_is_there(google, builds):
     assert not builds.has(URI)
-    google.images.add("/v2/p/kn-c/base/manifests/tpu-0123")
+    google.images.add(path_of(URI))
     assert builds.has(URI)
     proof = base64.b64decode(google.asked[-1][2].removeprefix("Basic ")).decode()
     assert proof == "oauth2accesstoken:t0"
 
 
 def test_trouble_passes(google, builds, waited):
-    google.trouble = [(503, {}), (429, {})]
+    google.trouble = [(503, {}), (429, {}, {"Retry-After": "7"}), (429, {}, {"Retry-After": "x"})]
     assert not builds.has(URI)
-    assert waited == [1.0, 2.0]
+    assert waited == [1.0, 7.0, 14.0]
 
 
 def test_trouble_that_does_not_pass(google, builds, waited):
@@ -160,19 +128,111 @@ def test_trouble_that_does_not_pass(google, builds, waited):
     assert len(google.asked) == 5
 
 
+def test_a_registry_that_is_out_of_reach(google, builds):
+    google.server.server_close()
+    with pytest.raises(BackendUnavailable, match="does not answer"):
+        builds.has(URI)
+
+
 def test_a_build_is_begun_once_at_most(google, builds):
     google.trouble = [(200, {}), (503, {})]
     with pytest.raises(BackendUnavailable):
-        builds.build(URI, FILES, "b")
-    assert len([path for _, path, _ in google.asked if path.endswith("/builds")]) == 1
+        builds.begin(URI, FILES, "b")
+    assert len(google.begun()) == 1
+
+
+def test_a_build_whose_answer_was_lost_is_found(google, builds):
+    tags = ["kinetic", images.build_tag(URI)]
+    google.builds.append({"id": "b1", "status": "QUEUED", "images": [URI], "tags": tags})
+    google.trouble = [(200, {}), (503, {})]
+    assert builds.begin(URI, FILES, "b").build_id == "b1"
+
+
+def test_a_build_that_was_turned_away_is_asked_for_again(google, builds, waited):
+    google.trouble = [(200, {}), (429, {})]
+    assert builds.begin(URI, FILES, "b").build_id == "b1"
+    assert waited == [1.0]
 
 
 @pytest.mark.parametrize(
     ("code", "advice"), [(401, "gcloud auth"), (403, "cloudbuild.builds.editor"), (404, "enabled")]
 )
 def test_what_is_refused_says_what_to_do(google, builds, code, advice):
-    google.trouble = [(code, {"error": {"message": "no such thing"}})]
+    google.refusals = {"/": (code, {"error": {"message": "no such thing"}})}
     with pytest.raises(PreflightError, match="no such thing") as caught:
-        builds.build(URI, FILES, "b")
+        builds.begin(URI, FILES, "b")
     assert advice in str(caught.value)
-    assert len(google.asked) == 1
+    assert len(google.asked) == (2 if code == 401 else 1)
+
+
+def test_a_token_that_expires_is_renewed(google, builds):
+    build = builds.begin(URI, FILES, "b")
+    google.tokens = {"Bearer t1"}
+    assert builds.wait(build).status == "SUCCESS"
+
+
+def test_a_token_is_kept_until_it_expires():
+    made, now = [], [0.0]
+
+    def make():
+        made.append(credentials.Proof(f"Bearer t{len(made)}", expires_at=now[0] + 3600))
+        return made[-1]
+
+    login = GoogleLogin(make, lambda: now[0])
+    assert [login.authorization() for _ in range(3)] == ["Bearer t0"] * 3
+    now[0] = 3550.0
+    assert login.authorization() == "Bearer t1"
+    login.refused()
+    assert login.authorization() == "Bearer t2"
+
+
+# -- before anything is sent -----------------------------------------------------------------------
+
+
+def test_what_a_build_needs_is_there(google, builds):
+    builds.check(URI, "b")
+    assert google.paths() == [
+        "/v1/projects/p/locations/us-central1/repositories/kn-c",
+        "/storage/v1/b/b/iam/testPermissions",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "permissions", "said"),
+    [
+        ({"/v1/projects/p/locations/us-central1/repo": (404, {})}, ["x"], "repositories create"),
+        ({"/storage": (404, {})}, [], "gcloud storage buckets create gs://b"),
+        ({}, ["storage.objects.get"], "You may not storage.objects.create in the bucket b"),
+        ({"/storage": (403, {})}, [], "storage.objectUser"),
+    ],
+)
+def test_what_a_build_needs_and_is_not_there(google, builds, refusals, permissions, said):
+    google.refusals, google.permissions = refusals, permissions
+    with pytest.raises(PreflightError, match=said):
+        builds.check(URI, "b")
+    assert not google.objects
+
+
+def test_a_repository_that_may_not_be_looked_at_may_be_there(google, builds):
+    google.refusals = {"/v1/projects/p/locations/us-central1/repo": (403, {})}
+    builds.check(URI, "b")
+
+
+# -- several callers -------------------------------------------------------------------------------
+
+
+def test_one_of_many_begins(google, builds):
+    assert builds.claim(URI, "b")
+    assert not builds.claim(URI, "b")
+    assert builds.claim(URI.replace("kn-c", "kn-d"), "b")
+
+
+def test_a_claim_of_a_caller_that_was_killed_is_taken_over_once(google, builds):
+    google.now = lambda: 0.0
+    assert builds.claim(URI, "b")
+    google.now = lambda: CLAIM_S + 1
+    later = CloudBuild(
+        "p", "us-central1", login=Login(), addresses=google.addresses, clock=google.now
+    )
+    assert later.claim(URI, "b")
+    assert not later.claim(URI, "b")

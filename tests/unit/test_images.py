@@ -32,7 +32,6 @@ def made(accelerator="tpu-v6e-8", digest="a" * 64, python="3.12", **place):
     [
         ({}, "python:3.12-slim"),
         ({"image": "ghcr.io/me/it:1"}, "ghcr.io/me/it:1"),
-        ({"image": "prebuilt"}, "kinetic/base-tpu:0.2.0"),
         ({"image": "prebuilt", "image_repo": "ghcr.io/me/"}, "ghcr.io/me/base-tpu:0.2.0"),
     ],
 )
@@ -61,6 +60,11 @@ def test_a_bundled_image_needs_a_registry(missing):
     known = {name: value for name, value in CLUSTER.items() if name != missing}
     with pytest.raises(UsageError, match=f"{missing} is not set"):
         images.of(made(image="bundled", **known))
+
+
+def test_prebuilt_images_lie_nowhere_by_default():
+    with pytest.raises(UsageError, match="KINETIC_BASE_IMAGE_REPO"):
+        images.of(made(image="prebuilt"))
 
 
 def test_the_bootstrap_is_told_what_to_fetch():
@@ -107,7 +111,7 @@ def test_what_cloud_build_is_asked_for():
         "images": ["host/p/r/base:tpu-1"],
         "timeout": "1200s",
         "options": {"logging": "CLOUD_LOGGING_ONLY"},
-        "tags": ["kinetic"],
+        "tags": ["kinetic", images.build_tag("host/p/r/base:tpu-1")],
     }
 
 

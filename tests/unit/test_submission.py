@@ -204,3 +204,43 @@ def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
     with pytest.raises(errors.SubmitError, match="already a job"):
         submission.submit(planned, FakeBackend(store), store)
     assert {key: store.get(key) for key in store.list("")} == before
+
+
+class Building(FakeBackend):
+    """Builds images; `unbuilt` is why it cannot."""
+
+    unbuilt: BaseException | None = None
+
+    def choose_image(self, plan, installed, tell):
+        self.calls.append("choose_image")
+        if self.unbuilt is not None:
+            raise self.unbuilt
+        return dataclasses.replace(plan, place=dataclasses.replace(plan.place, image="bundled"))
+
+    def build_behind(self, plan, installed, tell):
+        self.calls.append("build_behind")
+
+
+def test_the_image_comes_before_the_first_write(tmp_path, planned):
+    store = RecordingStore(tmp_path)
+    backend = Building(store)
+    ref = submission.submit(planned, backend, store)
+    wanted = ["render", "preflight", "choose_image", "render", "submit", "build_behind"]
+    assert backend.calls == wanted
+    assert ref.place.image == "bundled"
+    kept = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
+    assert kept.place.image == "bundled"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.PreflightError("no"), errors.BackendUnavailable("no answer"), KeyboardInterrupt()],
+)
+def test_an_image_that_cannot_be_had_leaves_nothing(tmp_path, planned, error):
+    store = RecordingStore(tmp_path / "store")
+    backend = Building(store)
+    backend.unbuilt = error
+    with pytest.raises(type(error)):
+        submission.submit(planned, backend, store)
+    assert store.written == []
+    assert backend.calls == ["render", "preflight", "choose_image"]

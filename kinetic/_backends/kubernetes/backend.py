@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kinetic._backends import stored
 from kinetic._backends.base import Document, HostStatus, LogRequest, Status
@@ -35,6 +36,9 @@ from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, PreflightError
 
+if TYPE_CHECKING:
+    from kinetic._backends.kubernetes.bundled import BundledImages
+
 LOOK_EVERY_S = 1.0
 """How often the cluster is asked while a job is followed; its verdict is looked for more often."""
 LEAST_START_TIMEOUT_S = 2.0
@@ -57,12 +61,14 @@ class KubernetesBackend:
         pods: PodSettings,
         open_api: Callable[[], Api],
         *,
+        supply: Callable[[], BundledImages] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
         self._store = store
         self._pods = pods
         self._open_api = open_api
+        self._supply = supply
         self._opened: Api | None = None
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
@@ -103,9 +109,22 @@ class KubernetesBackend:
                 'controller="single" is only simulated in this version: write backend="local".'
             )
         told = images.variables(plan) if self._pods.bootstrap else {}
-        image = self._pods.image or _image_of(plan)
+        image = self._pods.image or images.of(plan).uri
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
         return manifests.render(plan, pods)
+
+    def choose_image(
+        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
+    ) -> Plan:
+        """The image that has what the plan installs: where that is asked for, or there already."""
+        return plan if self._supply is None else self._supply().choose(plan, installed, tell)
+
+    def build_behind(
+        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
+    ) -> None:
+        """Where a registry is configured and the plan leaves the image open."""
+        if self._supply is not None:
+            self._supply().build_behind(plan, installed, tell)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Create the workload, then the Secret, which ends with it."""
@@ -314,12 +333,6 @@ class KubernetesBackend:
 
 def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> JobStatus:
     return known[host].phase if host in known else status.phase
-
-
-def _image_of(plan: Plan) -> str:
-    """Images for single jobs are not built yet: pods install the same from the slim one."""
-    is_bundled = plan.place.image == "bundled"
-    return images.slim(plan.versions.python) if is_bundled else images.of(plan).uri
 
 
 def _with_values(

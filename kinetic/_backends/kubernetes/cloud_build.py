@@ -1,7 +1,7 @@
 """Cloud Build: makes images where no Docker is, and says whether they are there already.
 
-In: names of images, files of a build, a token. Out: nothing, once the image is in its registry; or
-an error. Only Google's REST interfaces are used.
+In: names of images, files of a build. Out: builds, and what became of them. Only Google's REST
+interfaces are used.
 """
 
 from __future__ import annotations
@@ -9,26 +9,36 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
+from datetime import datetime
 from typing import Any
 
 from kinetic._backends.kubernetes import images
+from kinetic._backends.kubernetes.google_calls import (
+    GoogleCalls,
+    GoogleLogin,
+    Login,
+    Patience,
+    Refused,
+)
 from kinetic._core.values import dataclass
-from kinetic.errors import BackendUnavailable, PreflightError
+from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
 POLL_S = 5.0
-_TRIES = 5
-_REQUEST_S = 60.0
+TOLD_EVERY_S = 60.0
+QUEUE_S = 3600.0
+"""Cloud Build gives up builds that have waited for longer."""
+LAST_LINES = 15
+CLAIM_S = 900.0
+"""Who has begun to begin a build has begun it by then, or never will."""
+_UNDER_WAY = ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
 _MANIFESTS = (
     "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "
     "application/vnd.docker.distribution.manifest.v2+json"
 )
+_NEEDED = ("storage.objects.create", "storage.objects.get")
 
 
 @dataclass(frozen=True)
@@ -38,12 +48,43 @@ class Addresses:
     Attributes:
         builds: Cloud Build.
         storage: Cloud Storage.
-        registry: of Artifact Registry; "" for the host in an image's name.
+        logs: Cloud Logging.
+        repositories: Artifact Registry's own interface.
+        registry: its images; "" for the host in an image's name.
     """
 
     builds: str = "https://cloudbuild.googleapis.com"
     storage: str = "https://storage.googleapis.com"
+    logs: str = "https://logging.googleapis.com"
+    repositories: str = "https://artifactregistry.googleapis.com"
     registry: str = ""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of an image.
+
+    Attributes:
+        build_id: Cloud Build's.
+        status: as Cloud Build names it.
+        log_url: a page that shows its log.
+        detail: why it failed, as far as Cloud Build says so.
+    """
+
+    build_id: str
+    status: str
+    log_url: str = ""
+    detail: str = ""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has not ended."""
+        return self.status in _UNDER_WAY
+
+    @property
+    def log(self) -> str:
+        """Where its log is, as part of a sentence."""
+        return self.log_url or f"build {self.build_id} in Cloud Build"
 
 
 class CloudBuild:
@@ -54,22 +95,25 @@ class CloudBuild:
         project: str,
         region: str,
         *,
-        authorization: Callable[[], str],
+        login: Login | None = None,
         addresses: Addresses | None = None,
+        patience: Patience | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Call nothing yet.
 
         Args:
             project, region: where to build.
-            authorization: returns the value of the header: "Bearer " and a token.
-            addresses: for tests.
-            sleep: for tests.
+            login: who builds; by default whom Google's default credentials name.
+            addresses, sleep, clock: for tests.
+            patience: how long services are waited for.
         """
-        self._builds = f"v1/projects/{project}/locations/{region}/builds"
-        self._authorization = authorization
+        self._project, self._region = project, region
         self._at = addresses or Addresses()
-        self._sleep = sleep
+        self._sleep, self._clock = sleep, clock
+        self._calls = GoogleCalls(login or GoogleLogin(), patience=patience, sleep=sleep)
+        self._builds = f"{self._at.builds}/v1/projects/{project}/locations/{region}/builds"
 
     def has(self, uri: str) -> bool:
         """Return whether the registry has the image.
@@ -81,104 +125,187 @@ class CloudBuild:
         host, _, rest = uri.partition("/")
         name, _, tag = rest.rpartition(":")
         url = f"{self._at.registry or f'https://{host}'}/v2/{name}/manifests/{tag}"
-        token = self._authorization().removeprefix("Bearer ")
-        basic = base64.b64encode(f"oauth2accesstoken:{token}".encode()).decode()
-        headers = {"Authorization": f"Basic {basic}", "Accept": _MANIFESTS}
-        code, _ = self._call("HEAD", url, headers=headers, allowed=(404,))
-        return code != 404
 
-    def build(
-        self,
-        uri: str,
-        files: Mapping[str, bytes],
-        bucket: str,
-        *,
-        on_log: Callable[[str], object] = lambda _: None,
-    ) -> None:
-        """Build an image and put it into its registry; return when it is there.
+        def headers(proof: str) -> dict[str, str]:
+            pair = f"oauth2accesstoken:{proof.removeprefix('Bearer ')}".encode()
+            basic = base64.b64encode(pair).decode()
+            return {"Authorization": f"Basic {basic}", "Accept": _MANIFESTS}
+
+        return self._calls.call("HEAD", url, headers=headers, allowed=(404,))[0] != 404
+
+    def check(self, uri: str, bucket: str) -> None:
+        """Refuse what a build needs and does not find, before anything is sent: a repository of
+        Artifact Registry, a bucket, and the right to write there.
+
+        Raises:
+            PreflightError: something is missing.
+            BackendUnavailable: Google does not answer.
+        """
+        host, project, repository = (*uri.split("/"), "", "")[:3]
+        location = host.removesuffix(images.REGISTRIES)
+        place = f"projects/{project}/locations/{location}/repositories/{repository}"
+        if location != host and self._code(f"{self._at.repositories}/v1/{place}") == 404:
+            raise PreflightError(
+                f"There is no repository {repository} for {uri}. Create it: `gcloud artifacts "
+                f"repositories create {repository} --repository-format=docker "
+                f"--location={location} --project={project}`."
+            )
+        asked = urllib.parse.urlencode([("permissions", each) for each in _NEEDED])
+        url = f"{self._at.storage}/storage/v1/b/{bucket}/iam/testPermissions?{asked}"
+        code, found = self._calls.call("GET", url, allowed=(404,))
+        if code == 404:
+            raise PreflightError(
+                f"The bucket {bucket}, which takes the files of builds, does not exist. Create it: "
+                f"`gcloud storage buckets create gs://{bucket} --location={self._region} "
+                f"--project={self._project}`."
+            )
+        missing = [each for each in _NEEDED if each not in found.get("permissions", ())]
+        if missing:
+            raise PreflightError(
+                f"You may not {' and '.join(missing)} in the bucket {bucket}, which takes the "
+                "files of builds. Ask for roles/storage.objectUser on it."
+            )
+
+    def _code(self, url: str) -> int:
+        """The code of an answer; one that is refused is no answer: a build may still succeed."""
+        try:
+            return self._calls.call("GET", url, allowed=(404,))[0]
+        except Refused as error:
+            return error.code
+
+    # -- building ----------------------------------------------------------------------------------
+
+    def newest(self, uri: str) -> Build | None:
+        """Return the newest build of an image, whoever began it; None if there is none."""
+        asked = {"filter": f'tags="{images.build_tag(uri)}"', "pageSize": "20"}
+        _, found = self._calls.call("GET", f"{self._builds}?{urllib.parse.urlencode(asked)}")
+        of_it = [each for each in found.get("builds", ()) if uri in each.get("images", ())]
+        of_it.sort(key=lambda each: str(each.get("createTime", "")))
+        return _build(of_it[-1]) if of_it else None
+
+    def begin(self, uri: str, files: Mapping[str, bytes], bucket: str) -> Build:
+        """Begin to build an image.
 
         Args:
             uri: of the image.
             files: among them a Dockerfile.
             bucket: takes the files.
-            on_log: gets the address of the build's log.
 
         Raises:
-            PreflightError: it may not be built, or its build has failed.
+            PreflightError: it may not be built.
             BackendUnavailable: Google does not answer.
         """
-        source = self._upload(bucket, gzip.compress(images.context(files), mtime=0))
+        packed = gzip.compress(images.context(files), mtime=0)
+        source = f"source-{hashlib.sha256(packed).hexdigest()[:12]}.tar.gz"
+        self._put(bucket, source, packed)
         request = images.build_request(uri, bucket, source)
-        _, begun = self._call("POST", f"{self._at.builds}/{self._builds}", request)
-        about = begun.get("metadata", {}).get("build", {})
-        if about.get("logUrl"):
-            on_log(about["logUrl"])
-        while about.get("status") in (None, "PENDING", "QUEUED", "WORKING"):
-            self._sleep(POLL_S)
-            _, about = self._call("GET", f"{self._at.builds}/{self._builds}/{about['id']}")
-        if about["status"] != "SUCCESS":
-            detail = about.get("failureInfo", {}).get("detail") or about.get("statusDetail") or ""
-            raise PreflightError(
-                f"The image {uri} could not be built: {about['status']}"
-                f"{f', {detail}' if detail else ''}. The log of the build says why: "
-                f"{about.get('logUrl', 'see Cloud Build')}"
-            )
+        try:
+            _, begun = self._calls.call("POST", self._builds, request, repeats=False)
+        except BackendUnavailable:  # It may have been begun all the same.
+            found = self.newest(uri)
+            if found is None or not found.is_under_way:
+                raise
+            return found
+        return _build(begun.get("metadata", {}).get("build", {}))
 
-    def _upload(self, bucket: str, packed: bytes) -> str:
-        name = f"source-{hashlib.sha256(packed).hexdigest()[:12]}.tar.gz"
-        asked = {"uploadType": "media", "name": name, "ifGenerationMatch": "0"}
+    def claim(self, uri: str, bucket: str) -> bool:
+        """Be the only one who begins to build an image; False if another one does."""
+        name = f"claim-{images.build_tag(uri)}"
+        if self._put(bucket, name, b"{}"):
+            return True
+        url = f"{self._at.storage}/storage/v1/b/{bucket}/o/{name}"
+        code, about = self._calls.call("GET", url, allowed=(404,))
+        if code == 404 or self._clock() - _seconds(about["updated"]) < CLAIM_S:
+            return False
+        return self._put(bucket, name, b"{}", generation=str(about["generation"]))
+
+    def wait(self, build: Build, on_waiting: Callable[[float], object] = lambda _: None) -> Build:
+        """Wait until a build has ended.
+
+        Args:
+            build: which one.
+            on_waiting: gets the seconds since the start, once a minute.
+
+        Raises:
+            PreflightError: it has not ended in the time that Cloud Build gives it.
+            BackendUnavailable: Google does not answer.
+        """
+        waited_s, told_s = 0.0, 0.0
+        while build.is_under_way:
+            if waited_s > QUEUE_S + images.BUILD_TIMEOUT_S:
+                raise PreflightError(
+                    f"Cloud Build has not ended a build in {waited_s / 60:.0f} min, which is more "
+                    f"than it gives one. Its log: {build.log}"
+                )
+            self._sleep(POLL_S)
+            waited_s += POLL_S
+            if waited_s - told_s >= TOLD_EVERY_S:
+                told_s = waited_s
+                on_waiting(waited_s)
+            build = _build(self._calls.call("GET", f"{self._builds}/{build.build_id}")[1])
+        return build
+
+    def cancel(self, build: Build) -> bool:
+        """End a build; False where that is not known to have worked."""
+        try:
+            self._calls.call("POST", f"{self._builds}/{build.build_id}:cancel", {})
+        except KineticError:
+            return False
+        return True
+
+    def last_lines(self, build: Build) -> tuple[str, ...]:
+        """Return the last lines of a build's log; () where they may not be read."""
+        wanted = f'resource.type="build" AND resource.labels.build_id="{build.build_id}"'
+        request = {
+            "resourceNames": [f"projects/{self._project}"],
+            "filter": wanted,
+            "orderBy": "timestamp desc",
+            "pageSize": LAST_LINES,
+        }
+        try:
+            _, found = self._calls.call("POST", f"{self._at.logs}/v2/entries:list", request)
+        except KineticError:
+            return ()
+        lines = [each.get("textPayload", "").rstrip() for each in found.get("entries", ())]
+        return tuple(line for line in reversed(lines) if line)
+
+    def failure(self, uri: str, build: Build) -> PreflightError:
+        """Return the error that says why a build did not succeed."""
+        detail = f", {build.detail.rstrip('.')}" if build.detail else ""
+        lines = "".join(f"\n  {line}" for line in self.last_lines(build))
+        said = f" The last lines of its log:{lines}\nAll of it" if lines else " Its log"
+        return PreflightError(
+            f"The image {uri} could not be built: {build.status}{detail}. {_advice(build.status)}"
+            f"{said}: {build.log}"
+        )
+
+    def _put(self, bucket: str, name: str, data: bytes, *, generation: str = "0") -> bool:
+        """Write an object in place of this generation of it; False if there is another one."""
+        asked = {"uploadType": "media", "name": name, "ifGenerationMatch": generation}
         query = urllib.parse.urlencode(asked)
         url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{query}"
-        self._call("POST", url, packed, allowed=(412,))  # 412: it is there.
-        return name
-
-    def _call(
-        self,
-        method: str,
-        url: str,
-        body: Mapping[str, Any] | bytes | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        allowed: tuple[int, ...] = (),
-    ) -> tuple[int, dict[str, Any]]:
-        """Call, again and again while the server has trouble, and return code and answer."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
-        place = urllib.parse.urlsplit(url).netloc
-        said: Exception | None = None
-        for number in range(_TRIES):
-            if number:
-                self._sleep(2.0 ** (number - 1))
-            sent = {"Authorization": self._authorization(), "Content-Type": kind, **(headers or {})}
-            asked = urllib.request.Request(url, data, sent, method=method)
-            try:
-                with urllib.request.urlopen(asked, timeout=_REQUEST_S) as answer:
-                    content = answer.read()
-                    return answer.status, json.loads(content) if content else {}
-            except urllib.error.HTTPError as error:
-                said = error
-                with error:  # It is the answer, too.
-                    if error.code in allowed:
-                        return error.code, {}
-                    if error.code < 500 and error.code not in (408, 429):
-                        raise PreflightError(_refused(place, error)) from error
-                if method == "POST" and not isinstance(body, bytes):
-                    break  # It may have been begun; another one would be a second build.
-            except (OSError, HTTPException, ValueError) as error:
-                said = error
-                if method == "POST" and not isinstance(body, bytes):
-                    break
-        raise BackendUnavailable(f"{place} does not answer: {said}. Try again later.") from said
+        return self._calls.call("POST", url, data, allowed=(412,))[0] != 412
 
 
-def _refused(place: str, error: urllib.error.HTTPError) -> str:
-    try:
-        reason = json.loads(error.read())["error"]["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        reason = error.reason
-    advice = {
-        401: "Log in with `gcloud auth application-default login`.",
-        403: "Ask for roles/cloudbuild.builds.editor and roles/storage.objectUser.",
-        404: "Does it exist, and is the service enabled in the project?",
-    }
-    return f"{place} refused ({error.code}): {reason} {advice.get(error.code, '')}".rstrip()
+def _build(about: Mapping[str, Any]) -> Build:
+    detail = about.get("failureInfo", {}).get("detail") or about.get("statusDetail") or ""
+    status = about.get("status") or _UNDER_WAY[0]
+    return Build(str(about.get("id", "")), status, about.get("logUrl", ""), detail)
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def _advice(status: str) -> str:
+    return {
+        "TIMEOUT": f"A build may take {images.BUILD_TIMEOUT_S // 60} min: ask for fewer packages, "
+        "or for ones that have wheels.",
+        "EXPIRED": "Cloud Build had no machine for it within an hour: try again later.",
+        "CANCELLED": "Somebody has cancelled it.",
+        "INTERNAL_ERROR": "Cloud Build has failed: try again.",
+    }.get(
+        status,
+        "Change the requirements, or leave container_image out: pods then install them when they "
+        "start.",
+    )

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import Mapping
 
 from kinetic._backends.base import Document
+from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
 CATEGORIES = ("cpu", "gpu", "tpu")
-DEFAULT_REPO = "kinetic"
 BUILD_TIMEOUT_S = 1200
+REGISTRIES = "-docker.pkg.dev"
+"""How hosts of Artifact Registry end; a location comes before it."""
 _BUILDER = "gcr.io/cloud-builders/docker"
 _HOME = "/opt/kinetic"
+_NAME = re.compile("[a-z][a-z0-9-]*")
 _TEMPLATE = 1
 """Of what is built; a change makes other tags."""
 
@@ -30,7 +34,7 @@ class Image:
 
     Attributes:
         uri: of the image.
-        is_built: whether kinetic builds it where it is absent (see `context`).
+        is_built: whether kinetic builds it where it is absent (see `bundled`).
     """
 
     uri: str
@@ -47,8 +51,12 @@ def of(plan: Plan) -> Image:
     if place.image == "bundled":
         return Image(f"{_registry(plan)}/base:{tag(plan)}", is_built=True)
     if place.image == "prebuilt":
-        repo = place.image_repo or DEFAULT_REPO
-        return Image(prebuilt(repo, plan.topology.kind, plan.versions.kinetic))
+        if not place.image_repo:
+            raise UsageError(
+                'container_image="prebuilt" needs the repository in which `kinetic build-image` '
+                "has put the images: set base_image_repo=, or KINETIC_BASE_IMAGE_REPO."
+            )
+        return Image(prebuilt(place.image_repo, plan.topology.kind, plan.versions.kinetic))
     return Image(place.image or slim(plan.versions.python))
 
 
@@ -78,13 +86,33 @@ def region(zone: str) -> str:
 def _registry(plan: Plan) -> str:
     place = plan.place
     missing = [name for name in ("project", "zone", "cluster") if not getattr(place, name)]
+    advice = f"leave container_image out: pods then start from {slim(plan.versions.python)}."
     if missing:
         raise UsageError(
             f'container_image="bundled" lies in a registry of the cluster, and {missing[0]} is not '
-            f"set. Set {missing[0]}=, or leave container_image out: pods then start from "
-            f"{slim(plan.versions.python)}."
+            f"set. Set {missing[0]}=, or {advice}"
         )
-    return f"{region(place.zone)}-docker.pkg.dev/{place.project}/kn-{place.cluster}"
+    if not _NAME.fullmatch(place.cluster):
+        raise UsageError(
+            f'container_image="bundled" lies in a registry that has the cluster\'s name, and '
+            f"{place.cluster!r} can be none. Name the cluster as GKE does, or {advice}"
+        )
+    return f"{region(place.zone)}{REGISTRIES}/{place.project}/kn-{place.cluster}"
+
+
+def has_registry(place: Place) -> bool:
+    """Whether the place says where built images lie."""
+    return bool(place.project and place.zone and _NAME.fullmatch(place.cluster))
+
+
+def bucket(place: Place) -> str:
+    """Return the bucket that takes the files of builds."""
+    return f"{place.project}-kn-{place.cluster}-builds"
+
+
+def build_tag(uri: str) -> str:
+    """Return the tag by which builds of an image are found in Cloud Build."""
+    return f"kinetic-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
 
 
 def variables(plan: Plan) -> dict[str, str]:
@@ -164,5 +192,5 @@ def build_request(uri: str, bucket: str, source: str) -> Document:
         "images": [uri],
         "timeout": f"{BUILD_TIMEOUT_S}s",
         "options": {"logging": "CLOUD_LOGGING_ONLY"},
-        "tags": ["kinetic"],
+        "tags": ["kinetic", build_tag(uri)],
     }

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kinetic._config.settings import Settings
 
 _CATEGORIES = ("cpu", "gpu", "tpu")
-_CLOUD = "-docker.pkg.dev"
 _STDERR = 2
 
 _HELP = """Build the images of container_image="prebuilt", and put them into a repository.
@@ -112,7 +111,6 @@ def build_image(
     if update_credentials:
         _run("gcloud", "auth", "configure-docker", place.partition("/")[0], "--quiet")
     for uri, files in wanted.items():
-        output.notice(f"kinetic: building {uri}")
         if shutil.which("docker"):
             _with_docker(uri, files)
         else:
@@ -154,6 +152,7 @@ def _confirm(wanted: Mapping[str, object]) -> None:
 
 
 def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:
+    output.notice(f"kinetic: building {uri}")
     with tempfile.TemporaryDirectory(prefix="kinetic-image-") as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
@@ -176,21 +175,18 @@ def _run(*command: str) -> None:
 
 
 def _with_cloud_build(uri: str, files: Mapping[str, bytes], settings: Settings) -> None:
-    from kinetic._backends.kubernetes import credentials
+    from kinetic._backends.kubernetes import bundled, images
     from kinetic._backends.kubernetes.cloud_build import CloudBuild
 
     host, _, rest = uri.partition("/")
-    if not host.endswith(_CLOUD) or not settings.cluster:
+    location = host.removesuffix(images.REGISTRIES)
+    if location == host or not settings.cluster:
         raise PreflightError(
             f"There is no docker here to build {uri}. Install it; or take a repository of Artifact "
-            f"Registry (REGION{_CLOUD}/PROJECT/NAME) and give --cluster, for Cloud Build."
+            f"Registry (REGION{images.REGISTRIES}/PROJECT/NAME) and give --cluster, for Cloud "
+            "Build."
         )
     project = settings.project or rest.partition("/")[0]
-    region = host.removesuffix(_CLOUD)
-    builds = CloudBuild(
-        project,
-        region if "-" in region else "global",
-        authorization=lambda: credentials.from_google().authorization,
-    )
+    builds = CloudBuild(project, location if "-" in location else "global")
     bucket = f"{project}-kn-{settings.cluster}-builds"
-    builds.build(uri, files, bucket, on_log=lambda url: output.notice(f"kinetic: log at {url}"))
+    bundled.build_one(builds, uri, files, bucket, lambda t: output.notice(f"kinetic: {t}"))

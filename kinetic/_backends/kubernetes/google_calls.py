@@ -1,0 +1,186 @@
+"""Calls of Google's REST interfaces: repeated while a service has trouble, and logged in anew.
+
+In: requests, a login. Out: answers as JSON, or an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http.client import HTTPException
+from typing import Any, Protocol
+
+from kinetic._backends.kubernetes import credentials
+from kinetic._backends.kubernetes.credentials import EARLY_S, Proof
+from kinetic._core.values import dataclass
+from kinetic.errors import BackendUnavailable, PreflightError
+
+_LONGEST_PAUSE_S = 60.0
+
+
+class Login(Protocol):
+    """Who asks."""
+
+    def authorization(self) -> str:
+        """Return the value of the header: "Bearer " and a token."""
+        ...
+
+    def refused(self) -> None:
+        """Forget the token: it was not accepted."""
+        ...
+
+
+class GoogleLogin:
+    """Google's application default credentials; a token is kept while it is valid."""
+
+    def __init__(
+        self,
+        make: Callable[[], Proof] = credentials.from_google,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._make, self._clock = make, clock
+        self._proof: Proof | None = None
+
+    def authorization(self) -> str:
+        """Return the header's value.
+
+        Raises:
+            PreflightError: nobody is logged in.
+        """
+        known = self._proof
+        ends_at = None if known is None else known.expires_at
+        if known is None or (ends_at is not None and ends_at - EARLY_S <= self._clock()):
+            known = self._proof = self._make()
+        return known.authorization
+
+    def refused(self) -> None:
+        """Get another one next time."""
+        self._proof = None
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a service is waited for.
+
+    Attributes:
+        tries: how often it is asked.
+        request_s: for how long each time.
+    """
+
+    tries: int = 5
+    request_s: float = 60.0
+
+
+class Refused(PreflightError):
+    """A service has answered with an error of the caller's. `code` is HTTP's."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class GoogleCalls:
+    """Calls by one login."""
+
+    def __init__(
+        self,
+        login: Login,
+        *,
+        patience: Patience | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Call nothing yet.
+
+        Args:
+            login: who asks.
+            patience: how long to wait.
+            sleep: for tests.
+        """
+        self._login = login
+        self._patience = patience or Patience()
+        self._sleep = sleep
+
+    def call(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | bytes | None = None,
+        *,
+        headers: Callable[[str], Mapping[str, str]] = lambda _: {},
+        allowed: tuple[int, ...] = (),
+        repeats: bool = True,
+    ) -> tuple[int, dict[str, Any]]:
+        """Call, again and again while the service has trouble, and return code and answer.
+
+        Args:
+            method, url, body: of the request.
+            headers: from the value of the one that says who asks, the others.
+            allowed: codes that are answers, too.
+            repeats: whether it may arrive twice; else only what was turned away is asked again.
+
+        Raises:
+            Refused: the service will not do it.
+            BackendUnavailable: it does not answer.
+        """
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+        place = urllib.parse.urlsplit(url).netloc
+        tries, pause_s, renewed = 0, 1.0, False
+        while True:
+            proof = self._login.authorization()
+            sent = {"Authorization": proof, "Content-Type": kind, **headers(proof)}
+            asked = urllib.request.Request(url, data, sent, method=method)
+            try:
+                with urllib.request.urlopen(asked, timeout=self._patience.request_s) as answer:
+                    content = answer.read()
+                    return answer.status, json.loads(content) if content else {}
+            except urllib.error.HTTPError as error:
+                said: Exception = error
+                with error:  # It is the answer, too.
+                    if error.code in allowed:
+                        return error.code, {}
+                    if error.code == 401 and not renewed:
+                        renewed = True
+                        self._login.refused()
+                        continue
+                    if error.code < 500 and error.code not in (408, 429):
+                        raise Refused(_refused(place, error), error.code) from error
+                    pause_s = max(pause_s, _asked_pause_s(error))
+                    if not repeats and error.code != 429:
+                        break
+            except (OSError, HTTPException, ValueError) as error:
+                said = error
+                if not repeats:
+                    break
+            tries += 1
+            if tries >= self._patience.tries:
+                break
+            self._sleep(pause_s)
+            pause_s *= 2
+        raise BackendUnavailable(f"{place} does not answer: {said}. Try again later.") from said
+
+
+def _asked_pause_s(error: urllib.error.HTTPError) -> float:
+    with suppress(ValueError, TypeError):
+        return min(float(error.headers.get("Retry-After", "0")), _LONGEST_PAUSE_S)
+    return 0.0
+
+
+def _refused(place: str, error: urllib.error.HTTPError) -> str:
+    try:
+        reason = json.loads(error.read())["error"]["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        reason = error.reason
+    advice = {
+        401: "Log in with `gcloud auth application-default login`.",
+        403: "Ask for roles/cloudbuild.builds.editor, roles/artifactregistry.reader and "
+        "roles/storage.objectUser.",
+        404: "Does it exist, and is the service enabled in the project?",
+    }
+    text = f"{place} refused ({error.code}): {str(reason).rstrip('.')}. "
+    return f"{text}{advice.get(error.code, '')}".rstrip()

@@ -1,0 +1,162 @@
+"""Cloud Build, its buckets, logs and registries, over HTTP, as their documentation describes them.
+The services themselves have never been called by these tests.
+
+In: requests of `CloudBuild`. Out: answers; each build passes through the states that a test gives.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+import urllib.parse
+from datetime import UTC, datetime
+
+from kinetic._backends.kubernetes.cloud_build import Addresses
+
+LOG = "https://console.example/builds/"
+
+
+class Login:
+    """Someone whose token is another one after each refusal."""
+
+    def __init__(self):
+        self.number = 0
+
+    def authorization(self):
+        return f"Bearer t{self.number}"
+
+    def refused(self):
+        self.number += 1
+
+
+class Google:
+    """One project. `trouble` are answers, (code, document), that come before any other; `refusals`
+    those to requests whose path begins so."""
+
+    def __init__(self):
+        self.asked, self.objects, self.images, self.builds = [], {}, set(), []
+        self.states, self.trouble, self.requests = ["QUEUED", "WORKING", "SUCCESS"], [], []
+        self.refusals, self.tokens, self.log = {}, None, ["Step 1", "no such package: frobnicate"]
+        self.permissions = ["storage.objects.create", "storage.objects.get"]
+        self.now, self.pushes, self.lock = time.time, True, threading.Lock()
+        google = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def reply(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proof = self.headers["Authorization"]
+                with google.lock:
+                    google.asked.append((self.command, self.path, proof))
+                    code, told, headers = google.answered(self.command, self.path, proof, body)
+                data = json.dumps(told).encode()
+                self.send_response(code)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(data)
+
+            do_GET = do_HEAD = do_POST = reply
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.addresses = Addresses(*[self.url] * 5)
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def paths(self, method=""):
+        return [path.partition("?")[0] for each, path, _ in self.asked if each.startswith(method)]
+
+    def begun(self):
+        return [path for path in self.paths("POST") if path.endswith("/builds")]
+
+    def answered(self, method, target, proof, body):
+        path, _, query = target.partition("?")
+        if self.trouble:
+            return (*self.trouble.pop(0), {})[:3]
+        for start, answer in self.refusals.items():
+            if path.startswith(start):
+                return (*answer, {})[:3]
+        if self.tokens is not None and proof.startswith("Bearer") and proof not in self.tokens:
+            return 401, {"error": {"message": "token expired"}}, {}
+        asked = dict(urllib.parse.parse_qsl(query))
+        code, told = self.answer(method, path, asked, body)
+        return code, told, {}
+
+    def answer(self, method, path, asked, body):
+        if path.startswith("/upload/"):
+            return self.uploaded(path.split("/")[5], asked, body)
+        if path.startswith("/v2/entries"):
+            lines = [{"textPayload": f"{line}\n"} for line in reversed(self.log)]
+            return 200, {"entries": lines[: json.loads(body)["pageSize"]]}
+        if path.startswith("/v2/"):
+            return (200 if path in self.images else 404), {}
+        if path.endswith("/iam/testPermissions"):
+            return 200, {"permissions": self.permissions}
+        if path.startswith("/storage/"):
+            found = self.objects.get((path.split("/")[4], path.split("/")[6]))
+            return (404, {}) if found is None else (200, found[0])
+        if "/repositories/" in path:
+            return 200, {"format": "DOCKER"}
+        if path.endswith("/builds"):
+            return self.created(body) if method == "POST" else (200, self.listed(asked))
+        if path.endswith(":cancel"):
+            self.build(path.rpartition("/")[2].removesuffix(":cancel"))["status"] = "CANCELLED"
+            return 200, {}
+        return 200, self.moved(self.build(path.rpartition("/")[2]))
+
+    def uploaded(self, bucket, asked, body):
+        key = bucket, asked["name"]
+        there = self.objects.get(key)
+        if asked["ifGenerationMatch"] != (there[0]["generation"] if there else "0"):
+            return 412, {}
+        updated = datetime.fromtimestamp(self.now(), UTC).isoformat().replace("+00:00", "Z")
+        self.objects[key] = ({"generation": str(len(self.asked)), "updated": updated}, body)
+        return 200, self.objects[key][0]
+
+    def created(self, body):
+        request = json.loads(body)
+        self.requests.append(request)
+        number = len(self.builds) + 1
+        build = {
+            **{"id": f"b{number}", "status": self.states[0], "logUrl": f"{LOG}b{number}"},
+            **{"images": request["images"], "tags": request["tags"]},
+            **{"createTime": f"2026-01-01T00:00:{number:02}Z", "left": self.states[1:]},
+        }
+        self.builds.append(build)
+        return 200, {"metadata": {"build": self.ended(build)}}
+
+    def listed(self, asked):
+        found = [each for each in self.builds if f'tags="{each["tags"][1]}"' == asked["filter"]]
+        return {"builds": found[: int(asked["pageSize"])]} if found else {}
+
+    def build(self, build_id):
+        return next(each for each in self.builds if each["id"] == build_id)
+
+    def moved(self, build):
+        if build["status"] != "CANCELLED" and build["left"]:
+            build["status"] = build["left"].pop(0)
+        return self.ended(build)
+
+    def ended(self, build):
+        if build["status"] == "FAILURE":
+            build["failureInfo"] = {"detail": "step 0 exited with 1"}
+        if build["status"] == "SUCCESS" and self.pushes:
+            self.images |= {path_of(uri) for uri in build["images"]}
+        return build
+
+
+def path_of(uri):
+    name, _, tag = uri.partition("/")[2].rpartition(":")
+    return f"/v2/{name}/manifests/{tag}"

@@ -1,0 +1,293 @@
+"""Which image a job gets, and when one is built: against a server like Google's."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+from google_services import LOG, Google, Login, path_of
+from laptop_fakes import plan
+
+from kinetic._backends.kubernetes import images
+from kinetic._backends.kubernetes.bundled import LOOK_AGAIN_S, BundledImages
+from kinetic._backends.kubernetes.cloud_build import CloudBuild
+from kinetic._core.place import Place
+from kinetic._core.plan import Blob, Versions
+from kinetic.errors import BackendUnavailable, PreflightError, UsageError
+
+CLUSTER = {"cluster": "c", "project": "p", "zone": "us-central1-a"}
+INSTALLED = {"a" * 64: b"numpy\n", "b" * 64: b"PK"}
+
+
+def made(image="bundled", **changes):
+    return dataclasses.replace(
+        plan(
+            place=Place("gke", image=image, **CLUSTER),
+            versions=Versions("3.12", "3.1.2", "0.2.0"),
+            runtime=Blob("b" * 64, 2),
+            requirements=Blob("a" * 64, 6),
+        ),
+        **changes,
+    )
+
+
+URI = images.of(made()).uri
+
+
+class Caller:
+    """A process of somebody who submits jobs."""
+
+    def __init__(self, google, **options):
+        self.told, self.waited, self.now, self.google = [], [], 0.0, google
+        self.sleep = self.waited.append
+        self.images = BundledImages(self.open, clock=lambda: self.now, **options)
+
+    def open(self, project, region, patience):
+        assert (project, region) == ("p", "us-central1")
+        return CloudBuild(
+            project,
+            region,
+            login=Login(),
+            addresses=self.google.addresses,
+            patience=patience,
+            sleep=self.pause,
+        )
+
+    def pause(self, seconds):
+        self.sleep(seconds)
+
+    def choose(self, about):
+        return self.images.choose(about, INSTALLED, self.told.append).place.image
+
+    def submits(self, about):
+        """What a submission does, in its order."""
+        chosen = self.images.choose(about, INSTALLED, self.told.append)
+        self.images.build_behind(chosen, INSTALLED, self.told.append)
+        return chosen.place.image
+
+
+@pytest.fixture
+def google():
+    double = Google()
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def caller(google):
+    return Caller(google)
+
+
+# -- "bundled" -------------------------------------------------------------------------------------
+
+
+def test_an_image_that_is_there_is_used(google, caller):
+    google.images.add(path_of(URI))
+    for _ in range(3):
+        assert caller.submits(made()) == "bundled"
+    assert (len(google.asked), caller.told) == (1, [])
+
+
+def test_an_image_that_is_missing_is_built_first(google, caller):
+    for _ in range(3):
+        assert caller.submits(made()) == "bundled"
+    (request,) = google.requests
+    assert request["images"] == [URI]
+    first, last = caller.told
+    assert f"building the image {URI}" in first
+    assert f"{LOG}b1" in first
+    assert last == "the image is built"
+    calls = google.paths()
+    check = next(n for n, path in enumerate(calls) if path.endswith("testPermissions"))
+    assert check < next(n for n, path in enumerate(calls) if path.startswith("/upload"))
+
+
+def test_the_time_of_a_build_does_not_count_as_a_wait_for_the_cluster(google, caller):
+    about = made(created_at=1.0)
+    after = BundledImages(caller.open, wall_clock=lambda: 900.0)
+    assert after.choose(about, INSTALLED, caller.told.append).created_at == 900.0
+    assert after.choose(about, INSTALLED, caller.told.append).created_at == 1.0
+
+
+def test_a_long_build_is_spoken_of_once_a_minute(google, caller):
+    google.states = ["WORKING"] * 30 + ["SUCCESS"]
+    caller.choose(made())
+    assert caller.told[1:-1] == [f"the image is still being built ({n} min)" for n in (1, 2)]
+
+
+def test_a_build_that_fails(google, caller):
+    google.states = ["WORKING", "FAILURE"]
+    with pytest.raises(PreflightError, match="no such package: frobnicate"):
+        caller.choose(made())
+    google.states = ["SUCCESS"]
+    assert caller.choose(made()) == "bundled"
+
+
+@pytest.mark.parametrize("code", [403, 404])
+def test_missing_rights_are_said_before_anything_is_sent(google, caller, code):
+    google.refusals = {"/storage/": (code, {"error": {"message": "no"}})}
+    with pytest.raises(PreflightError, match="builds"):
+        caller.choose(made())
+    assert not google.objects
+    assert not google.begun()
+
+
+def test_google_does_not_answer_while_it_builds(google, caller):
+    def sleep(_):
+        google.trouble = [(503, {})] * 5
+
+    caller.sleep = sleep
+    with pytest.raises(BackendUnavailable, match="the next call waits for it"):
+        caller.choose(made())
+    caller.sleep = caller.waited.append
+    google.trouble = []
+    assert caller.choose(made()) == "bundled"
+    assert len(google.begun()) == 1
+
+
+def test_ctrl_c_cancels_an_own_build(google, caller):
+    def sleep(_):
+        raise KeyboardInterrupt
+
+    caller.sleep = sleep
+    with pytest.raises(KeyboardInterrupt):
+        caller.choose(made())
+    assert google.builds[0]["status"] == "CANCELLED"
+    assert caller.told[-1] == "the build was cancelled"
+
+
+def test_a_second_caller_waits_for_the_first_ones_build(google, caller):
+    google.states = ["WORKING"] * 3 + ["SUCCESS"]
+    caller.open("p", "us-central1", None).begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
+    assert caller.choose(made()) == "bundled"
+    assert len(google.begun()) == 1
+    assert "waiting for the image" in caller.told[0]
+
+
+def test_ctrl_c_leaves_the_build_of_another_caller(google, caller):
+    caller.open("p", "us-central1", None).begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
+
+    def sleep(_):
+        raise KeyboardInterrupt
+
+    caller.sleep = sleep
+    with pytest.raises(KeyboardInterrupt):
+        caller.choose(made())
+    assert google.builds[0]["status"] == "QUEUED"
+
+
+def test_a_build_that_another_caller_has_cancelled_is_begun_anew(google, caller):
+    other = caller.open("p", "us-central1", None)
+    build = other.begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
+
+    def sleep(_):
+        caller.sleep = caller.waited.append
+        other.cancel(build)
+
+    caller.sleep = sleep
+    assert caller.choose(made()) == "bundled"
+    assert len(google.begun()) == 2
+
+
+def test_threads_of_one_caller_build_once(google, caller):
+    threads = [threading.Thread(target=caller.choose, args=(made(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(google.begun()) == 1
+
+
+def test_a_cluster_whose_name_no_registry_can_have():
+    with pytest.raises(UsageError, match="Name the cluster as GKE does"):
+        images.of(made(place=Place("gke", image="bundled", **CLUSTER | {"cluster": "10.0.0.1"})))
+
+
+def test_pods_that_install_nothing_need_no_image(google, caller):
+    assert caller.submits(made(requirements=None)) == "bundled"
+    assert google.asked == []
+
+
+# -- nothing is asked for --------------------------------------------------------------------------
+
+
+def test_the_first_job_starts_at_once_and_a_later_one_from_the_image(google, caller):
+    assert caller.submits(made("")) == ""
+    assert caller.waited == []
+    (line,) = caller.told
+    assert "in the background" in line
+    assert f"{LOG}b1" in line
+    assert caller.submits(made("")) == ""
+    assert len(google.begun()) == 1
+    google.moved(google.builds[0])
+    google.moved(google.builds[0])
+    caller.now = LOOK_AGAIN_S
+    assert caller.submits(made("")) == "bundled"
+    assert Caller(google).submits(made("")) == "bundled"
+
+
+def test_the_same_image_is_not_built_twice(google):
+    callers = [Caller(google) for _ in range(6)]
+    threads = [threading.Thread(target=each.submits, args=(made(""),)) for each in callers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(google.begun()) == 1
+    assert sum(len(each.told) for each in callers) == 1
+
+
+def test_a_failure_is_never_the_jobs(google):
+    google.states = ["FAILURE"]
+    assert Caller(google).submits(made("")) == ""
+    later = Caller(google)
+    assert later.submits(made("")) == ""
+    (line,) = later.told
+    assert "could not be built in the background (FAILURE" in line
+    assert len(google.begun()) == 1
+
+
+def test_an_image_that_was_deleted_is_built_again(google):
+    google.states, google.now = ["SUCCESS"], lambda: 0.0
+    Caller(google).submits(made(""))
+    google.images.clear()
+    Caller(google).submits(made(""))
+    assert len(google.begun()) == 2
+
+
+@pytest.mark.parametrize(
+    ("start", "code"),
+    [
+        *(("/v2/", code) for code in (401, 403, 429, 500)),
+        *((start, code) for start in ("/v1/", "/upload/") for code in (401, 403, 404, 429, 500)),
+    ],
+)
+def test_trouble_with_google_is_none_of_the_jobs(google, caller, start, code):
+    google.refusals = {start: (code, {})}
+    for _ in range(3):
+        caller.now += LOOK_AGAIN_S
+        assert caller.submits(made("")) == ""
+    assert (caller.told, caller.waited) == ([], [])
+    assert google.builds == []
+    assert len(google.asked) <= 9
+
+
+@pytest.mark.parametrize("missing", CLUSTER)
+def test_with_nothing_configured_nothing_is_attempted(google, caller, missing):
+    place = Place("gke", **CLUSTER | {missing: ""})
+    assert caller.submits(made(place=place)) == ""
+    assert google.asked == []
+
+
+@pytest.mark.parametrize("image", ["prebuilt", "ghcr.io/me/it:1"])
+def test_another_image_is_left_alone(google, caller, image):
+    assert caller.submits(made(image)) == image
+    assert google.asked == []
+
+
+def test_it_can_be_turned_off(google):
+    caller = Caller(google, builds_behind=False)
+    assert caller.submits(made("")) == ""
+    assert google.asked == []
+    assert caller.submits(made("bundled")) == "bundled"
