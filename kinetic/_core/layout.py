@@ -35,6 +35,7 @@ In: ids and indices. Out: keys with "/" between parts.
                                           (see _datasets.cached_copy)
     data/mountpoints.json                 empty folders made to mount data on; the last job removes
                                           them (see _host.agent.mountpoints)
+    probes/<hex>                          what `kinetic doctor` writes and deletes
     footprints/<digest>.json              how much memory a function's hosts took last
                                           (see _store.footprints)
 """
@@ -52,6 +53,7 @@ PACK_INDEXES = "pack-indexes"
 TREES = "trees"
 DATA = "data"
 GROUPS = "groups"
+PROBES = "probes"
 
 
 def blob(digest: str) -> str:

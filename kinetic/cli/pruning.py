@@ -83,7 +83,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
         store.calls_at_once,
     )
     jobs = list(store.parts(layout.JOBS))
-    orphans = tuple(_orphans(store, jobs, older_than))
+    orphans = tuple(_orphans(store, {*jobs, *store.parts(layout.LISTED)}, older_than))
     stay = set(jobs).difference(without, orphans)
     used = _named_by_plans(store, sorted(stay))
     # A submission that finds the record of a tree sends nothing: keep what the record names.
@@ -115,11 +115,15 @@ def sweep(store: Store, *, older_than: float) -> Swept:
         found = find_unused(store, older_than=older_than)
         for job_id in found.orphans:
             store.delete(layout.job(job_id))
+            store.delete(layout.listed(job_id))
         for unpacked in found.data:
             cached_copy.remove(unpacked)
         for path in found.programs:
             shutil.rmtree(path, ignore_errors=True)
         dropped = tuple(_drop(store, found.contents))
+        for probe in store.entries(layout.PROBES):
+            if probe.written_at < older_than:
+                store.drop(probe)
         for group_id in found.batches:
             store.delete(layout.group(group_id))
     size_bytes = _size_bytes(dropped, found.data)
@@ -148,10 +152,11 @@ def digest(content: Entry) -> str:
     return "".join(content.key.split("/")[-2:])[-_DIGEST_DIGITS:]
 
 
-def _orphans(store: Store, jobs: Sequence[str], older_than: float) -> Iterator[str]:
+def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
     """Jobs without a reference: their submission was killed before it wrote one."""
-    for job_id in sorted({*jobs}.difference(stored.ids(store))):
-        if _is_older(store, layout.job(job_id), older_than):
+    for job_id in sorted(jobs.difference(stored.ids(store))):
+        prefixes = (layout.job(job_id), layout.listed(job_id))
+        if all(_is_older(store, prefix, older_than) for prefix in prefixes):
             yield job_id
 
 

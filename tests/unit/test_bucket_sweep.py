@@ -26,6 +26,7 @@ from gcs import Double, serving
 from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._source import bundle, packs
+from kinetic._store import index
 from kinetic._store.gc_lock import content_age_s, submitting
 from kinetic._store.gcs import GcsStore
 from kinetic.cli import pruning
@@ -144,6 +145,24 @@ def test_one_between_any_two_requests_of_the_other(tmp_path, double, kind, inner
     assert number > 3
 
 
+def test_two_clients_send_the_same_tree(tmp_path, double):
+    plant(tmp_path / "root")
+    number, happened = 0, True
+    while happened:
+        number += 1
+
+        def other(job_id=f"job-other-{number}", cache=f"cache-other-{number}"):
+            submit(tmp_path, job_id, cache)
+
+        between = Between(double, number, other)
+        tree = submit(tmp_path, f"job-{number}", f"cache-{number}")
+        happened, double.before = between.happened, None
+        arrives(tmp_path, tree, f"dest-{number}")
+        for name in [*double.buckets.names("bucket")]:
+            double.buckets.delete("bucket", name, {})
+    assert number > 3
+
+
 def test_what_a_plan_names_stays_however_old_it_is(tmp_path, double):
     plant(tmp_path / "root")
     tree = submit(tmp_path, "job-1")
@@ -177,6 +196,68 @@ def test_a_submission_that_was_killed_is_swept(tmp_path, double):
     swept = sweep()
     assert swept.orphans == ("job-1",)
     assert double.buckets.names("bucket") == []
+
+
+def test_what_no_reference_vouches_for_is_swept(double):
+    """A submission was killed between the two writes of a reference, `kinetic doctor` between its
+    own."""
+    store = GcsStore("gs://bucket")
+    store.put(f"{layout.listed('job-1')}/ref-x", b"")
+    store.put(f"{layout.PROBES}/1234", b"")
+    sweep()
+    assert len(double.buckets.names("bucket")) == 2
+    double.buckets.grow_old("bucket", MONTH_S)
+    assert sweep().orphans == ("job-1",)
+    assert double.buckets.names("bucket") == []
+
+
+SUBMIT = """
+import sys
+from kinetic._client import planning, submission
+from kinetic._config import settings
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
+from kinetic._core.place import Place
+from kinetic._core.spec import JobSpec
+from kinetic._store.gcs import GcsStore
+
+class Nowhere:
+    def render(self, plan):
+        return []
+    preflight = submit = lambda *_: None
+
+sys.path.insert(0, "root")
+import function
+spec = JobSpec(function.function, (), {}, "function", Options(topology=resolve("cpu")))
+made = planning.make(spec, settings.load(), Place("programs"))
+submission.submit(made, Nowhere(), GcsStore("gs://bucket"))
+"""
+
+
+def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(tmp_path, double):
+    """Either the job can be found, or what there is of it is swept."""
+    plant(tmp_path / "root")
+    (tmp_path / "root/function.py").write_text("def function():\n    pass\n")
+    (tmp_path / "root/pyproject.toml").write_text("")
+    number, killed = 0, True
+    while killed:
+        number += 1
+        with subprocess.Popen([sys.executable, "-c", SUBMIT], cwd=tmp_path) as client:
+            between = Between(double, number, lambda: os.kill(client.pid, signal.SIGKILL))
+            client.wait(200)
+        killed, double.before = between.happened, None
+        assert double.idle(200)
+        assert client.returncode == (-signal.SIGKILL if killed else 0)
+        store = GcsStore("gs://bucket")
+        found = [ref.job_id for ref in index.refs(store)]
+        assert killed or found
+        for job_id in found:
+            store.delete(layout.job(job_id))
+            index.remove(store, job_id)
+        double.buckets.grow_old("bucket", MONTH_S)
+        sweep()
+        assert double.buckets.names("bucket") == []
+    assert number > 9
 
 
 SWEEP = """

@@ -46,7 +46,6 @@ _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host 
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
 """CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
-_PROBES = "probes"
 HERE = (Place("local"), Place("programs"))
 """Where jobs of this machine run."""
 
@@ -119,7 +118,7 @@ def access(uri: str) -> Access:
         store = open_store(uri)
         if store.as_folder() is not None:
             return Access(uri, is_folder=True)
-        key = f"{_PROBES}/{secrets.token_hex(8)}"
+        key = f"{layout.PROBES}/{secrets.token_hex(8)}"
         store.put(key, b"kinetic doctor\n")
         try:
             found = store.has(key)
