@@ -7,68 +7,17 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import gangs
+import joining_cases
 import pytest
+from joining_cases import JOINS, ROOT, TWO, run, write
 
 import kinetic
 from kinetic import errors
 
-ROOT = Path(kinetic.__file__).parent.parent
-KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
-TWO = "tpu-v6e-8"
-PROXIES = (
-    "http_proxy",
-    "https_proxy",
-    "all_proxy",
-    "grpc_proxy",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "ALL_PROXY",
-    "GRPC_PROXY",
-)
-NOWHERE = "http://127.0.0.1:9"
-"""A proxy that does not answer."""
+project = joining_cases.project
 
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "pyproject.toml").touch()
-    return folder
-
-
-def run(project: Path, *argv: str, accelerator: str = TWO, **variables: str) -> list[str]:
-    """Run a program on all hosts; return the lines of all of them, in order."""
-    env = {k: v for k, v in os.environ.items() if k.lower() not in PROXIES}
-    done = subprocess.run(
-        [*KINETIC, "run", "-a", accelerator, "--all-hosts", *argv],
-        cwd=project,
-        env=env | {"PYTHONPATH": str(ROOT)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "proxy" not in done.stderr.lower(), done.stderr
-    return sorted(done.stdout.splitlines())
-
-
-def write(project: Path, name: str, text: str) -> str:
-    (project / name).write_text(textwrap.dedent(text))
-    return name
-
-
-JOINS = """
-    import jax
-    assert not jax.distributed.is_initialized()
-    jax.distributed.initialize()
-    assert jax.distributed.is_initialized()
-    print(jax.process_index(), jax.process_count(), jax.device_count())
-"""
 JOINED = ["[host 0] 0 2 8", "[host 1] 1 2 8"]
 
 
@@ -150,7 +99,6 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
     @kinetic.run(accelerator=accelerator, joins_jax=False, timeout=200)
     def own():
         import socket
-        import subprocess
         import sys
 
         code = (
@@ -224,7 +172,6 @@ def test_children_of_a_function_stand_alone():
     @kinetic.run(accelerator=TWO)
     def parent():
         import multiprocessing
-        import subprocess
         import sys
 
         import jax
@@ -378,139 +325,3 @@ def test_the_start_timeout_covers_the_workers(home):
     assert re.search(rf"host 1 of 2 .*within {limit_s} s", str(caught.value))
     assert "SIGSTOP" in str(caught.value)
     assert not ran.exists()
-
-
-# -- proxies, and programs that are not JAX --------------------------------------------------------
-
-
-@pytest.mark.parametrize("joins_jax", [True, "lazy"])
-def test_the_hosts_talk_to_each_other_past_every_proxy(joins_jax, monkeypatch):
-    for name in PROXIES:
-        monkeypatch.setenv(name, NOWHERE)
-    monkeypatch.setenv("NO_PROXY", "example.org")
-    monkeypatch.setenv("no_grpc_proxy", "example.net")
-
-    @kinetic.run(
-        accelerator=TWO,
-        joins_jax=joins_jax,
-        env={"grpc_proxy": NOWHERE, "no_grpc_proxy": "example.net"},
-    )
-    def seen():
-        import os
-
-        import jax
-
-        return (
-            jax.device_count(),
-            os.environ["https_proxy"],
-            os.environ["no_proxy"].split(","),
-            os.environ["no_grpc_proxy"],  # noqa: SIM112
-        )
-
-    count, proxy, direct, direct_grpc = seen()
-    assert (count, proxy) == (8, NOWHERE)
-    assert {"example.org", "127.0.0.1", "localhost"} <= set(direct)
-    assert direct_grpc.startswith("example.net,")
-
-
-def test_a_program_joins_past_proxies_that_it_sets_itself(project):
-    write(
-        project,
-        "train.py",
-        f"import os\nfor name in {PROXIES!r}: os.environ[name] = {NOWHERE!r}\n"
-        "os.environ['no_proxy'] = 'example.org'\nimport jax\nprint(jax.device_count())\n",
-    )
-    assert run(project, "--", sys.executable, "train.py", https_proxy=NOWHERE) == [
-        "[host 0] 8",
-        "[host 1] 8",
-    ]
-
-
-def test_programs_of_other_frameworks_find_their_variables():
-    @kinetic.run(accelerator=TWO)
-    def variables():
-        import os
-        import socket
-
-        with socket.socket() as free:
-            if os.environ["RANK"] != "0":
-                return None
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-            free.listen()
-        names = (
-            "MASTER_ADDR",
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "PET_NNODES",
-            "PET_NODE_RANK",
-        )
-        return [os.environ[name] for name in names], os.environ["MASTER_PORT"] == os.environ[
-            "PET_MASTER_PORT"
-        ]
-
-    assert variables() == (["127.0.0.1", "0", "2", "0", "1", "2", "0"], True)
-
-
-def test_every_host_is_told_the_same_port(project):
-    said = run(project, "--", "sh", "-c", "echo $MASTER_PORT $JAX_COORDINATOR_ADDRESS")
-    assert len({re.sub(r"^\[host \d\] ", "", line) for line in said}) == 1
-
-
-def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"/nowhere{os.pathsep}{ROOT}")
-
-    @kinetic.run(accelerator=TWO, joins_jax="program", capture_env_vars=["PYTHONPATH"])
-    def start():
-        import subprocess
-        import sys
-
-        return subprocess.check_output(
-            [sys.executable, "-c", "import jax; print(jax.device_count())"], text=True
-        )
-
-    assert start() == "8\n"
-
-
-def test_a_fork_that_imports_jax_first_stands_alone():
-    # A variable of JAX's: it is not imported ahead.
-    @kinetic.run(accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"})
-    def fork():
-        import os
-        import sys
-
-        assert "jax" not in sys.modules
-        pid = os.fork()
-        if pid == 0:
-            import jax
-
-            os._exit(jax.device_count())
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    assert fork() == 4
-
-
-def test_slices_of_one_host_each_are_one_world() -> None:
-    @kinetic.run(accelerator="cpu:2", slices=3)
-    def total() -> tuple[float, int, int]:
-        import jax
-        import jax.numpy as jnp
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-        mesh = Mesh(jax.devices(), ("x",))
-        ones = jax.make_array_from_callback(
-            (6,), NamedSharding(mesh, PartitionSpec("x")), lambda _: jnp.ones(1)
-        )
-        return float(jax.jit(jnp.sum)(ones)), jax.process_count(), jax.local_device_count()
-
-    assert total() == (6.0, 3, 2)
-
-
-def test_a_program_on_slices_of_one_host_each(project: Path) -> None:
-    script = write(project, "joins.py", JOINS)
-    assert run(project, "--slices", "2", script, accelerator="cpu:2") == [
-        "[host 0] 0 2 4",
-        "[host 1] 1 2 4",
-    ]

@@ -1,19 +1,14 @@
-"""What hosts must install, from what projects say in each of the usual ways; uv itself is asked
-whether a lock was understood."""
+"""What hosts must install, from what projects say in each of the usual ways."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
-import zipfile
-from pathlib import Path
 
+import dependency_cases
 import pytest
-from packaging.markers import Marker
+from dependency_cases import INSTALLED, OWN, ROOT, found, texts, write
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -21,32 +16,7 @@ from kinetic._source import dependencies, poetry
 from kinetic._source.dependencies import Declared, find, for_hosts, of_kinetic
 from kinetic.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = {"jax": "0.10.2", "cloudpickle": "3.1.2", "keras": "3.15.1"}
-OWN = ("cloudpickle==3.1.2", *dependencies.OWN, *dependencies.OWN_FOR_BUCKETS)
-
-
-@pytest.fixture
-def project(tmp_path):
-    folder = tmp_path / "home" / "me" / "project"
-    folder.mkdir(parents=True)
-    (folder / ".git").mkdir()
-    return folder
-
-
-def write(folder, name, text):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-    return folder / name
-
-
-def found(folder):
-    return find(folder, home=folder.anchor and Path(folder.anchor) / "nobody")
-
-
-def texts(folder):
-    return [line.text for line in found(folder).lines.requirements]
-
+project = dependency_cases.project
 
 # -- which file ------------------------------------------------------------------------------------
 
@@ -310,151 +280,6 @@ def test_what_poetry_can_say_and_hosts_cannot_install(project):
         poetry.specifier("here", "x", "^1 || ^2")
     write(project, "pyproject.toml", '[tool.poetry.dependencies]\nlib = {path = "../lib"}\n')
     with pytest.raises(UsageError, match="lib is a folder of this machine"):
-        found(project)
-
-
-# -- uv.lock ---------------------------------------------------------------------------------------
-
-
-def wheel(folder, name, version, *requires):
-    info = f"{name}-{version}.dist-info"
-    extras = sorted({m[1] for r in requires if (m := re.search(r"extra == '(\w+)'", r))})
-    about = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
-    about += [f"Provides-Extra: {extra}" for extra in extras]
-    about += [f"Requires-Dist: {each}" for each in requires]
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{info}/METADATA", "\n".join(about) + "\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-
-
-LOCKED = """
-[project]
-name = "locked"
-version = "1"
-requires-python = ">=3.11"
-dependencies = ["apple", "cherry[red] ; sys_platform == 'linux'", "jax"]
-[project.optional-dependencies]
-more = ["pear>=1"]
-[dependency-groups]
-dev = ["fig"]
-eval = [
-  {include-group = "dev"},
-  "plum<2 ; python_version < '3.12'",
-  "plum>=2 ; python_version >= '3.12'",
-]
-[tool.uv]
-no-index = true
-find-links = ["wheels"]
-"""
-
-
-@pytest.fixture
-def locked(project):
-    wheels = project / "wheels"
-    wheels.mkdir()
-    wheel(wheels, "apple", "1.0", "seed ; python_version < '3.13'", "twig", "apple_tree")
-    wheel(wheels, "apple_tree", "1.0", "apple")
-    wheel(wheels, "twig", "3.0")
-    for version in ("1.0", "2.0"):
-        wheel(wheels, "seed", version)
-        wheel(wheels, "plum", version)
-    wheel(wheels, "cherry", "4.0", "dye ; extra == 'red'", "seed<2 ; os_name == 'posix'")
-    for name in ("dye", "pear", "fig", "libtpu"):
-        wheel(wheels, name, "1.0")
-    wheel(wheels, "jax", "0.7.0", "jaxlib", "seed")
-    wheel(wheels, "jaxlib", "0.7.0")
-    write(project, "pyproject.toml", LOCKED)
-    uv(project, "lock", "--quiet", "--offline")
-    return project
-
-
-def uv(folder, *arguments):
-    program = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
-    assert program, "the development extra installs uv"
-    command = [program, *arguments, "--no-config" if arguments[0] != "lock" else "--no-cache"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-PLACES = [
-    {"python_version": v, "python_full_version": f"{v}.0", "sys_platform": s, "os_name": o}
-    for v in ("3.11", "3.12", "3.13")
-    for s, o in (("linux", "posix"), ("darwin", "posix"), ("win32", "nt"))
-]
-
-
-def installed_in(lines, place):
-    """Names and versions that a list installs in a place."""
-    wanted = [Requirement(line) for line in lines]
-    return {
-        str(each).partition(";")[0].strip()
-        for each in wanted
-        if each.marker is None or Marker(str(each.marker)).evaluate(place)
-    }
-
-
-@pytest.mark.parametrize(
-    ("choice", "flags"),
-    [
-        ("", ["--no-dev"]),
-        ('extras = ["more"]', ["--no-dev", "--extra", "more"]),
-        ('groups = ["eval"]', ["--no-dev", "--group", "eval"]),
-    ],
-)
-def test_a_lock_gives_what_uv_itself_would_install(locked, choice, flags):
-    export = ["export", "--frozen", "--no-hashes", "--no-annotate", "--no-header", "--quiet"]
-    theirs = uv(locked, *export, "--no-emit-project", "--prune", "jax", *flags).splitlines()
-    theirs = [line for line in theirs if line and not line.startswith("-")]
-    write(locked, "pyproject.toml", f"{LOCKED}[tool.kinetic]\n{choice}\n")
-    ours = texts(locked)
-    assert ours[0] == "jax"
-    assert not any(line.startswith(("jaxlib", "locked")) for line in ours)
-    for place in PLACES:
-        assert installed_in(ours[1:], place) == installed_in(theirs, place), place
-
-
-def test_a_lock_of_another_project_is_not_used(locked):
-    write(locked, "pyproject.toml", LOCKED.replace('"locked"', '"other"'))
-    assert "apple" in texts(locked)
-
-
-def test_other_sources_in_a_lock(project):
-    write(project, "pyproject.toml", "[project]\nname = 'p'\ndependencies = ['a', 'b', 'm']\n")
-    lock = """
-[[package]]
-name = "p"
-source = { virtual = "." }
-dependencies = [{ name = "a" }, { name = "b" }, { name = "m" }]
-[[package]]
-name = "a"
-version = "1"
-source = { git = "https://github.com/x/a?tag=v1#0123" }
-[[package]]
-name = "b"
-version = "1"
-source = { url = "https://one/b-1-py3-none-any.whl" }
-[[package]]
-name = "m"
-version = "1"
-source = { editable = "members/m" }
-dependencies = [{ name = "d" }]
-[[package]]
-name = "d"
-version = "2"
-source = { registry = "https://pypi.org/simple" }
-"""
-    write(project, "uv.lock", lock)
-    assert texts(project) == [
-        "a @ git+https://github.com/x/a@0123",
-        "b @ https://one/b-1-py3-none-any.whl",
-        "d==2",
-    ]
-    write(project, "uv.lock", lock.replace('url = "https://one/b', 'path = "../b'))
-    with pytest.raises(UsageError, match=re.escape("b is ../b")):
         found(project)
 
 

@@ -1,0 +1,371 @@
+"""Why a job does not run, over what only GKE, only a queue, or only time can say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import recorded
+
+from kinetic._backends.kubernetes import diagnosis, nodes
+from kinetic._backends.kubernetes.diagnosis import Finding, Kind, Observed, diagnose
+
+Document = dict[str, Any]
+HOPELESS = True
+
+
+TPU = {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}
+WANTED = {**TPU, "cloud.google.com/gke-tpu-topology": "4x4"}
+REFUSED = (
+    "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector. preemption: x"
+)
+SHORT = (
+    "0/5 nodes are available: 4 Insufficient google.com/tpu. preemption: 0/5 nodes are available."
+)
+
+
+def jobset(hosts: int = 4, restarts: int = 0) -> Document:
+    pod = {"spec": {"nodeSelector": WANTED, "containers": [{"name": "main", "image": "img"}]}}
+    job = {"spec": {"parallelism": hosts, "completions": hosts, "template": pod}}
+    return {
+        "kind": "JobSet",
+        "metadata": {"name": "kinetic-job-1", "namespace": "ml", "uid": "u"},
+        "spec": {"replicatedJobs": [{"name": "host", "replicas": 1, "template": job}]},
+        "status": {"restarts": restarts},
+    }
+
+
+def pod(host: int, refusal: str = "", *, node: str = "", **status: Any) -> Document:
+    scheduled = {"type": "PodScheduled", "status": "False" if refusal else "True"}
+    if refusal:
+        scheduled |= {
+            "reason": "Unschedulable",
+            "message": refusal,
+            "lastTransitionTime": "2026-11-21T01:00:00Z",
+        }
+    return {
+        "metadata": {
+            "name": f"kinetic-job-1-host-0-{host}-abcde",
+            "uid": f"pod-{host}",
+            "creationTimestamp": "2026-11-21T01:00:00Z",
+            "labels": {
+                "jobset.sigs.k8s.io/replicatedjob-name": "host",
+                "batch.kubernetes.io/job-completion-index": str(host),
+            },
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": "img"}],
+            **({"nodeName": node} if node else {}),
+        },
+        "status": {
+            "phase": "Pending",
+            **status,
+            "conditions": [scheduled, *status.get("conditions", ())],
+        },
+    }
+
+
+def event(
+    reason: str, message: str, about: Document | str, kind: str = "Pod", n: int = 0
+) -> Document:
+    name = about if isinstance(about, str) else about["metadata"]["name"]
+    return {
+        "type": "Normal" if reason == "TriggeredScaleUp" else "Warning",
+        "reason": reason,
+        "message": message,
+        "involvedObject": {"kind": kind, "name": name},
+        "lastTimestamp": f"2026-11-21T01:00:{n:02d}Z",
+    }
+
+
+def node(name: str, pool: str, topology: str, **labels: str) -> Document:
+    own = {"cloud.google.com/gke-nodepool": pool, **TPU, **labels}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {**own, "cloud.google.com/gke-tpu-topology": topology},
+        },
+        "spec": {},
+        "status": {
+            "allocatable": {"google.com/tpu": "4"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+FIRST = pod(0, REFUSED)
+NOW = diagnosis.seconds_of("2026-11-21T01:02:00Z")
+POOL = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gke-tpu-pool-grp"
+
+
+def of(seen: Observed, **more: Any) -> Finding:
+    found = diagnose(seen, **more)
+    assert found is not None
+    return found
+
+
+def test_the_autoscaler_adds_nodes() -> None:
+    said = f"pod triggered scale-up: [{{{POOL} 0->4 (max: 8)}}]"
+    found = of(
+        Observed(jobset(), [FIRST], events=[event("TriggeredScaleUp", said, FIRST)]), now=NOW
+    )
+    assert found == Finding(
+        Kind.PROVISIONING,
+        "Nodes are being added for the job: gke-tpu-pool-grp from 0 to 4 nodes.",
+        hosts=(0,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "hopeless"),
+    [
+        ("3 node(s) didn't match Pod's node affinity/selector", Kind.NO_NODE_POOL, True),
+        ("1 max node group size reached, 2 node(s) didn't match", Kind.NO_SCALE_UP, False),
+    ],
+)
+def test_the_autoscaler_adds_none(said: str, kind: Kind, hopeless: bool) -> None:
+    why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {said}", FIRST)
+    found = of(Observed(jobset(), [FIRST], events=[why]))
+    assert (found.kind, found.hopeless) == (kind, hopeless)
+    assert said in found.sentence
+
+
+def test_the_newest_word_of_the_autoscaler_counts() -> None:
+    first = event("TriggeredScaleUp", "pod triggered scale-up: []", FIRST, n=1)
+    then = event(
+        "FailedScaleUp", "Node scale up in zones z failed: GCE out of resources.", FIRST, n=9
+    )
+    found = of(Observed(jobset(), [FIRST], events=[then, first]))
+    assert (found.kind, found.hopeless) == (Kind.NO_SCALE_UP, False)
+    assert "GCE out of resources" in found.sentence
+
+
+def test_no_such_node_is_hopeless_once_no_autoscaler_can_be_expected_any_more() -> None:
+    there = [node("n0", "small", "2x2")]
+    seen = Observed(jobset(), [FIRST], nodes=there)
+    early = of(seen, now=diagnosis.seconds_of("2026-11-21T01:00:30Z"))
+    assert (early.kind, early.hopeless) == (Kind.NO_NODE_POOL, False)
+    assert "Its node pools: small (tpu-v6e-slice 2x2, 1 node)." in early.sentence
+    assert of(seen, now=NOW).hopeless
+    assert not of(seen, now=NOW, scale_up_s=600).hopeless
+
+
+def test_a_pool_that_lacks_a_node_of_the_slice() -> None:
+    there = [node(f"n{n}", "tpu", "4x4") for n in range(3)]
+    found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
+    assert (found.kind, found.hopeless) == (Kind.PARTIAL_SLICE, False)
+    assert found.sentence.startswith("Only 3 of the 4 nodes of a slice with tpu-v6e-slice 4x4")
+    two_pools = [node(f"n{n}", f"tpu-{n % 2}", "4x4") for n in range(6)]
+    assert of(Observed(jobset(), [pod(0, SHORT)], nodes=two_pools)).kind is Kind.PARTIAL_SLICE
+
+
+def test_all_nodes_are_taken() -> None:
+    there = [node(f"n{n}", "tpu", "4x4") for n in range(4)]
+    found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
+    assert (found.kind, found.hopeless) == (Kind.NO_ROOM, False)
+    assert "The 4 nodes with tpu-v6e-slice 4x4 are taken" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "hopeless", "words"),
+    [
+        (
+            'Error creating: pods "x-" is forbidden: error looking up service account ml/kinetic: '
+            'serviceaccount "kinetic" not found',
+            Kind.SERVICE_ACCOUNT,
+            True,
+            "The service account kinetic does not exist",
+        ),
+        (
+            'Error creating: admission webhook "policy.example.com" denied the request: no',
+            Kind.REFUSED,
+            True,
+            "policy.example.com",
+        ),
+        (
+            'Error creating: Internal error occurred: failed calling webhook "vpod.kb.io": refused',
+            Kind.REFUSED,
+            False,
+            "is not answering",
+        ),
+        (
+            'Error creating: pods "x-0" is forbidden: exceeded quota: tpu, requested: '
+            "requests.google.com/tpu=8, used: requests.google.com/tpu=0, limited: "
+            "requests.google.com/tpu=4",
+            Kind.QUOTA,
+            True,
+            "it allows requests.google.com/tpu=4",
+        ),
+    ],
+)
+def test_pods_that_are_not_let_in(message: str, kind: Kind, hopeless: bool, words: str) -> None:
+    refused = event("FailedCreate", message, "kinetic-job-1-host-0", kind="Job")
+    found = of(Observed(jobset(), events=[refused]))
+    assert (found.kind, found.hopeless, found.hosts) == (kind, hopeless, (0, 1, 2, 3))
+    assert words in found.sentence
+
+
+def test_a_gang_that_starts_as_usual_is_no_finding() -> None:
+    said = 'admission webhook "vpod.kb.io" denied the request: follower pod node selector for x'
+    usual = event("FailedCreate", f"Error creating: {said}", "kinetic-job-1-host-0", kind="Job")
+    assert diagnose(Observed(jobset(), events=[usual])) is None
+    other = event("FailedCreate", "Error creating: no", "kinetic-job-2-host-0", kind="Job")
+    assert diagnose(Observed(jobset(), events=[other])) is None
+
+
+def waiting(reason: str, message: str = "") -> Document:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return pod(0, node="n0", containerStatuses=[{"name": "main", "state": state}])
+
+
+@pytest.mark.parametrize(
+    ("said", "hopeless"),
+    [
+        ("rpc error: code = NotFound desc = x: not found", True),
+        ("failed to authorize: 403 Forbidden", True),
+        ("dial tcp: i/o timeout", False),
+        ("429 Too Many Requests", False),
+    ],
+)
+def test_an_image_that_may_come_later(said: str, hopeless: bool) -> None:
+    found = of(Observed(jobset(1), [waiting("ErrImagePull", said)]))
+    assert (found.kind, found.hopeless) == (Kind.IMAGE_PULL, hopeless)
+
+
+def test_the_jobs_own_secret_may_still_come() -> None:
+    missing = waiting("CreateContainerConfigError", 'secret "kinetic-job-1" not found')
+    found = of(Observed(jobset(1), [missing], own_secret="kinetic-job-1"))
+    assert (found.kind, found.hopeless) == (Kind.MISSING_SECRET, False)
+    assert "interrupted" in found.sentence
+    absent = Observed(jobset(1), own_secret="kinetic-job-1", secrets=())
+    assert of(absent).kind is Kind.MISSING_SECRET
+    there = Observed(jobset(1), own_secret="kinetic-job-1", secrets=("kinetic-job-1",))
+    assert diagnose(there) is None
+
+
+def ended(
+    host: int, code: int, message: str = "", reason: str = "Error", **status: Any
+) -> Document:
+    terminated = {"exitCode": code, "reason": reason, "message": message}
+    terminated["finishedAt"] = "2026-11-21T01:00:09Z"
+    own = [{"name": "main", "state": {"terminated": terminated}}]
+    return pod(host, node=f"n{host}", **{"phase": "Failed", "containerStatuses": own, **status})
+
+
+SHUT_DOWN = "Pod was terminated in response to imminent node shutdown."
+TARGET = {"type": "DisruptionTarget", "status": "True"}
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        (
+            ended(3, 143, conditions=[{**TARGET, "reason": "PreemptionByScheduler"}]),
+            Kind.PREEMPTED,
+        ),
+        (
+            ended(
+                3,
+                143,
+                conditions=[{**TARGET, "reason": "TerminationByKubelet", "message": SHUT_DOWN}],
+            ),
+            Kind.PREEMPTED,
+        ),
+        (ended(3, 0, **{"reason": "Terminated", "message": SHUT_DOWN}), Kind.PREEMPTED),
+        (ended(3, 137, reason="OOMKilled"), Kind.OUT_OF_MEMORY),
+        (
+            pod(3, node="n3", phase="Failed", reason="Evicted", message="low on resource: memory."),
+            Kind.OUT_OF_MEMORY,
+        ),
+        (ended(3, 42, "ValueError: no"), Kind.HOST_FAILED),
+        (ended(3, 1, "no chips"), Kind.HOST_FAILED),
+        (ended(3, 127, "python: not found"), Kind.BAD_COMMAND),
+    ],
+)
+def test_a_cause_comes_before_its_consequences(first: Document, kind: Kind) -> None:
+    rest = [
+        ended(0, 134, "the JAX distributed service detected fatal errors"),
+        ended(1, 1, "RuntimeError: Gloo: connection reset by peer"),
+        ended(2, 143),
+    ]
+    found = of(Observed(jobset(), [*rest, first]))
+    assert (found.kind, found.hosts[0]) == (kind, 3)
+    assert found.sentence.endswith("Hosts 0, 1, 2 ended after it.")
+
+
+def test_a_pod_that_was_deleted_is_not_to_blame() -> None:
+    deleted = ended(0, 137)
+    deleted["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:10Z"
+    found = of(Observed(jobset(2), [deleted, ended(1, 137)]))
+    assert found.hosts == (1,)
+
+
+def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
+    failed = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "PodFailurePolicy",
+        "message": "Container main for pod ml/kinetic-job-1-host-0-2-abcde failed with exit code "
+        "42 matching FailJob rule at index 0",
+    }
+    child = {"metadata": {"name": "kinetic-job-1-host-0"}, "status": {"conditions": [failed]}}
+    over = jobset()
+    over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    found = of(Observed(over, jobs=[child]))
+    assert (found.kind, found.hosts) == (Kind.HOST_FAILED, (2,))
+    assert found.sentence == "Host 2 failed: its function raised."
+
+
+def test_a_place_in_the_queue_is_said() -> None:
+    job = jobset()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+    job["spec"]["suspend"] = True
+    assert of(Observed(job, queue_position=3)).sentence.startswith("The job waits for the queue lq")
+    queued = {"spec": {"active": True}, "status": {"conditions": []}}
+    found = of(Observed(job, queue_workload=queued, queue_position=3))
+    assert found.sentence == "The job waits in the queue lq. 3 jobs come before it."
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "hopeless"),
+    [("Pending", Kind.PROVISIONING, False), ("Rejected", Kind.QUEUE_REFUSED, True)],
+)
+def test_a_check_of_the_queue(state: str, kind: Kind, hopeless: bool) -> None:
+    job = jobset()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+    job["spec"]["suspend"] = True
+    queued = {
+        "status": {
+            "conditions": [{"type": "QuotaReserved", "status": "True"}],
+            "admissionChecks": [
+                {"name": "dws", "state": state, "message": "waiting for capacity."}
+            ],
+        }
+    }
+    found = of(Observed(job, queue_workload=queued))
+    assert (found.kind, found.hopeless) == (kind, hopeless)
+    assert "waiting for capacity." in found.sentence
+
+
+def test_the_queue_takes_a_place_away() -> None:
+    job = jobset()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+    evicted = {
+        "type": "Evicted",
+        "status": "True",
+        "reason": "Preempted",
+        "message": "Preempted by x",
+    }
+    found = of(Observed(job, queue_workload={"status": {"conditions": [evicted]}}))
+    assert (found.kind, found.hopeless) == (Kind.PREEMPTED, False)
+
+
+def test_node_pools_are_read_from_nodes() -> None:
+    world = recorded.world_at("15-node-death", 50)
+    (pool,) = nodes.pools_of(world.all("nodes"))
+    assert str(pool) == "tpu-v6e-4x4 (tpu-v6e-slice 4x4, 1 node)"
+    assert (pool.chips_each, pool.ready, pool.machine) == (4, 0, "ct6e-standard-4t")
+    cpu = {"metadata": {"name": "c", "labels": {}}, "status": {"conditions": []}}
+    spot = node("s", "spot", "2x2", **{"cloud.google.com/gke-spot": "true"})
+    assert [p.spot for p in nodes.pools_of([cpu, spot])] == [True, False]

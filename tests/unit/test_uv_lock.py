@@ -1,0 +1,162 @@
+"""What a uv.lock says is what hosts install: uv itself is asked whether it was understood."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import dependency_cases
+import pytest
+from dependency_cases import found, texts, write
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+
+from kinetic.errors import UsageError
+
+project = dependency_cases.project
+
+
+def wheel(folder, name, version, *requires):
+    info = f"{name}-{version}.dist-info"
+    extras = sorted({m[1] for r in requires if (m := re.search(r"extra == '(\w+)'", r))})
+    about = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
+    about += [f"Provides-Extra: {extra}" for extra in extras]
+    about += [f"Requires-Dist: {each}" for each in requires]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{info}/METADATA", "\n".join(about) + "\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+LOCKED = """
+[project]
+name = "locked"
+version = "1"
+requires-python = ">=3.11"
+dependencies = ["apple", "cherry[red] ; sys_platform == 'linux'", "jax"]
+[project.optional-dependencies]
+more = ["pear>=1"]
+[dependency-groups]
+dev = ["fig"]
+eval = [
+  {include-group = "dev"},
+  "plum<2 ; python_version < '3.12'",
+  "plum>=2 ; python_version >= '3.12'",
+]
+[tool.uv]
+no-index = true
+find-links = ["wheels"]
+"""
+
+
+@pytest.fixture
+def locked(project):
+    wheels = project / "wheels"
+    wheels.mkdir()
+    wheel(wheels, "apple", "1.0", "seed ; python_version < '3.13'", "twig", "apple_tree")
+    wheel(wheels, "apple_tree", "1.0", "apple")
+    wheel(wheels, "twig", "3.0")
+    for version in ("1.0", "2.0"):
+        wheel(wheels, "seed", version)
+        wheel(wheels, "plum", version)
+    wheel(wheels, "cherry", "4.0", "dye ; extra == 'red'", "seed<2 ; os_name == 'posix'")
+    for name in ("dye", "pear", "fig", "libtpu"):
+        wheel(wheels, name, "1.0")
+    wheel(wheels, "jax", "0.7.0", "jaxlib", "seed")
+    wheel(wheels, "jaxlib", "0.7.0")
+    write(project, "pyproject.toml", LOCKED)
+    uv(project, "lock", "--quiet", "--offline")
+    return project
+
+
+def uv(folder, *arguments):
+    program = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    assert program, "the development extra installs uv"
+    command = [program, *arguments, "--no-config" if arguments[0] != "lock" else "--no-cache"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+PLACES = [
+    {"python_version": v, "python_full_version": f"{v}.0", "sys_platform": s, "os_name": o}
+    for v in ("3.11", "3.12", "3.13")
+    for s, o in (("linux", "posix"), ("darwin", "posix"), ("win32", "nt"))
+]
+
+
+def installed_in(lines, place):
+    """Names and versions that a list installs in a place."""
+    wanted = [Requirement(line) for line in lines]
+    return {
+        str(each).partition(";")[0].strip()
+        for each in wanted
+        if each.marker is None or Marker(str(each.marker)).evaluate(place)
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "flags"),
+    [
+        ("", ["--no-dev"]),
+        ('extras = ["more"]', ["--no-dev", "--extra", "more"]),
+        ('groups = ["eval"]', ["--no-dev", "--group", "eval"]),
+    ],
+)
+def test_a_lock_gives_what_uv_itself_would_install(locked, choice, flags):
+    export = ["export", "--frozen", "--no-hashes", "--no-annotate", "--no-header", "--quiet"]
+    theirs = uv(locked, *export, "--no-emit-project", "--prune", "jax", *flags).splitlines()
+    theirs = [line for line in theirs if line and not line.startswith("-")]
+    write(locked, "pyproject.toml", f"{LOCKED}[tool.kinetic]\n{choice}\n")
+    ours = texts(locked)
+    assert ours[0] == "jax"
+    assert not any(line.startswith(("jaxlib", "locked")) for line in ours)
+    for place in PLACES:
+        assert installed_in(ours[1:], place) == installed_in(theirs, place), place
+
+
+def test_a_lock_of_another_project_is_not_used(locked):
+    write(locked, "pyproject.toml", LOCKED.replace('"locked"', '"other"'))
+    assert "apple" in texts(locked)
+
+
+def test_other_sources_in_a_lock(project):
+    write(project, "pyproject.toml", "[project]\nname = 'p'\ndependencies = ['a', 'b', 'm']\n")
+    lock = """
+[[package]]
+name = "p"
+source = { virtual = "." }
+dependencies = [{ name = "a" }, { name = "b" }, { name = "m" }]
+[[package]]
+name = "a"
+version = "1"
+source = { git = "https://github.com/x/a?tag=v1#0123" }
+[[package]]
+name = "b"
+version = "1"
+source = { url = "https://one/b-1-py3-none-any.whl" }
+[[package]]
+name = "m"
+version = "1"
+source = { editable = "members/m" }
+dependencies = [{ name = "d" }]
+[[package]]
+name = "d"
+version = "2"
+source = { registry = "https://pypi.org/simple" }
+"""
+    write(project, "uv.lock", lock)
+    assert texts(project) == [
+        "a @ git+https://github.com/x/a@0123",
+        "b @ https://one/b-1-py3-none-any.whl",
+        "d==2",
+    ]
+    write(project, "uv.lock", lock.replace('url = "https://one/b', 'path = "../b'))
+    with pytest.raises(UsageError, match=re.escape("b is ../b")):
+        found(project)
