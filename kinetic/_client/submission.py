@@ -16,7 +16,7 @@ from kinetic._backends.base import Backend, BuildsImages, phase_of
 from kinetic._client.board import console, sending
 from kinetic._client.planning import Planned
 from kinetic._core import layout
-from kinetic._core.plan import BUCKETS, Plan, Tree
+from kinetic._core.plan import BUCKETS, HUB, Plan, Tree
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import index, many
@@ -53,7 +53,8 @@ def submit(
     plan = planned.plan
     documents = backend.render(plan)
     backend.preflight(plan)
-    _check_distant(plan)
+    values = planned.secrets if secrets is None else secrets
+    _check_distant(plan, values)
     chosen = with_image(plan, planned.installed, backend)
     if chosen is not plan:
         planned = dataclasses.replace(planned, plan=chosen)
@@ -75,7 +76,7 @@ def submit(
             )
     with _undone_on_failure(ref, backend, store):
         index.add(store, ref)
-        backend.submit(ref, documents, planned.secrets if secrets is None else secrets)
+        backend.submit(ref, documents, values)
         if isinstance(backend, BuildsImages):
             backend.build_behind(plan, planned.installed, _told)
     _log.info("submitted %s as %s", plan.name, plan.job_id)
@@ -98,13 +99,20 @@ def _told(line: str) -> None:
     console.notice(f"kinetic: {line}")
 
 
-def _check_distant(plan: Plan) -> None:
+def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
     """Refuse data that hosts would not find where it lies."""
     for each in plan.data:
         if each.source.startswith(BUCKETS):
             from kinetic._datasets import cloud
 
             cloud.check(each.source, is_dir=each.is_dir)
+        elif each.source.startswith(HUB):
+            from kinetic._config import settings
+            from kinetic._datasets import hub_check
+
+            here = settings.variables()
+            login = hub_check.login(plan, secrets, here)
+            hub_check.check(each.source, login, here)
 
 
 def ref_of(plan: Plan, store_uri: str) -> JobRef:
