@@ -12,6 +12,7 @@ from kinetic._core import layout
 from kinetic._core.plan import BUCKETS, HUB, Dataset, Plan
 from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
+from kinetic._host.agent import node_cache
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.mounts import Mount
 from kinetic._store.base import Store
@@ -62,19 +63,31 @@ def _prepared(
     data: Dataset, identity: Identity, store: Store, own: Path
 ) -> tuple[str, list[Mount]]:
     name = Path(data.source).name
-    if data.tree is not None:
-        files = cached_copy.provide(store, data.tree, root(identity, store))
-    elif data.source.startswith((BUCKETS, HUB)):
-        files = _fetched(data, root(identity, store), identity.secrets.get("HF_TOKEN", ""))
-    else:
+    if data.tree is None and not data.source.startswith((BUCKETS, HUB)):
         source = _source(data)
         return _mounted(source, data.mount or _stub(own / name, data.is_dir))
+    files = _copied(data, identity, store)
     guard = Mount(str(files), str(files), optional=True)  # Permissions do not stop root.
     place = str(files if data.is_dir else files / name)
     if not data.mount:
         return place, [guard]
     _, mounts = _mounted(place, data.mount)
     return data.mount, [guard, *mounts]
+
+
+def _copied(data: Dataset, identity: Identity, store: Store) -> Path:
+    """The folder of a copy: the jobs of a machine share it, those of a node where its pods can."""
+
+    def provide(copies: Path) -> Path:
+        if data.tree is not None:
+            return cached_copy.provide(store, data.tree, copies)
+        return _fetched(data, copies, identity.secrets.get("HF_TOKEN", ""))
+
+    own = root(identity, store)
+    if store.as_folder() is not None:
+        return provide(own)
+    name = cached_copy.name_of(data.source) if data.tree is None else data.tree.manifest.digest
+    return node_cache.provided(identity, name, data.source, own, provide)
 
 
 def _fetched(data: Dataset, copies: Path, token: str) -> Path:

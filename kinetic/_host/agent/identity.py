@@ -48,6 +48,7 @@ class Identity:
         is_pod: whether a cluster started this host, and may start it again.
         restarts: how often the cluster has started all pods again; 0 where it does not say.
         failed_before: why the attempt before this one failed; "" for the first.
+        cache: folder that the pods of a node share; "" for none.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
@@ -75,6 +76,7 @@ class Identity:
     is_pod: bool = False
     restarts: int = 0
     failed_before: str = ""
+    cache: str = ""
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
@@ -124,6 +126,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             is_pod="KINETIC_POD_INDEX" in env,
             restarts=int(env.get("KINETIC_RESTARTS") or "0"),
             failed_before=env.get("KINETIC_FAILED_BEFORE", ""),
+            cache=env.get("KINETIC_POD_CACHE", "") if "KINETIC_POD_INDEX" in env else "",
             base_env={k: v for k, v in env.items() if k not in _OF_THE_HOST},
             debug_port=int(env.get("KINETIC_DEBUG_PORT", "5678")),
             unreachable_after_s=float(env.get("KINETIC_UNREACHABLE_AFTER_S", "10")),
