@@ -18,7 +18,6 @@ from cluster.objects import (
     Object,
     clone,
     condition,
-    controller_uid,
     dig,
     is_true,
     owner_reference,
@@ -53,13 +52,8 @@ class Jobs:
         store.listeners.append(self._heard)
 
     def _heard(self, change: Change) -> None:
-        meta = change.object["metadata"]
-        if change.resource is JOBS and change.type != "DELETED":
-            self._engine.add("job", (meta["namespace"], meta["name"]))
-        elif change.resource is PODS and (uid := controller_uid(change.object)):
-            job = self._store.by_uid(uid)
-            if job is not None and job["kind"] == "Job":
-                self._engine.add("job", (job["metadata"]["namespace"], job["metadata"]["name"]))
+        if (key := self._store.concerned(change, JOBS, PODS)) is not None:
+            self._engine.add("job", key)
 
     def _sync(self, key: tuple[str, str]) -> None:
         job = self._store.get(JOBS, *key)

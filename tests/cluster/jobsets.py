@@ -15,7 +15,6 @@ from cluster.objects import (
     Object,
     clone,
     condition,
-    controller_uid,
     dig,
     is_true,
     owner_reference,
@@ -43,13 +42,8 @@ class JobSets:
         store.listeners.append(self._heard)
 
     def _heard(self, change: Change) -> None:
-        meta = change.object["metadata"]
-        if change.resource is JOB_SETS and change.type != "DELETED":
-            self.engine.add("jobset", (meta["namespace"], meta["name"]))
-        elif change.resource is JOBS and (uid := controller_uid(change.object)):
-            owner = self.store.by_uid(uid)
-            if owner is not None and owner["kind"] == "JobSet":
-                self.engine.add("jobset", (owner["metadata"]["namespace"], _name(owner)))
+        if (key := self.store.concerned(change, JOB_SETS, JOBS)) is not None:
+            self.engine.add("jobset", key)
 
     def _sync(self, key: tuple[str, str]) -> None:
         job_set = self.store.get(JOB_SETS, *key)

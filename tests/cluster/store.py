@@ -16,7 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.kinds import PODS, Resource
-from cluster.objects import Object, clone, owner_uids, random_suffix, stamp
+from cluster.objects import (
+    Object,
+    clone,
+    controller_uid,
+    owner_uids,
+    random_suffix,
+    stamp,
+)
 from cluster.problems import already_exists, conflict, not_found
 
 Key = tuple[Resource, str, str]
@@ -84,6 +91,21 @@ class Store:
         with self.lock:
             keys = sorted(self._owned.get(uid, ()), key=lambda key: (key[0].full, *key[1:]))
             return [(key, obj) for key in keys if (obj := self.get(*key)) is not None]
+
+    def concerned(
+        self, change: Change, resource: Resource, children: Resource
+    ) -> tuple[str, str] | None:
+        """The namespace and name of the object of this kind that a change is about: it has changed,
+        or one of its children."""
+        found: Object | None = None
+        if change.resource is resource and change.type != "DELETED":
+            found = change.object
+        elif change.resource is children and (uid := controller_uid(change.object)):
+            owner = self.by_uid(uid)
+            found = owner if owner is not None and owner["kind"] == resource.kind else None
+        return (
+            None if found is None else (found["metadata"]["namespace"], found["metadata"]["name"])
+        )
 
     def owners(self) -> list[str]:
         with self.lock:

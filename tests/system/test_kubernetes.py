@@ -122,40 +122,29 @@ def test_the_exception_of_a_host_is_raised_here(on_cluster):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+EACH = pytest.mark.parametrize("host", [pytest.param(0, id="leader"), pytest.param(2, id="other")])
+
+
+def lose(cluster, handle, host):
+    (lost,) = [pod for pod in pods_of(cluster, handle) if f"-0-{host}-" in pod]
+    cluster.delete_pod(lost, force=True)
+
+
+@EACH
 @pytest.mark.settles_within(30)
-def test_a_pod_that_is_lost_ends_the_gang(on_cluster, home):
+def test_a_pod_that_is_lost_ends_the_gang_and_is_named(on_cluster, home, host):
     handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
-    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-2-" in pod]
-    on_cluster.delete_pod(lost, force=True)
-    with pytest.raises(HostLost, match="host 2"):
+    lose(on_cluster, handle, host)
+    with pytest.raises(HostLost, match=f"host {host}"):
         handle.result(timeout=60)
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+@EACH
 @pytest.mark.settles_within(30)
-def test_a_leader_that_is_lost_is_named(on_cluster, home):
-    handle = run_until(on_cluster, wait_for_ever, home.parent / "m")
-    (leader,) = [pod for pod in pods_of(on_cluster, handle) if "-0-0-" in pod]
-    on_cluster.delete_pod(leader, force=True)
-    with pytest.raises(HostLost, match="host 0"):
-        handle.result(timeout=60)
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
-
-
-@pytest.mark.settles_within(30)
-def test_a_lost_pod_is_retried_with_the_whole_gang(on_cluster, home):
+def test_a_lost_pod_is_retried_with_the_whole_gang(on_cluster, home, host):
     handle = run_until(on_cluster, wait_at_first, home.parent / "m", retries=1)
-    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-2-" in pod]
-    on_cluster.delete_pod(lost, force=True)
-    assert handle.result(timeout=90) == "again"
-    assert handle.outcome().attempt == 2
-
-
-@pytest.mark.settles_within(30)
-def test_a_lost_leader_is_retried_with_the_whole_gang(on_cluster, home):
-    handle = run_until(on_cluster, wait_at_first, home.parent / "m", retries=1)
-    (lost,) = [pod for pod in pods_of(on_cluster, handle) if "-0-0-" in pod]
-    on_cluster.delete_pod(lost, force=True)
+    lose(on_cluster, handle, host)
     assert handle.result(timeout=90) == "again"
     assert handle.outcome().attempt == 2
 
