@@ -261,6 +261,37 @@ def test_jax_preemption_service_can_be_switched_on():
     assert kinetic.run(accelerator=TWO)(configured)() is True
 
 
+# -- the number of devices -------------------------------------------------------------------------
+
+
+ASKS_FOR_EIGHT = """
+    import jax
+    jax.config.update("jax_num_cpu_devices", 8)
+    print(jax.process_index(), jax.local_device_count(), jax.device_count())
+"""
+
+
+@pytest.mark.parametrize("how", [["eight.py"], ["--", sys.executable, "eight.py"]])
+def test_a_program_that_asks_for_virtual_cpus_has_the_chips_of_its_slice(project, how):
+    write(project, "eight.py", ASKS_FOR_EIGHT)
+    assert run(project, *how) == ["[host 0] 0 4 8", "[host 1] 1 4 8"]
+    assert run(project, *how, accelerator="gpu-l4") == ["[host 0] 0 1 1"]
+    assert run(project, *how, accelerator="cpu:2") == ["[host 0] 0 8 8"]  # it is no simulation
+
+
+def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(capfd):
+    @kinetic.run(accelerator=TWO, joins_jax=True)
+    def count():
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", 8)
+        return jax.local_device_count(), jax.device_count()
+
+    assert count() == (4, 8)
+    told = "jax_num_cpu_devices=8 changes nothing here: this host of the simulated slice has 4"
+    assert told in capfd.readouterr().err
+
+
 # -- not all hosts ---------------------------------------------------------------------------------
 
 

@@ -177,6 +177,7 @@ class _Seat:
         self._world = world
         self._automatic = automatic
         self._owner = owner
+        self._devices = -1
 
     def take(self) -> None:
         """Wrap JAX's `initialize` and the start of its backends."""
@@ -184,7 +185,9 @@ class _Seat:
         from jax._src import distributed, xla_bridge
 
         public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
-        if self._automatic:
+        if self._world.simulated and self._world.platform != "cpu":
+            self._devices = _cpu_devices()
+        if self._automatic or self._devices > 0:
             # Every call for a backend passes here, without a lock of JAX's: `initialize` takes the
             # one that backends() holds.
             name = "_discover_and_register_pjrt_plugins"
@@ -196,11 +199,27 @@ class _Seat:
         def joining_first() -> Any:
             if self._is_mine():
                 with _lock:
-                    self._join_unasked()
+                    self._keep_devices()
+                    if self._automatic:
+                        self._join_unasked()
                     setattr(module, name, original)
             return original()
 
         return joining_first
+
+    def _keep_devices(self) -> None:
+        """Many programs ask for virtual CPUs first, which changes nothing where there are chips:
+        neither does it where they are simulated."""
+        asked = _cpu_devices()
+        if self._devices in (-1, asked):
+            return
+        configure({"jax_num_cpu_devices": self._devices})
+        _log.warning(
+            "jax_num_cpu_devices=%d changes nothing here: this host of the simulated slice has "
+            "%d devices.",
+            asked,
+            self._devices,
+        )
 
     def _is_mine(self) -> bool:
         """Whether this is the process that was seated: not a fork of it, and none that
@@ -324,6 +343,13 @@ def configure(options: dict[str, Any]) -> None:
     for name, value in options.items():
         with contextlib.suppress(AttributeError):
             jax.config.update(name, value)
+
+
+def _cpu_devices() -> int:
+    """Virtual devices of this process as it is configured; -1 where that is left to JAX."""
+    import jax
+
+    return int(getattr(jax.config, "jax_num_cpu_devices", -1))
 
 
 @contextlib.contextmanager
