@@ -5,8 +5,8 @@ In: keys with "/" between parts, bytes. Out: bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from kinetic.errors import UsageError
 
@@ -127,6 +127,16 @@ class Store(Protocol):
 
     def drop(self, entry: Entry) -> bool:
         """Delete an object if it is as it was listed; return whether this call did."""
+        ...
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A store that can tell how far the content is that it sends."""
+
+    def watched(self, on_sent: Callable[[int], None]) -> Store:
+        """Return the same store, which calls this with the number of bytes that are on their way,
+        again and again, from any thread."""
         ...
 
 

@@ -11,7 +11,6 @@ compared here, also when it came in several pieces.
 from __future__ import annotations
 
 import base64
-import io
 import os
 import secrets
 import threading
@@ -20,10 +19,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from email.utils import parsedate_to_datetime
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from kinetic._core.values import dataclass
 from kinetic._store import bucket_errors
+from kinetic._store.transfer import Memory, Target, Told
 from kinetic.errors import StoreError
 
 if TYPE_CHECKING:
@@ -80,35 +80,9 @@ class _Content:
     """What is sent: the object's name, its content, and the digest of that."""
 
     name: str
-    stream: IO[bytes]
+    stream: Told
     size_bytes: int
     crc32c: str
-
-
-class Target(Protocol):
-    """Where a download goes."""
-
-    def write(self, part: bytes, /) -> int:
-        """Append a part."""
-        ...
-
-    def restart(self) -> None:
-        """Forget all that was written."""
-        ...
-
-
-class Memory:
-    """A `Target` in memory."""
-
-    def __init__(self) -> None:
-        self._buffer = io.BytesIO()
-        self.write = self._buffer.write
-        self.content = self._buffer.getvalue
-
-    def restart(self) -> None:
-        """Forget all that was written."""
-        self._buffer.seek(0)
-        self._buffer.truncate()
 
 
 class Bucket:
@@ -179,7 +153,7 @@ class Bucket:
                 return False  # Taken up in the middle, after somebody else has replaced it.
         return blob.crc32c in (None, _encoded(digest))
 
-    def write(self, name: str, stream: IO[bytes], size_bytes: int, *, if_absent: bool) -> bool:
+    def write(self, name: str, stream: Told, size_bytes: int, *, if_absent: bool) -> bool:
         """Write an object; return whether this call wrote.
 
         Each try names the generation that it replaces, so that one which is held up on its way
@@ -198,7 +172,7 @@ class Bucket:
             return False
         doing = self._explained(f"write gs://{self.name}/{name}", "storage.objects.create")
         with doing, self._line.large if is_large else nullcontext():
-            content = _Content(name, stream, size_bytes, _digest_of(stream))
+            content = _Content(name, stream, size_bytes, _digest_of(stream.stream))
             replaces = there or (0 if if_absent else self._written.get(name, 0))
             while not (wrote := self._wrote(content, replaces)) and not if_absent:
                 replaces = self._generation(name)
@@ -236,7 +210,7 @@ class Bucket:
         blob.metadata = {_TOKEN: token}
         content.stream.seek(0)
         blob.upload_from_file(
-            content.stream,
+            cast("IO[bytes]", content.stream),
             size=content.size_bytes,
             content_type="application/octet-stream",
             if_generation_match=replaces,

@@ -10,10 +10,11 @@ whole, and creates one only if there is none.
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,7 @@ from kinetic._store import files
 from kinetic._store.base import FRESH_S, Entry, check_key
 from kinetic._store.bucket import CHUNK_BYTES, Blob, Bucket
 from kinetic._store.many import at_once
+from kinetic._store.transfer import Told
 from kinetic.errors import StoreError, StoreFull, UsageError
 
 _AT_ONCE = 32
@@ -49,6 +51,7 @@ class GcsStore:
         self._bucket = Bucket(name, at_once=_AT_ONCE, patience_s=patience_s)
         self._prefix = f"{prefix}/" if prefix else ""
         self._fresh_s = fresh_s
+        self._on_sent: Callable[[int], None] = lambda _: None
         self._uri = f"gs://{name}/{prefix}".rstrip("/")
 
     def __repr__(self) -> str:
@@ -58,6 +61,12 @@ class GcsStore:
     def uri(self) -> str:
         """The bucket, and the prefix if there is one."""
         return self._uri
+
+    def watched(self, on_sent: Callable[[int], None]) -> GcsStore:
+        """Return the same store, which tells how much it sends."""
+        same = copy.copy(self)
+        same._on_sent = on_sent
+        return same
 
     @property
     def calls_at_once(self) -> int:
@@ -86,7 +95,8 @@ class GcsStore:
         name = self._name(key)
         with _stream(data) as stream:
             size_bytes = stream.seek(0, io.SEEK_END)
-            return self._bucket.write(name, stream, size_bytes, if_absent=if_absent)
+            told = Told(stream, self._on_sent)
+            return self._bucket.write(name, told, size_bytes, if_absent=if_absent)
 
     def has(self, key: str) -> bool:
         """Return whether the key exists."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from kinetic._client.board import sending
 from kinetic._store.local import LocalStore
 from kinetic._store.memory import MemoryStore
@@ -24,10 +26,37 @@ def test_a_line_grows_and_goes_away(tmp_path):
         assert watched.put("b", tmp_path / "file")
         assert watched.get("a") == store.get("a")
         assert watched.has("b")
+        assert watched.put("c", iter([b"x" * 4 * MB, b"x" * MB]))
     lines = terminal.getvalue().split("\r")
     assert "[############............] 20 of at most 40 MB" in lines[1]
     assert "30 of at most 40 MB" in lines[2]
+    assert "34 of at most 40 MB" in lines[3]
+    assert "35 of at most 40 MB" in lines[4]
     assert lines[-1] == ""
+
+
+def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
+    pytest.importorskip("google.cloud.storage")
+    from gcs import serving
+
+    from kinetic._store.gcs import GcsStore
+
+    terminal, shown_before_the_end = Terminal(), []
+    with serving("bucket") as double:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
+        double.before = lambda call, _: (
+            shown_before_the_end.append(terminal.getvalue()) if call == "chunk" else None
+        )
+        # Of the second part, half arrives twice: it is counted once.
+        double.fail("chunk", cut_after=8 * MB)
+        with sending.shown(GcsStore("gs://bucket"), 60 * MB, terminal) as watched:
+            assert watched.put("a", iter([b"x" * MB] * 50))
+            assert watched.put("b", b"x" * MB)
+        assert double.content("bucket", "a") == b"x" * 50 * MB
+    assert "16 of at most 60 MB" in shown_before_the_end[0]
+    assert "50 of at most 60 MB" not in shown_before_the_end[0]
+    assert "51 of at most 60 MB" in terminal.getvalue()
+    assert " 52 of" not in terminal.getvalue()
 
 
 def test_nothing_is_shown_where_nobody_would_look(tmp_path):

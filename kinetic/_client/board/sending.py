@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from kinetic._store.base import Store
+from kinetic._store.base import Store, Watchable
 
 WORTH_BYTES = 20_000_000
 """Less is sent before anybody wonders."""
@@ -60,10 +60,11 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class _Watched:
-    """A `Store` that counts what is put into it."""
+    """A `Store` that counts what is put into it: while it is sent, or else when it is there."""
 
     def __init__(self, store: Store, most_bytes: int, stream: TextIO) -> None:
-        self._store = store
+        self._tells = isinstance(store, Watchable)
+        self._store = store.watched(self._sent) if isinstance(store, Watchable) else store
         self._most_bytes = most_bytes
         self._stream = stream
         self._lock = threading.Lock()
@@ -84,12 +85,24 @@ class _Watched:
 
     def put(self, key: str, data: _Data, *, if_absent: bool = False) -> bool:
         """Put, and show that."""
+        if self._tells:
+            return self._store.put(key, data, if_absent=if_absent)
+        if isinstance(data, Iterator):
+            return self._store.put(key, self._counted(data), if_absent=if_absent)
         size_bytes = _size(data)
         wrote = self._store.put(key, data, if_absent=if_absent)
+        self._sent(size_bytes)
+        return wrote
+
+    def _counted(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        for part in parts:
+            yield part
+            self._sent(len(part))
+
+    def _sent(self, size_bytes: int) -> None:
         with self._lock:
             self._sent_bytes += size_bytes
             self._write(line(self._sent_bytes, self._most_bytes))
-        return wrote
 
     def end(self) -> None:
         """Wipe the line out."""
@@ -105,9 +118,9 @@ class _Watched:
         self._width = max(self._width, len(text))
 
 
-def _size(data: _Data) -> int:
-    if isinstance(data, Path):
-        with suppress(OSError):
-            return data.stat().st_size
-        return 0
-    return len(data) if isinstance(data, bytes) else 0
+def _size(data: bytes | Path) -> int:
+    if isinstance(data, bytes):
+        return len(data)
+    with suppress(OSError):
+        return data.stat().st_size
+    return 0
