@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -186,6 +186,13 @@ class FakeCluster:
         path.write_text(json.dumps(document))  # JSON is YAML
         path.chmod(0o600)
         return path
+
+    def set_image(
+        self, entrypoints: Mapping[str, list[str]], environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Say what images run by themselves, by parts of their names, and what all of them set."""
+        self.kubelet.entrypoints |= entrypoints
+        self.kubelet.image_environ |= environ or {}
 
     def add_user(self, name: str, permission: Permission) -> str:
         """A user who may do what `permission` says. Their token."""

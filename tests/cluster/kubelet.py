@@ -68,13 +68,15 @@ class Kubelet:
     ) -> None:
         self._store, self._engine, self._recorder = store, engine, recorder
         self._collector, self._timings, self._folder = collector, timings, folder
-        self._image_environ, self._deaf = image_environ, deaf
+        self.image_environ, self._deaf = dict(image_environ), deaf
         self.runtime = Runtime(folder)
         self.addresses = Addresses()
         self.pods: dict[str, Pod] = {}
         self.lost_nodes: set[str] = set()
         self.missing_images: set[str] = {"does-not-exist"}
         """Parts of names of images that no registry has."""
+        self.entrypoints: dict[str, list[str]] = {}
+        """What images run by themselves, by parts of their names; others run a shell."""
         self._images: dict[str, set[str]] = {}
         engine.handle("pod", self._sync)
         engine.handle("kill", self._kill)
@@ -242,12 +244,12 @@ class Kubelet:
             }
             self._again(pod, f"start {index}", 10.0)
             return True
-        env = self._image_environ | {
+        env = self.image_environ | {
             "HOME": str(pod.folder),
             "HOSTNAME": obj["spec"].get("hostname") or pod.place[1],
         }
         env |= {k: self.addresses.with_addresses(obj, v) for k, v in given.items()}
-        argv = command_of(spec, env, ["sh"])
+        argv = command_of(spec, env, self._entrypoint(state.image))
         folder = Path(spec.get("workingDir") or pod.folder)
         self._say(pod, index, "Created", "Container created")
         pod.sandbox = True
@@ -266,6 +268,9 @@ class Kubelet:
         pod.logs[index].append(container.log)
         state.id = f"containerd://{uuid.uuid4().hex}{uuid.uuid4().hex}"
         return False
+
+    def _entrypoint(self, image: str) -> list[str]:
+        return next((argv for part, argv in self.entrypoints.items() if part in image), ["sh"])
 
     def _has_image(self, pod: Pod, index: int) -> bool:
         state = pod.states[index]
@@ -358,7 +363,7 @@ class Kubelet:
         state, spec = pod.states[index], obj["spec"]["containers"][index]
         if container.error is not None:
             program = container.error.rpartition(": ")[2].strip("'") or "?"
-            argv = command_of(spec, {}, ["sh"])
+            argv = command_of(spec, {}, self._entrypoint(state.image))
             why = f'{START_ERROR} "{argv[0]}": executable file not found in $PATH'
             if "No such file" not in container.error:
                 why = f'{START_ERROR} "{argv[0]}": {program}'
