@@ -24,7 +24,7 @@ from kinetic._source.requirements_txt import Line, Lines
 from kinetic.errors import UsageError
 
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
-_EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": ""}
+_EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
 OWN = ("cryptography>=42", "grpcio>=1.71", "protobuf>=5.29", "setproctitle>=1.3.3")
 """What kinetic itself needs on a host, beside cloudpickle: the caller's, as pickles must agree."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
@@ -94,7 +94,7 @@ def for_hosts(
 
     Args:
         declared: what the project asks for.
-        kind: of accelerator: "tpu", "gpu" or "cpu".
+        kind: of accelerator: "tpu", "gpu" or "cpu"; "proxy" where Pathways has it.
         installed: versions of packages that the caller has, by normalized name.
         bucket: whether the store is one.
         also: requirements of this job, such as a debugger.
@@ -110,6 +110,8 @@ def for_hosts(
     lines = [line.text for line in kept]
     if "jax" not in there:
         lines.append(f"jax{_EXTRA[kind]}{_jax_version(dropped, installed)}")
+    if kind == "proxy" and "pathwaysutils" not in there:
+        lines.append(_as_here("pathwaysutils", installed))
     if "keras" in installed and "keras" not in there:
         lines.append(f"keras=={installed['keras']}")
     options = dict.fromkeys(declared.lines.options)
@@ -124,8 +126,13 @@ def of_kinetic(
 
 
 def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
-    pickle = f"cloudpickle=={installed['cloudpickle']}" if "cloudpickle" in installed else ""
-    return (pickle or "cloudpickle>=3.0", *OWN, *(OWN_FOR_BUCKETS if bucket else ()))
+    pickle = _as_here("cloudpickle", installed, otherwise=">=3.0")
+    return (pickle, *OWN, *(OWN_FOR_BUCKETS if bucket else ()))
+
+
+def _as_here(name: str, installed: Mapping[str, str], *, otherwise: str = "") -> str:
+    """A requirement of the caller's version."""
+    return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 
 def _made(lines: Collection[str], source: str) -> Requirements:

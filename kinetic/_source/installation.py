@@ -16,7 +16,7 @@ from kinetic._core.values import dataclass
 from kinetic._source import dependencies, runtime
 from kinetic._source.dependencies import Requirements
 
-_MATTER = ("cloudpickle", "jax", "keras")
+_MATTER = ("cloudpickle", "jax", "keras", "pathwaysutils")
 """Packages that hosts have in the caller's version."""
 _DEBUGGER = ("debugpy>=1.8.1",)
 
@@ -54,8 +54,7 @@ def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installatio
         wanted = dependencies.of_kinetic(installed, bucket=bucket, also=also)
     else:
         found = dependencies.find(start, home=Path("~").expanduser())
-        kind = plan.topology.kind
-        wanted = dependencies.for_hosts(found, kind, installed, bucket=bucket, also=also)
+        wanted = dependencies.for_hosts(found, plan.platform, installed, bucket=bucket, also=also)
     return _made(wanted, cache_dir)
 
 

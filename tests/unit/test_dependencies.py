@@ -329,3 +329,13 @@ def test_our_own_needs_are_those_of_the_package():
     extras = about["optional-dependencies"]
     needed = {*about["dependencies"], *extras["tls"], *extras["gcp"]}
     assert {*dependencies.OWN, *dependencies.OWN_FOR_BUCKETS, "cloudpickle>=3.0"} <= needed
+
+
+def test_where_pathways_has_the_chips_its_package_is_installed_and_not_libtpu(project):
+    installed = {"jax": "0.10.2", "cloudpickle": "3.1.0"}
+    both = for_hosts(Declared(), "proxy", installed | {"pathwaysutils": "0.1.13"})
+    assert both.lines[:2] == ("jax==0.10.2", "pathwaysutils==0.1.13")
+    assert for_hosts(Declared(), "proxy", installed).lines[1] == "pathwaysutils"
+    (project / "requirements.txt").write_text("pathwaysutils>=0.1.12\n")
+    lines = for_hosts(found(project), "proxy", installed | {"pathwaysutils": "0.1.13"}).lines
+    assert [line for line in lines if "pathways" in line] == ["pathwaysutils>=0.1.12"]

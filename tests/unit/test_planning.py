@@ -229,6 +229,10 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     assert own.plan.runtime == made.plan.runtime
     assert b"scipy" not in own.installed[own.plan.requirements.digest]
     assert b"jax" not in own.installed[own.plan.requirements.digest]
+    single = planned(controller="single")
+    listed = single.installed[single.plan.requirements.digest].decode().splitlines()
+    assert f"jax=={metadata.version('jax')}" in listed
+    assert any(line.startswith("pathwaysutils") for line in listed)
     shown = PlanView(made.plan, ())
     assert f"installs   kinetic {made.plan.versions.kinetic}" in repr(shown)
 
