@@ -249,6 +249,8 @@ def _pods(store: Store, chosen: Settings) -> PodSettings:
         simulated=chosen.pod_simulated,
         service_account=chosen.service_account,
         cache_dir=chosen.pod_cache,
+        head_pool=chosen.pathways_head_pool or "",
+        pathways_version=chosen.pathways_version,
     )
 
 

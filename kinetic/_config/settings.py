@@ -105,6 +105,8 @@ class Settings:
         pod_cache: a folder of the nodes that their pods share, for what is installed.
         image_builds: "auto" looks for an image that has what pods install, and builds one in the
             background; "off" does neither.
+        pathways_head_pool: the node pool for the pod of a single controller; None for any.
+        pathways_version: the tag of Pathways' images.
         sources: where each value came from, by name.
     """
 
@@ -140,6 +142,8 @@ class Settings:
     pod_simulated: bool = False
     pod_cache: str = ""
     image_builds: str = "auto"
+    pathways_head_pool: str | None = None
+    pathways_version: str = "latest"
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -445,4 +449,6 @@ _ROWS: dict[str, _Row] = {
     "pod_simulated": _Row("KINETIC_POD_SIMULATED", parsers.flag),
     "pod_cache": _Row("KINETIC_POD_CACHE", parsers.lasting),
     "image_builds": _Row("KINETIC_IMAGE_BUILDS", parsers.one_of("auto", "off")),
+    "pathways_head_pool": _Row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text),
+    "pathways_version": _Row("KINETIC_PATHWAYS_VERSION", parsers.text),
 }

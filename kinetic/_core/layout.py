@@ -15,6 +15,8 @@ In: ids and indices. Out: keys with "/" between parts.
     jobs/<job_id>/outcome.json            the verdict: written last, once
     jobs/<job_id>/cancelled.json          somebody has asked for its end, where a cluster stops it
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
+    jobs/<job_id>/pathways/               scratch of Pathways, which runs a single controller's
+                                          computations
     jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
         outcome.json                      its verdict; exists if and only if attempt n+1 has begun
         debugger.json                     where the debugger of a debug job listens
@@ -109,6 +111,11 @@ def cancelled(job_id: str) -> str:
 def events(job_id: str) -> str:
     """What happened when, one JSON object per line."""
     return f"{job(job_id)}/events.jsonl"
+
+
+def pathways(job_id: str) -> str:
+    """Prefix of what Pathways keeps for the job."""
+    return f"{job(job_id)}/pathways"
 
 
 def attempt(job_id: str, number: int) -> str:

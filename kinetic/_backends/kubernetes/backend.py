@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 
 from kinetic._backends import stored
 from kinetic._backends.base import Document, HostStatus, LogRequest, Status
-from kinetic._backends.kubernetes import images, losses, manifests, names, preflight, states
+from kinetic._backends.kubernetes import (
+    images,
+    losses,
+    manifests,
+    names,
+    pathways,
+    preflight,
+    states,
+)
 from kinetic._backends.kubernetes.answers import Conflict
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
@@ -100,14 +108,12 @@ class KubernetesBackend:
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
-        preflight.check(api, plan.hosts, self._pods.service_account)
+        if plan.place.has_single_controller:
+            pathways.check(self._pods)
+        preflight.check(api, _pods_of(plan), self._pods.service_account)
 
     def render(self, plan: Plan) -> list[Document]:
         """The workload, and the Secret without its values."""
-        if plan.place.has_single_controller:
-            raise PreflightError(
-                'controller="single" is only simulated in this version: write backend="local".'
-            )
         told = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or images.of(plan).uri
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
@@ -191,7 +197,7 @@ class KubernetesBackend:
         workload = look.workload(ref)
         if workload is None:
             return self._without_workload(ref, look, was_there=ref.job_id in were_there)
-        status = states.status_of(workload, look.pods(ref))
+        status = _of_hosts(ref, states.status_of(workload, look.pods(ref)))
         if status.phase is JobStatus.SUCCEEDED:
             return stored.verdict(self._store, ref) or status
         if status.phase is JobStatus.RUNNING:
@@ -219,7 +225,7 @@ class KubernetesBackend:
             return self._overdue(ref, status)
         if self._is_early(ref, finding):
             return Status(status.phase, states.STARTING)
-        hosts = finding.hosts or tuple(range(ref.hosts))
+        hosts = _concerned(ref, finding)
         failed = status.phase is JobStatus.FAILED or finding.hopeless
         phase = JobStatus.FAILED if failed else status.phase
         known = {host.host: host for host in status.hosts}
@@ -280,7 +286,9 @@ class KubernetesBackend:
         if workload is None:
             return ""
         finding = diagnose(look.observed(ref, workload, waits=False), self._clock())
-        return finding.sentence if finding is not None and host in finding.hosts else ""
+        if finding is None or not finding.hosts or host not in _concerned(ref, finding):
+            return ""
+        return finding.sentence
 
     # -- output ------------------------------------------------------------------------------------
 
@@ -328,11 +336,28 @@ class KubernetesBackend:
 
     def _delete(self, ref: JobRef, propagation: str) -> None:
         name = names.workload_of(ref.job_id)
-        self._api.delete(resource_of(ref.hosts), name, propagation=propagation)
+        self._api.delete(resource_of(ref), name, propagation=propagation)
+
+
+def _concerned(ref: JobRef, finding: Finding) -> tuple[int, ...]:
+    """The hosts of a job that a finding is about; all of them where it is about workers of
+    Pathways."""
+    return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
+
+
+def _of_hosts(ref: JobRef, status: Status) -> Status:
+    """Without what is known of workers of Pathways, which are no hosts of the job."""
+    return replace(status, hosts=tuple(h for h in status.hosts if h.host < ref.hosts))
 
 
 def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> JobStatus:
     return known[host].phase if host in known else status.phase
+
+
+def _pods_of(plan: Plan) -> int:
+    """How many pods a job has: with a single controller its own, and one on each machine."""
+    machines = plan.options.slices * plan.topology.hosts
+    return machines + plan.place.has_single_controller
 
 
 def _with_values(

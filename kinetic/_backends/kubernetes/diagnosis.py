@@ -20,6 +20,7 @@ from kinetic._backends.kubernetes import losses, queueing, scheduling
 from kinetic._backends.kubernetes.findings import Finding, Kind
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
+    PATHWAYS_WORKERS,
     Document,
     Pod,
     Stage,
@@ -127,6 +128,9 @@ def _final(workload: Document, finding: Finding) -> Finding:
 def _unexplained(workload: Document) -> Finding:
     failed = condition(workload, "Failed") or {}
     said = failed.get("message") or failed.get("reason") or "no reason given"
+    if PATHWAYS_WORKERS in said:
+        text = f"Workers of Pathways ended too often. The cluster says: {said}."
+        return Finding(Kind.HOST_FAILED, text, True)
     return Finding(Kind.HOST_FAILED, f"The cluster says that the job failed: {said}.", True)
 
 
@@ -187,10 +191,12 @@ def _config(seen: Observed, pod: Pod) -> Finding | None:
     reason, said = pod.waiting_reason, pod.waiting_message
     if reason == "CreateContainerConfigError":
         return _missing(seen, said) or Finding(
-            Kind.START_ERROR, f"Host {pod.host} cannot be set up: {_shortened(said)}.", True
+            Kind.START_ERROR,
+            f"{pod.called.capitalize()} cannot be set up: {_shortened(said)}.",
+            True,
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
-        text = f"Host {pod.host} does not start: {reason}: {_shortened(said)}."
+        text = f"{pod.called.capitalize()} does not start: {reason}: {_shortened(said)}."
         return Finding(Kind.START_ERROR, text)
     return None
 
@@ -235,7 +241,7 @@ def _volume(seen: Observed, pod: Pod) -> Finding | None:
             return None  # volumes come before images
         said = event.get("message") or ""
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
-            text = f"A volume of host {pod.host} cannot be mounted: {_shortened(said)}."
+            text = f"A volume of {pod.called} cannot be mounted: {_shortened(said)}."
             return _missing(seen, said) or Finding(Kind.MISSING_VOLUME, text)
         if event.get("reason") == "FailedCreatePodSandBox":
             text = f"The node {pod.node} cannot start pods: {_shortened(said)}."

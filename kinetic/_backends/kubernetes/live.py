@@ -261,7 +261,7 @@ _lock = threading.Lock()
 
 
 def _told(kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surroundings) -> Look:
-    found = {ref.job_id: kinds[resource_of(ref.hosts)].of(ref) for ref in refs}
+    found = {ref.job_id: kinds[resource_of(ref)].of(ref) for ref in refs}
     workloads = {job: each[-1] for job, each in found.items() if each}
     pods = {ref.job_id: kinds[PODS].of(ref) for ref in refs}
     return Look(around, workloads, pods, is_remembered=True)

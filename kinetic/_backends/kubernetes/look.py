@@ -133,7 +133,7 @@ class Look:
             if (about := str((event.get("involvedObject") or {}).get("name", "")))
         ):
             return False
-        return not around.has(resource_of(ref.hosts), name)
+        return not around.has(resource_of(ref), name)
 
     def observed(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
         """Return what explains a job.
@@ -153,7 +153,7 @@ class Look:
             workload=workload,
             pods=pods,
             jobs=[job for job in around.jobs if names.job_of(job) == ref.job_id]
-            if ref.hosts > 1
+            if resource_of(ref) is JOBSETS
             else (),
             events=[
                 event
@@ -181,7 +181,7 @@ def listed(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
     workloads: dict[str, Document] = {}
     for resource in kinds_of(refs):  # A JobSet's Jobs bear the labels of the job, too.
         found = {names.job_of(each): each for each in api.list(resource, chosen).items}
-        own = [ref.job_id for ref in refs if resource_of(ref.hosts) == resource]
+        own = [ref.job_id for ref in refs if resource_of(ref) == resource]
         workloads |= {job: found[job] for job in own if job in found}
     pods: dict[str, list[Document]] = {}
     for pod in api.list(PODS, chosen).items if workloads else ():
@@ -191,12 +191,12 @@ def listed(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
 
 def kinds_of(refs: Sequence[JobRef]) -> list[Resource]:
     """Return as what jobs run."""
-    return list(dict.fromkeys(resource_of(ref.hosts) for ref in refs))
+    return list(dict.fromkeys(resource_of(ref) for ref in refs))
 
 
-def resource_of(hosts: int) -> Resource:
-    """Return as what a job of so many hosts runs."""
-    return JOBS if hosts == 1 else JOBSETS
+def resource_of(ref: JobRef) -> Resource:
+    """Return as what a job runs."""
+    return JOBS if ref.hosts == 1 and not ref.place.has_single_controller else JOBSETS
 
 
 def _owners(thing: Document) -> list[str]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.observed import Document, Pod, Stage, condition
+from kinetic._backends.kubernetes.observed import Document, Pod, Stage, condition, named
 from kinetic._core.exits import ProgramCode
 
 _ECHOES = (
@@ -76,7 +76,8 @@ def why_lost(pods: Sequence[Pod]) -> Finding | None:
     verb = (
         "failed" if kind in (Kind.HOST_FAILED, Kind.BAD_COMMAND, Kind.START_ERROR) else "was lost"
     )
-    return Finding(kind, f"Host {first.host} {verb}: {text}.{_others(hosts)}", hopeless, hosts)
+    sentence = f"{first.called.capitalize()} {verb}: {text}.{_others(lost[1:])}"
+    return Finding(kind, sentence, hopeless, hosts)
 
 
 def why_stopped(jobs: Iterable[Document]) -> Finding | None:
@@ -215,12 +216,8 @@ def _last_line(text: str) -> str:
     return lines[-1][:300].rstrip(".") if lines else ""
 
 
-def _others(hosts: tuple[int, ...]) -> str:
-    if len(hosts) == 1:
-        return ""
-    rest = sorted(hosts[1:])
-    named = ", ".join(str(host) for host in rest)
-    return f" Host{'s' if len(rest) > 1 else ''} {named} ended after it."
+def _others(pods: Sequence[Pod]) -> str:
+    return f" {named(pods).capitalize()} ended after it." if pods else ""
 
 
 def _index_of(pod: str) -> int:

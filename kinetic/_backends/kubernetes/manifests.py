@@ -14,19 +14,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kinetic._backends.base import Document
-from kinetic._backends.kubernetes import pods
+from kinetic._backends.kubernetes import pathways, pods
 from kinetic._backends.kubernetes.nodes import POOL_LABEL
-from kinetic._backends.kubernetes.observed import JOBSET, QUEUE_LABEL
+from kinetic._backends.kubernetes.observed import EXCLUSIVE, HOSTS, JOBSET, QUEUE_LABEL
 from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
 from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
 
-REPLICATED_JOB = "host"
 KEPT_S = 600
 KEPT_DEBUG_S = 7200
 """How long a finished workload stays; its output and verdict are in the store."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _CODE_FAILED: Document = {
     "action": "FailJob",
     "onExitCodes": {
@@ -36,10 +34,13 @@ _CODE_FAILED: Document = {
     },
 }
 _DISRUPTED: Document = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+_GANG_RULES = [_CODE_FAILED, {"action": "FailJob"} | _DISRUPTED]
 
 
 def render(plan: Plan, settings: PodSettings) -> list[Document]:
     """Return the workload of a plan and its Secret, whose values are still empty."""
+    if plan.place.has_single_controller:
+        return [_controlled(plan, settings), _secret(plan)]
     return [_jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings), _secret(plan)]
 
 
@@ -105,25 +106,44 @@ def _job(plan: Plan, settings: PodSettings) -> Document:
     }
 
 
+def _controlled(plan: Plan, settings: PodSettings) -> Document:
+    spec = pathways.spec(
+        plan,
+        settings,
+        head=pods.template(plan, settings, in_jobset=True),
+        worker=pods.with_chips(plan, settings),
+        head_rules=_GANG_RULES,
+    )
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": JOBSET,
+        "metadata": _metadata(plan, _admission(plan)),
+        "spec": spec
+        | {
+            "failurePolicy": spec["failurePolicy"] | _failure_policy(plan.options.retries),
+            "ttlSecondsAfterFinished": _kept_s(plan),
+        },
+    }
+
+
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
-    rules = [_CODE_FAILED, {"action": "FailJob"} | _DISRUPTED]
     template: Document = {
         "metadata": {
             "labels": pods.labels(plan),
             "annotations": pods.remarks(plan) | _exclusive(plan, settings),
         },
-        "spec": _job_spec(plan, settings, rules, 0, in_jobset=True),
+        "spec": _job_spec(plan, settings, _GANG_RULES, 0, in_jobset=True),
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": JOBSET,
         "metadata": _metadata(plan, _admission(plan)),
         "spec": {
-            "coordinator": {"replicatedJob": REPLICATED_JOB, "jobIndex": 0, "podIndex": 0},
+            "coordinator": {"replicatedJob": HOSTS, "jobIndex": 0, "podIndex": 0},
             "failurePolicy": _failure_policy(plan.options.retries),
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "replicatedJobs": [
-                {"name": REPLICATED_JOB, "replicas": plan.options.slices, "template": template}
+                {"name": HOSTS, "replicas": plan.options.slices, "template": template}
             ],
             "ttlSecondsAfterFinished": _kept_s(plan),
         },

@@ -19,6 +19,10 @@ from kinetic._core.values import dataclass
 Document = dict[str, Any]
 
 JOBSET = "JobSet"
+HOSTS, PATHWAYS_HEAD, PATHWAYS_WORKERS = "host", "pathways-head", "pathways-worker"
+"""Names of replicated Jobs: of hosts; under Pathways of the pod that runs the function, and of the
+pods that have its devices."""
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -68,6 +72,8 @@ class PodSet:
         pods_each: pods of one of them.
         first_host: the host that its first pod is.
         template: the pod's template.
+        noun: what users call one of its pods. Workers of Pathways run no function: they have
+            numbers of their own, and are hosts only here.
     """
 
     name: str
@@ -75,6 +81,7 @@ class PodSet:
     pods_each: int
     first_host: int
     template: Document = field(default_factory=dict)
+    noun: str = "host"
 
     @property
     def pods(self) -> int:
@@ -94,11 +101,14 @@ class GangShape:
         """How many pods there are when all are there."""
         return sum(s.pods for s in self.sets)
 
+    def set_of(self, pod: Document) -> PodSet:
+        """Return which pods a pod is one of."""
+        name = labels(pod).get(REPLICATED_JOB_LABEL, "")
+        return next((s for s in self.sets if s.name == name), self.sets[0])
+
     def host_of(self, pod: Document) -> int:
         """Return the host that a pod is."""
-        known = labels(pod)
-        name = known.get(REPLICATED_JOB_LABEL, "")
-        of = next((s for s in self.sets if s.name == name), self.sets[0])
+        known, of = labels(pod), self.set_of(pod)
         index = known.get(INDEX_LABEL) or (metadata(pod).get("annotations") or {}).get(INDEX_LABEL)
         slice_index = _number(known.get(JOB_INDEX_LABEL))
         return of.first_host + slice_index * of.pods_each + _number(index)
@@ -125,7 +135,8 @@ def _is_jobset(workload: Document) -> bool:
 def _set_of(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
     parallelism = job.get("parallelism", 1)
     each = min(parallelism, job.get("completions") or parallelism)
-    return PodSet(name, replicas, each, first_host, job.get("template") or {})
+    noun = "worker" if name == PATHWAYS_WORKERS else "host"
+    return PodSet(name, replicas, each, first_host, job.get("template") or {}, noun)
 
 
 class Stage(StrEnum):
@@ -164,6 +175,7 @@ class Pod:
         finished_at: when its container ended, in whole seconds, as text.
         image: of its container.
         memory_limit: of its container, as written, or "".
+        noun, number: what users call it: "host 2", or "worker 0" for one of Pathways.
     """
 
     name: str
@@ -188,6 +200,20 @@ class Pod:
     finished_at: str
     image: str
     memory_limit: str
+    noun: str
+    number: int
+
+    @property
+    def called(self) -> str:
+        """What users call it."""
+        return f"{self.noun} {self.number}"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its program was started, whatever became of it. One of Pathways must run: it is
+        started again where it is, for as long as it takes."""
+        stopped = self.stage in (Stage.UNSCHEDULED, Stage.STARTING)
+        return self.has_run and not (stopped and self.noun == "worker")
 
     @property
     def has_ended(self) -> bool:
@@ -211,12 +237,13 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     refused = scheduled if scheduled.get("status") == "False" else {}
     disruption = condition(document, "DisruptionTarget") or {}
     stage = _stage(document, state)
+    of, host = shape.set_of(document), shape.host_of(document)
     # the kubelet's reason, such as Evicted or NodeShutdown, says more than the container's
     ended = status if stage is Stage.FAILED else {}
     return Pod(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
-        host=shape.host_of(document),
+        host=host,
         restart=_number(labels(document).get(RESTART_LABEL)),
         created_at=meta.get("creationTimestamp") or "",
         node=spec.get("nodeName") or "",
@@ -236,6 +263,19 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         finished_at=terminated.get("finishedAt") or "",
         image=container.get("image") or "",
         memory_limit=((container.get("resources") or {}).get("limits") or {}).get("memory") or "",
+        noun=of.noun,
+        number=host - of.first_host,
+    )
+
+
+def named(pods: Iterable[Pod]) -> str:
+    """Return what users call pods: "host 2", "hosts 1, 2", "host 0 and workers 1, 3"."""
+    numbers: dict[str, list[int]] = {}
+    for pod in pods:
+        numbers.setdefault(pod.noun, []).append(pod.number)
+    return " and ".join(
+        f"{noun}{'s' if len(each) > 1 else ''} {', '.join(map(str, sorted(each)))}"
+        for noun, each in sorted(numbers.items())
     )
 
 

@@ -17,6 +17,7 @@ from kinetic._backends.kubernetes import names
 from kinetic._backends.kubernetes.nodes import (
     GPU,
     GPU_LABEL,
+    POOL_LABEL,
     RESERVATION_LABEL,
     SPOT_LABEL,
     TOPOLOGY_LABEL,
@@ -25,7 +26,9 @@ from kinetic._backends.kubernetes.nodes import (
 )
 from kinetic._backends.kubernetes.observed import (
     DEFAULT_CONTAINER,
+    HOSTS,
     JOB_INDEX_LABEL,
+    PATHWAYS_HEAD,
     RESTART_LABEL,
 )
 from kinetic._core.plan import BUCKETS, Dataset, Plan
@@ -61,6 +64,8 @@ class PodSettings:
         simulated: virtual devices of the processor take the place of chips.
         service_account: "" for the namespace's default.
         cache_dir: a folder of the node that its pods share, for what is installed; "" for none.
+        head_pool: the node pool for the pod of a single controller; "" for any.
+        pathways_version: the tag of Pathways' own images.
     """
 
     image: str
@@ -71,11 +76,18 @@ class PodSettings:
     simulated: bool = False
     service_account: str = "kinetic"
     cache_dir: str = ""
+    head_pool: str = ""
+    pathways_version: str = "latest"
 
 
 def workload_name(plan: Plan) -> str:
     """Return the name of everything that is created for a job."""
     return names.workload_of(plan.job_id)
+
+
+def leading_job(plan: Plan) -> str:
+    """Return the name of the replicated Job whose first pod is host 0."""
+    return PATHWAYS_HEAD if plan.place.has_single_controller else HOSTS
 
 
 def secret_key(variable: str) -> str:
@@ -96,11 +108,7 @@ def remarks(plan: Plan) -> Document:
 def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
     """Return the template of the pods of a plan's hosts."""
     mounts = _mounts(plan)
-    own: Document = {
-        # A cluster that shrinks would move the pod, which ends its function.
-        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-        DEFAULT_CONTAINER: CONTAINER,
-    }
+    own: Document = {DEFAULT_CONTAINER: CONTAINER}
     if mounts:
         own["gke-gcsfuse/volumes"] = "true"
     spec = {
@@ -108,17 +116,36 @@ def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
         "terminationGracePeriodSeconds": max(
             LEAST_GRACE_S, math.ceil(plan.limits.grace_s) + GRACE_MARGIN_S
         ),
-        "enableServiceLinks": False,  # The function's environment has no use for them.
-        "serviceAccountName": settings.service_account,
-        "priorityClassName": "" if plan.place.queue else plan.place.priority,
-        "nodeSelector": {} if settings.simulated else _selector(plan),
-        "tolerations": [] if settings.simulated else _tolerations(plan),
+        **_placed(plan, settings, on_chips=not plan.place.has_single_controller),
         "containers": [_container(plan, settings, mounts, in_jobset=in_jobset)],
         "volumes": [volume for volume, _ in mounts] + _cache_volumes(settings),
     }
+    return {"metadata": _metadata(plan, own), "spec": _given(spec)}
+
+
+def with_chips(plan: Plan, settings: PodSettings) -> Document:
+    """Return what the template of pods must have that run on the chips of a plan, but not its
+    function: another program does."""
+    spec = _placed(plan, settings, on_chips=True)
+    return {"metadata": _metadata(plan, {}), "spec": _given(spec)}
+
+
+def _metadata(plan: Plan, own: Document) -> Document:
+    # A cluster that shrinks would move the pod, which ends its function.
+    stays: Document = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
+
+
+def _placed(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
+    machines = {"nodeSelector": _selector(plan), "tolerations": _tolerations(plan)}
+    head: Document = {
+        "nodeSelector": {POOL_LABEL: settings.head_pool} if settings.head_pool else {}
+    }
     return {
-        "metadata": {"labels": labels(plan), "annotations": remarks(plan) | own},
-        "spec": _given(spec),
+        "enableServiceLinks": False,  # The function's environment has no use for them.
+        "serviceAccountName": settings.service_account,
+        "priorityClassName": "" if plan.place.queue else plan.place.priority,
+        **({} if settings.simulated else machines if on_chips else head),
     }
 
 
@@ -133,6 +160,7 @@ def _container(
     ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
     if plan.options.debug:
         ports.append({"name": "debugpy", "containerPort": DEBUG_PORT})
+    on_chips = not (settings.simulated or plan.place.has_single_controller)
     cache = [{"name": "cache", "mountPath": settings.cache_dir}] if settings.cache_dir else []
     return _given(
         {
@@ -141,7 +169,7 @@ def _container(
             "command": [settings.python, *run],
             "env": _env(plan, settings, in_jobset=in_jobset),
             "ports": ports,
-            "resources": {} if settings.simulated else _resources(plan),
+            "resources": _resources(plan) if on_chips else {},
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [mount for _, mount in mounts] + cache,
         }
@@ -164,11 +192,12 @@ def _given(document: Document) -> Document:
 
 def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document]:
     workload = workload_name(plan)
-    leader = f"{workload}-host-0-0.{workload}" if in_jobset else "127.0.0.1"
+    single = plan.place.has_single_controller
+    leader = f"{workload}-{leading_job(plan)}-0-0.{workload}" if in_jobset else "127.0.0.1"
     literals = {
         "KINETIC_JOB_ID": plan.job_id,
         "KINETIC_HOSTS": str(plan.hosts),
-        "KINETIC_HOSTS_PER_SLICE": str(plan.topology.hosts),
+        "KINETIC_HOSTS_PER_SLICE": str(1 if single else plan.topology.hosts),
         "KINETIC_STORE": settings.store_uri,
         "KINETIC_COORDINATOR": f"{leader}:{PORT}",
         "KINETIC_JOIN_TIMEOUT_S": f"{plan.limits.start_timeout_s:g}",

@@ -13,7 +13,16 @@ from datetime import datetime
 
 from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.observed import Document, Pod, PodSet, Stage, labels, shape_of
+from kinetic._backends.kubernetes.observed import (
+    PATHWAYS_HEAD,
+    Document,
+    Pod,
+    PodSet,
+    Stage,
+    labels,
+    named,
+    shape_of,
+)
 
 SCALE_UP_S = 30.0
 """An autoscaler says within this time whether it adds nodes; a cluster where nothing was said has
@@ -46,14 +55,15 @@ def why_unscheduled(
     if not stuck:
         return None
     hosts = tuple(pod.host for pod in stuck)
-    placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in pods)
     reason, said = _last_word(stuck, events)
     if reason in ("TriggeredScaleUp", *_REQUEST):
         return Finding(Kind.PROVISIONING, _added(said), hosts=hosts)
     needed = shape_of(workload)
     of = next(s for s in reversed(needed.sets) if s.first_host <= hosts[0])
     waited = _is_over(stuck, now, scale_up_s)
-    finding = _from_nodes(of, stuck[0], nodes, hosts=hosts, placed=placed, wanted=needed.hosts)
+    alike = [pod for pod in pods if pod.noun == of.noun]
+    placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in alike)
+    finding = _from_nodes(of, stuck, nodes, placed=placed)
     if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
         text = f"{finding.sentence} The cluster tried to add nodes and failed: {_brief(said)}."
         return Finding(Kind.NO_SCALE_UP, text, hosts=hosts)
@@ -102,19 +112,19 @@ def _added(said: str) -> str:
 
 def _from_nodes(
     of: PodSet,
-    pod: Pod,
+    stuck: Sequence[Pod],
     nodes: Sequence[Document] | None,
     *,
-    hosts: tuple[int, ...],
     placed: int,
-    wanted: int,
 ) -> Finding:
+    hosts = tuple(pod.host for pod in stuck)
     selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
     kind = _kind_of(selector)
     there = None if nodes is None else pools.matching(nodes, selector)
-    scheduler = _brief(pod.unschedulable)
+    scheduler = _brief(stuck[0].unschedulable)
     if placed:
-        some = f"{placed} of {wanted} hosts have nodes; {_named(hosts)} {_verb(hosts)} for one"
+        verb = "waits" if len(stuck) == 1 else "wait"
+        some = f"{placed} of {of.pods} {of.noun}s have nodes; {named(stuck)} {verb} for one"
         text = f"{some}{kind and f' with {kind}'}. {_sizes(of, there)}"
         advice = "The job starts when all have one."
         return Finding(Kind.PARTIAL_SLICE, f"{text}{advice} {_says(scheduler)}", hosts=hosts)
@@ -127,7 +137,20 @@ def _from_nodes(
         return Finding(Kind.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
     count = f"The {len(there)} nodes" if there else "The nodes"
     text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
-    return Finding(Kind.NO_ROOM, f"{text} {_says(scheduler)}", hosts=hosts)
+    return Finding(Kind.NO_ROOM, f"{text} {_of_head(of)}{_says(scheduler)}", hosts=hosts)
+
+
+def _of_head(of: PodSet) -> str:
+    """What the pod of a single controller asks for: more than most machines without chips have."""
+    if of.name != PATHWAYS_HEAD:
+        return ""
+    spec = of.template.get("spec") or {}
+    asked: dict[str, list[str]] = {}
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+            asked.setdefault(name, []).append(str(amount))
+    told = ", ".join(f"{name} {' + '.join(amounts)}" for name, amounts in sorted(asked.items()))
+    return f"The pod of the controller asks for {told}. " if told else ""
 
 
 def _is_short(scheduler: str) -> bool:
@@ -173,11 +196,3 @@ def _brief(said: str) -> str:
     """Without the scheduler's thoughts about other ways, which are long and help nobody."""
     text = re.split(r"\.? (?:no new claims|preemption:)", said)[0]
     return " ".join(text.removeprefix("pod ").split()).rstrip(". ")
-
-
-def _named(hosts: tuple[int, ...]) -> str:
-    return f"host{'s' if len(hosts) > 1 else ''} {', '.join(map(str, hosts))}"
-
-
-def _verb(hosts: tuple[int, ...]) -> str:
-    return "wait" if len(hosts) > 1 else "waits"

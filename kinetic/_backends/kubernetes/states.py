@@ -24,6 +24,7 @@ from kinetic._backends.kubernetes.observed import (
     is_suspended,
     labels,
     metadata,
+    named,
     shape_of,
 )
 from kinetic._core.state import JobStatus
@@ -86,7 +87,7 @@ def _is_ending(workload: Document) -> bool:
 
 def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
     wanted = shape_of(workload).hosts
-    begun = [pod for pod in pods if pod.has_run]
+    begun = [pod for pod in pods if pod.is_up]
     ending = [pod for pod in pods if pod.stage is Stage.FAILED or pod.is_deleting]
     over = _is_ending(workload) or "deletionTimestamp" in metadata(workload)
     # a gang that has begun to end: some of its pods may be gone already, but none still starts
@@ -106,10 +107,11 @@ def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
     status = workload.get("status") or {}
     stuck = next((p for p in pods if p.stage is Stage.STARTING and _trouble(p)), None)
     if stuck is not None:
-        return f"host {stuck.host} does not start: {_trouble_name(stuck)}"
-    running = sum(pod.has_run for pod in pods)
+        return f"{stuck.called} does not start: {_trouble_name(stuck)}"
+    running = sum(pod.is_up for pod in pods)
     if running:
-        return f"{running} of {wanted} hosts run"
+        several = len(shape_of(workload).sets) > 1
+        return f"{running} of {wanted} {'pods' if several else 'hosts'} run"
     if any(pod.unschedulable for pod in pods):
         return WAITING
     again = status.get("restarts") or status.get("failed") or status.get("terminating")
@@ -117,9 +119,7 @@ def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
 
 
 def _lost(failed: list[Pod]) -> str:
-    names = ", ".join(str(pod.host) for pod in failed)
-    several = len(failed) > 1
-    return f"host{'s' if several else ''} {names} {'have' if several else 'has'} failed"
+    return f"{named(failed)} {'have' if len(failed) > 1 else 'has'} failed"
 
 
 def _hosts(pods: tuple[Pod, ...], phase: JobStatus) -> tuple[HostStatus, ...]:

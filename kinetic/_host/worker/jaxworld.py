@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kinetic._core.plan import PROXY
 from kinetic._host.worker import joining
 from kinetic._host.worker.joining import World
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
@@ -74,6 +76,8 @@ def environ(
             # Without it the coordination service listens on every interface of the machine.
             env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
             env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    if world.platform == PROXY:  # Its machines may take as long to start as hosts may.
+        env["PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS"] = str(math.ceil(world.limit_s))
     return (
         env
         | _for_torch(world)
@@ -148,6 +152,12 @@ def enter(world: World, joins: bool | str) -> None:
         attach()
     else:
         sys.meta_path.insert(0, Awaiting("jax.distributed", attach))
+    if world.platform == PROXY and not world.simulated and joins != "program":
+        from kinetic._host.worker import proxy
+
+        if proxy.register() and joins is not False:
+            proxy.await_devices(world)
+        return
     if joins is not True or world.processes == 1:
         return
     if is_installed():

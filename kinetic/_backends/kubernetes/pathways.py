@@ -1,0 +1,142 @@
+"""A job with a single controller: what Pathways' own builder makes of it, with our pods in it.
+
+In: a plan, `PodSettings`, the template of the pod that runs the function. Out: the replicated Jobs
+of a JobSet and its policies, as plain documents.
+
+The head's pod runs the function beside Pathways' resource manager and proxy; the pods of the slices
+run Pathways' workers and no code of the user. Google's builder knows their images and arguments;
+added here is what all pods of kinetic have. It imports JAX and the kubernetes package, so it is
+loaded for these jobs only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic._backends.base import Document
+from kinetic._backends.kubernetes.observed import EXCLUSIVE, PATHWAYS_WORKERS
+from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
+from kinetic._core import layout
+from kinetic._core.plan import BUCKETS, Plan
+from kinetic.errors import PreflightError
+
+MISSING = (
+    'controller="single" needs Pathways\' own description of its pods here: pip install '
+    "'kinetic-sdk[pathways]'."
+)
+_STARTS_OF_A_WORKER = 4
+"""How often a machine may be replaced before its slice counts as lost, in each attempt."""
+_IDLE = (
+    "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+    "signal.sigwait([signal.SIGTERM])"
+)
+"""What stands in for Pathways' programs where chips are virtual."""
+
+
+def spec(
+    plan: Plan,
+    settings: PodSettings,
+    head: Document,
+    worker: Document,
+    head_rules: list[Document],
+) -> Document:
+    """Return the spec of the JobSet.
+
+    Args:
+        plan: the job.
+        settings: of its pods.
+        head: the template of the pod that runs the function.
+        worker: what the template of the pods with chips must have.
+        head_rules: what becomes of the job when the first of these pods fails.
+
+    Raises:
+        PreflightError: the builder is not installed.
+    """
+    built: Document = _built(plan, settings)["spec"]
+    for replicated in built["replicatedJobs"]:
+        is_worker = replicated["name"] == PATHWAYS_WORKERS
+        job = replicated["template"]
+        theirs = job["spec"]["template"]
+        if is_worker:
+            job["spec"]["template"] = _merged(theirs, worker)
+        else:
+            job["spec"]["template"] = _with_function(theirs, head)
+            job["spec"]["podFailurePolicy"] = {"rules": head_rules}
+        job["metadata"] = _merged(job["metadata"], {"labels": worker["metadata"]["labels"]})
+        if settings.simulated:
+            _simulate(job, settings)
+    return built
+
+
+def check(settings: PodSettings) -> None:
+    """Refuse a store that Pathways cannot write to.
+
+    Raises:
+        PreflightError: it is no bucket.
+    """
+    if not settings.simulated and not settings.store_uri.startswith(BUCKETS):
+        raise PreflightError(
+            'controller="single" needs a store in a bucket, where Pathways keeps what it compiles; '
+            f"pods reach it as {settings.store_uri}. Set KINETIC_STORE=gs://BUCKET."
+        )
+
+
+def _built(plan: Plan, settings: PodSettings) -> dict[str, Any]:
+    try:
+        from pathwaysutils.experimental.gke.jobset import PathwaysJobSet
+    except ImportError as error:
+        raise PreflightError(MISSING) from error
+    topology = plan.topology
+    workload = PathwaysJobSet(
+        name=plan.job_id,
+        namespace=plan.place.namespace,
+        pathways_dir=f"{settings.store_uri.rstrip('/')}/{layout.pathways(plan.job_id)}",
+        tpu_type=topology.machine_type,
+        topology=topology.shape_text,
+        num_slices=plan.options.slices,
+        max_slice_restarts=_STARTS_OF_A_WORKER * (1 + plan.options.retries),
+        pathways_version=settings.pathways_version,
+        head_pod_spec_kwargs={"node_selector": None},
+    )
+    workload.add_user_workload(settings.image, ["true"], name=CONTAINER)
+    made: dict[str, Any] = workload.to_dict()
+    return made
+
+
+def _with_function(theirs: Document, head: Document) -> Document:
+    """Put our container in the place of the builder's, whose variables lead to the proxy."""
+    (placeholder,) = theirs["spec"]["containers"]
+    (container,) = head["spec"]["containers"]
+    variables = [*placeholder["env"], *container["env"]]
+    spec = head["spec"] | {"containers": [container | {"env": variables}]}
+    return _merged(theirs, head | {"spec": spec})
+
+
+def _merged(theirs: Document, ours: Document) -> Document:
+    """Return theirs with ours: objects are joined, of all else ours is taken."""
+    merged = dict(theirs)
+    for name, value in ours.items():
+        before = merged.get(name)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        merged[name] = _merged(before, value) if both and before is not None else value
+    return merged
+
+
+def _simulate(job: Document, settings: PodSettings) -> None:
+    """Let idle processes take the places of Pathways' programs, on any node."""
+    for holder in (job, job["spec"]["template"]):
+        holder["metadata"].get("annotations", {}).pop(EXCLUSIVE, None)
+    pod = job["spec"]["template"]["spec"]
+    pod.pop("nodeSelector", None)
+    if all(each["name"] != CONTAINER for each in pod["containers"]):
+        pod.pop("volumes", None)
+    for kind in ("initContainers", "containers"):
+        pod[kind] = [
+            each if each["name"] == CONTAINER else _idle(each, settings)
+            for each in pod.get(kind, ())
+        ]
+
+
+def _idle(container: Document, settings: PodSettings) -> Document:
+    kept = {name: container[name] for name in ("name", "restartPolicy") if name in container}
+    return kept | {"image": settings.image, "command": [settings.python, "-c", _IDLE]}
