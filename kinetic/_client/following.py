@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from kinetic._backends.base import Backend, Explains, LogRequest, Status
+from kinetic._client.explaining import explained
 from kinetic._core import layout, record
 from kinetic._core.exits import Exit
 from kinetic._core.log_format import LogChunk
@@ -271,7 +272,7 @@ def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome |
     found = settle_many(backend, store, [ref], now)[ref.job_id]
     if isinstance(found, KineticError):
         raise found
-    return found
+    return None if found is None else explained(backend, store, ref, found, now)
 
 
 def settle_many(
@@ -317,7 +318,7 @@ def _settled(
         return None
     found = stored(store, ref, now)
     if found is None:
-        found = _judge_orphan(store, ref, told, now)
+        found = explained(backend, store, ref, _judge_orphan(store, ref, told, now), now)
         if not ref.place.is_supervised:
             _release(backend, ref)
     return found

@@ -15,11 +15,12 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._backends.base import Backend, Explains, LogRequest
+from kinetic._backends.base import Backend, LogRequest
 from kinetic._client import following, futures, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, leads_to_the_caller
+from kinetic._client.explaining import explained
 from kinetic._client.following import Finished, OnStatus, StatusWatch, Waiting
 from kinetic._client.view import JobView
 from kinetic._core import layout
@@ -364,20 +365,9 @@ class JobHandle(JobView, Generic[R_co]):
         return collecting.error(
             self._store,
             self.ref,
-            self._explained(outcome),
+            explained(self._backend, self._store, self.ref, outcome, time.time()),
             lambda host: "" if seen and host == 0 else self._last_lines(host, outcome.attempt),
         )
-
-    def _explained(self, outcome: Outcome) -> Outcome:
-        """The verdict, with what the backend knows of a host that fell silent."""
-        first = outcome.first
-        if first is None or not first.exit.kind.hearsay or self.ref.place.is_supervised:
-            return outcome
-        why = ""
-        with contextlib.suppress(KineticError):
-            if isinstance(self._backend, Explains):
-                why = self._backend.why_lost(self.ref, first.host)
-        return outcome if not why or why in first.detail else outcome.detailed(first.host, why)
 
     def _last_lines(self, host: int, attempt: int) -> str:
         request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=attempt)

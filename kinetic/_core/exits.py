@@ -37,6 +37,8 @@ class Exit(StrEnum):
     NEVER_JOINED = "never_joined"
     AGENT_LOST = "agent_lost"
     """The agent died or fell silent."""
+    EVICTED = "evicted"
+    """The cluster asked the host to end, and nobody had cancelled the job."""
 
     @property
     def kind(self) -> ExitKind:
@@ -86,6 +88,8 @@ class ProgramCode(IntEnum):
 
 CAUSE_RANK = 1
 SILENT_RANK = 3
+EVICTED_RANK = 4
+"""Of a host that its cluster asked to end: it may do so because it has lost a silent one."""
 CONSEQUENCE_RANK = 5
 """Of a host whose error is the echo of a peer's death, whatever its exit."""
 
@@ -95,8 +99,9 @@ class ExitKind(NamedTuple):
 
     Attributes:
         rank: how much the host is to blame, lower is more: the job was ended (0), a cause
-            (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), a
-            consequence (`CONSEQUENCE_RANK`), a bystander (9-10).
+            (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), one
+            that was taken away (`EVICTED_RANK`), a consequence (`CONSEQUENCE_RANK`), a bystander
+            (9-10).
         shown: the state of the host in tables and drawings.
         error: what the caller gets where the function's own exception is not raised.
         code: what `kinetic run` exits with.
@@ -151,6 +156,7 @@ KINDS: Mapping[Exit, ExitKind] = MappingProxyType(
         Exit.OS_EXIT: ExitKind(CAUSE_RANK, error=errors.HostLost, code=ExitCode.OWN, fatal=True),
         Exit.RESULT_UNPICKLABLE: ExitKind(2, error=errors.ResultUnavailable, retryable=False),
         Exit.AGENT_LOST: ExitKind(SILENT_RANK, error=errors.HostLost, fatal=True, hearsay=True),
+        Exit.EVICTED: ExitKind(EVICTED_RANK, error=errors.HostLost, fatal=True, hearsay=True),
         Exit.STOPPED: ExitKind(9, _STOPPED, hearsay=True),
         Exit.RETURNED: ExitKind(10, HostState.RETURNED, code=ExitCode.OK),
     }

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any
 
-from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit, ProgramCode
+from kinetic._core.exits import CONSEQUENCE_RANK, Exit, ProgramCode
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
@@ -153,6 +153,7 @@ class Outcome:
         supervisor_lost: the supervising process was killed before it could judge.
         ended_at: seconds since the epoch.
         attempt: the last attempt, from 1.
+        explained: the backend was asked why the host was lost that is to blame.
     """
 
     verdict: Verdict
@@ -164,6 +165,7 @@ class Outcome:
     supervisor_lost: bool = False
     ended_at: float = 0.0
     attempt: int = 1
+    explained: bool = False
 
     def __repr__(self) -> str:
         hosts = f"{len(self.reports)} {'host' if len(self.reports) == 1 else 'hosts'}"
@@ -301,7 +303,7 @@ def judge_leaderless(
     if outcome.ok:
         return outcome
     own = next((r for r in reports if r.host == 0), None)
-    if own is not None and own.exit.kind.rank <= SILENT_RANK and not own.ok:
+    if own is not None and own.exit.kind.rank < CONSEQUENCE_RANK and not own.ok:
         return judge(hosts, reports, blamed=(0,), now=now, attempt=attempt)
     reported = {r.host for r in reports}
     others = [r for r in told if r.host not in reported]

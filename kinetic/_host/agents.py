@@ -82,6 +82,16 @@ class Agents:
             return False
         return taken is not None
 
+    def await_signal(self, timeout_s: float, *others: int) -> int | None:
+        """Wait for a child's death (SIGCHLD), or for one of these signals, which must be blocked;
+        return which came, or None."""
+        found = signal.sigtimedwait([signal.SIGCHLD, *others], timeout_s)
+        return None if found is None else found.si_signo
+
+    def tell_of_end(self) -> None:
+        """Tell the agents that the cluster stops this host."""
+        os.write(self._alive, b"!")
+
     def dead(self) -> Iterator[tuple[int, int]]:
         """Reap all children; yield host and wait status of each agent among them."""
         while True:

@@ -45,7 +45,6 @@ ROLL_CALL_S = 10.0
 LOOK_EVERY_S = 0.5
 """How often the leader looks whether the job's records are still there."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
-STOPPED_BY_CLUSTER = "The cluster stopped its pod."
 ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 LOOK_FAR_EVERY_S = 10.0
@@ -91,7 +90,8 @@ class Leader:
 
     Promises:
         1. SIGTERM cancels the gang while it is served; after that the signal stays pending. Where
-           `is_cancelled` says that nobody asked for it, host 0 is lost, unless another one was.
+           `is_cancelled` says that nobody asked for it, the agents are told that their host is
+           taken away.
         2. A gang of one host that is over at once is never served: no event loop, no gRPC.
         3. When it returns, all agents of this process have ended.
     """
@@ -116,7 +116,7 @@ class Leader:
         self._is_cancelled = is_cancelled
         self._is_gone = is_gone
         self._on_ready = on_ready
-        self._removed = False
+        self._removed = self._looked_for_cancel = False
         self._events = EventLog(store, layout.events(plan.job_id))
         self._all_go_on = True
         self._others = frozenset(range(plan.hosts)) - set(agents.pids.values())
@@ -177,11 +177,16 @@ class Leader:
 
         from kinetic._rpc.server import Coordinator
 
-        coordinator = Coordinator(self._gang, endpoint, key=key, on_event=self._on_event)
-        await coordinator.start()
+        def on_event(event: GangEvent) -> None:
+            self._on_event(event)
+            if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
+                loop.call_soon(self._cancel_if_asked, coordinator)
+
+        coordinator = Coordinator(self._gang, endpoint, key=key, on_event=on_event)
         loop, all_gone = asyncio.get_running_loop(), asyncio.Event()
+        await coordinator.start()
         handlers: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: self._on_sigterm(coordinator, loop),
+            signal.SIGTERM: lambda: self._on_sigterm(coordinator),
             signal.SIGCHLD: lambda: self._reap(coordinator, all_gone),
         }
         for signum, handler in handlers.items():
@@ -202,22 +207,29 @@ class Leader:
         ended = self._judged()
         if ended.may_repeat(self._plan.options.retries) and not ended.unwanted:
             reason = ended.outcome.reason
-            lost = {report.host for report in ended.outcome.reports if report.exit in LOST}
-            self._all_go_on = lost.isdisjoint(self._others) and await coordinator.roll_call(
+            reports = ended.outcome.reports
+            lost = {r.host for r in reports if r.exit in LOST and r.host in self._others}
+            lost |= {r.host for r in reports if r.exit is Exit.EVICTED}
+            self._all_go_on = not lost and await coordinator.roll_call(
                 self._others, reason, ROLL_CALL_S
             )
         await coordinator.stop()
         # A later SIGTERM must not kill this process before it has written the verdict.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
-    def _on_sigterm(self, coordinator: Coordinator, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the gang; or, where a cluster stops the pod of host 0 for another reason, find out
-        which host was lost before: all pods are stopped when one is."""
+    def _on_sigterm(self, coordinator: Coordinator) -> None:
+        """Cancel the gang; or, where a cluster stops the pod of host 0 for another reason, let the
+        agent say so: all pods are stopped when one is lost, and the gang finds out which."""
         if self._is_cancelled():
             coordinator.cancel("The job was cancelled.")
-            return
-        patience_s = self._gang.spec.heartbeat_timeout_s + 1.0
-        loop.call_later(patience_s, lambda: coordinator.lost(0, STOPPED_BY_CLUSTER))
+        else:
+            self._agents.tell_of_end()
+
+    def _cancel_if_asked(self, coordinator: Coordinator) -> None:
+        """The pods of a job that is cancelled are stopped in any order, after it was asked for."""
+        if not self._looked_for_cancel and self._is_cancelled():
+            coordinator.cancel("The job was cancelled.")
+        self._looked_for_cancel = True
 
     async def _watch_records(self, coordinator: Coordinator) -> None:
         """End the job when its records are removed: it could not be found, watched or cancelled

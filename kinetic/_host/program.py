@@ -156,7 +156,7 @@ class _Joining(_Host):
 
     def run(self) -> int:
         """Take part in the gang; return when this host is not needed any more."""
-        if self._who.is_pod:  # The leader says when to end; all pods are stopped when one is lost.
+        if self._who.is_pod:  # The agent is told: the leader decides who is to blame.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         self._agents.fork([self._who])
         code = self._await_agent()
@@ -172,8 +172,10 @@ class _Joining(_Host):
         return code
 
     def _await_agent(self) -> ProgramCode:
+        ends = [signal.SIGTERM] if self._who.is_pod else []
         while not (dead := list(self._agents.dead())):
-            self._agents.await_death(1.0)
+            if self._agents.await_signal(1.0, *ends) == signal.SIGTERM:
+                self._agents.tell_of_end()
         ((_, status),) = dead
         if (code := delivered(status)) is not None:
             return code

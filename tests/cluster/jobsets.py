@@ -6,6 +6,7 @@ In: JobSets, their Jobs. Out: child Jobs, the headless Service, status and Event
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 
 from cluster.collector import Collector
@@ -28,6 +29,7 @@ from cluster.store import Change, Store
 ACTOR = "jobset"
 MARK = "jobset.sigs.k8s.io"
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+PATTERNS = "onJobFailureMessagePatterns"
 RESTART, RESTART_FREELY = "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"
 COMPLETED = "jobset completed successfully"
 
@@ -194,6 +196,9 @@ class _Sync:
                 if reasons and (held is None or held["reason"] not in reasons):
                     continue
                 if targets and _group(job) not in targets:
+                    continue
+                said, patterns = (held or {}).get("message", ""), rule.get(PATTERNS)
+                if patterns and not any(re.search(pattern, said) for pattern in patterns):
                     continue
                 return rule["action"], rule.get("name") or f"failurePolicyRule{index}"
         return RESTART, "DefaultFailurePolicy"

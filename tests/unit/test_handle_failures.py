@@ -118,6 +118,11 @@ CASES = [
         r"host 2 of 4 was lost\. No heartbeat for 10 s\.",
     ),
     (
+        HostReport(2, Exit.EVICTED, "The cluster asked its pod to end."),
+        errors.HostLost,
+        r"host 2 of 4 was lost\. The cluster asked",
+    ),
+    (
         HostReport(2, Exit.HANG, stacks="Thread 0x1 (most recent call first):\n"),
         errors.HostHung,
         "host 2",

@@ -33,6 +33,7 @@ from kinetic._backends.kubernetes.look import Look, resource_of
 from kinetic._backends.kubernetes.observed import current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, SECRETS, Resource
+from kinetic._backends.kubernetes.sightings import Sightings
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
@@ -80,6 +81,7 @@ class KubernetesBackend:
         self._opened: Api | None = None
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
+        self._sightings = Sightings()
         self._clock = clock
 
     @property
@@ -191,6 +193,9 @@ class KubernetesBackend:
                 raise BackendUnavailable(str(error)) from error
             raise
         self._has_answered = True
+        for ref in refs:
+            if (workload := look.workload(ref)) is not None:
+                self._sightings.note(ref.job_id, current_pods(workload, look.pods(ref)))
         return look
 
     def _status(self, ref: JobRef, look: Look, were_there: Collection[str]) -> Status:
@@ -280,11 +285,11 @@ class KubernetesBackend:
         return status.reason if status.phase is JobStatus.PENDING else None
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """From what the cluster still has of its pods."""
+        """From what the cluster still has of its pods, or what was seen of them."""
         look = self._look([ref], now=True)
-        workload = look.workload(ref)
-        if workload is None:
-            return ""
+        workload, seen = look.workload(ref), self._sightings.of(ref.job_id, host)
+        if seen or workload is None:
+            return seen
         finding = diagnose(look.observed(ref, workload, waits=False), self._clock())
         if finding is None or not finding.hosts or host not in _concerned(ref, finding):
             return ""

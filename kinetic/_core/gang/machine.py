@@ -10,7 +10,7 @@ events, the first failure. Pure: no I/O, no clock, no gRPC.
 Promises:
     1. No host sees "ready" before every host has joined.
     2. The first failure is a cause if one was reported before the stop; else a host that fell
-       silent; else a consequence.
+       silent; else one that its cluster took away; else a consequence.
     3. After a stop every host reports within `grace_s` + 10 s or is given up: the gang always
        finishes.
     4. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.exits import CONSEQUENCE_RANK, Exit
+from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Member, Roster
@@ -317,12 +317,12 @@ class Gang:
             self._changed()
 
     def _check_completion(self) -> None:
-        """Stop at once on a cause or a silent host; on a consequence wait for its cause; finish
-        when all hosts have ended."""
+        """Stop at once on a cause or a silent host; on a consequence, or a host that is taken away,
+        wait for the cause; finish when all hosts have ended."""
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and self._failures:
             if self._hosts.reported == self.spec.hosts:
                 self._stop_failed()
-            elif min(self._failures)[0] < CONSEQUENCE_RANK:
+            elif min(self._failures)[0] <= SILENT_RANK:
                 last = self._hosts[self._failures[-1][1]].report
                 if (
                     self.phase is GangPhase.JOINING

@@ -18,6 +18,13 @@ from kinetic._host.agent.memory import MemoryVerdict
 from kinetic._host.worker import report
 from kinetic._system import processes
 
+TAKEN_AWAY = HostView(
+    stop=True,
+    stop_exit=Exit.EVICTED,
+    stop_reason="The cluster asked its pod to end: it was evicted or preempted, or its node is "
+    "going away.",
+)
+"""What the agent goes by when the cluster stops its host."""
 NEARLY_ALL = 0.85
 """A worker that used this share of all the memory there is, and is killed, probably ran out of it:
 memory daemons and clusters kill it without the kernel's counting that."""

@@ -71,6 +71,10 @@ class Link:
 
         self._orders.put(deliver)
 
+    def announce(self, report: HostReport) -> None:
+        """Tell how the host is about to end; its report follows."""
+        self._orders.put(lambda client: client.report(report))
+
     def stacks(self, request: int, text: str) -> None:
         """Deliver the worker's stacks."""
         self._orders.put(lambda client: client.stacks(request, text))

@@ -12,7 +12,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +23,8 @@ from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
-from kinetic._host.agent import datasets, memory, workspace
-from kinetic._host.agent.exit_report import Moment, ending_of
+from kinetic._host.agent import datasets, memory, ports, workspace
+from kinetic._host.agent.exit_report import TAKEN_AWAY, Moment, ending_of
 from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
@@ -80,6 +79,7 @@ class Agent:
         self._alone = identity.hosts == 1 and alive_fd >= 0
         self._ready = self._alone
         self._armed = self._started = self._stopping = self._all_done = False
+        self._taken_away = False
         self._report_stored = self._delivered = False
         self._link_at: float | None = None
         self._state = Activity.PREPARING
@@ -129,7 +129,7 @@ class Agent:
         else:
             self._link.start()
         self._prepare()
-        self._address = self._reserve_ports()
+        self._ports, self._address = ports.reserve(self._who)
         self._link.join(self._address)
         if self._end is not None:
             self._conclude()
@@ -150,7 +150,7 @@ class Agent:
             *((tee.fd, lambda tee=tee: self._on_output(tee)) for tee in self._tees),
         ]
         if self._alive_fd >= 0:
-            handlers.append((self._alive_fd, self._on_supervisor_gone))
+            handlers.append((self._alive_fd, self._on_parent))
         for fd, handler in handlers:
             self._selector.register(fd, selectors.EVENT_READ, handler)
 
@@ -163,23 +163,6 @@ class Agent:
             self._state = Activity.STARTING if self._ready else Activity.WAITING
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
-
-    def _reserve_ports(self) -> str:
-        """How the other hosts reach this one; the leader also reserves a port for JAX, and one for
-        other frameworks.
-
-        The sockets stay bound without listening until the end: frameworks bind the same port with
-        SO_REUSEPORT or SO_REUSEADDR, and the kernel gives it to no other process.
-        """
-        if self._who.host != 0:
-            return self._who.address
-        self._ports = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(2)]
-        for port in self._ports:
-            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-                port.setsockopt(socket.SOL_SOCKET, option, 1)
-            port.bind((self._who.address if self._who.simulated else "", 0))
-        ports = ",".join(str(port.getsockname()[1]) for port in self._ports)
-        return f"{self._who.address}:{ports}"
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout_s()):
@@ -206,13 +189,9 @@ class Agent:
         self._maybe_finish()
 
     def _timeout_s(self) -> float:
-        waits = [1.0]
-        if self._open_since is not None:
-            waits.append(self._open_since + OPEN_LINE_S - time.monotonic())
-        if self._kill_at is not None:
-            waits.append(self._kill_at - time.monotonic())
-        if self._link_at is not None:
-            waits.append(self._link_at - time.monotonic())
+        show_at = None if self._open_since is None else self._open_since + OPEN_LINE_S
+        dues = [due for due in (show_at, self._kill_at, self._link_at) if due is not None]
+        waits = [1.0, *(due - time.monotonic() for due in dues)]
         if self._gate is not None and self._gate.holds:
             waits.append(self._gate.look_every_s)
         return max(min(waits), 0.0)
@@ -285,6 +264,23 @@ class Agent:
             return message
         return None
 
+    def _on_parent(self) -> None:
+        if os.read(self._alive_fd, 64):
+            self._on_taken_away()
+        else:
+            self._on_supervisor_gone()
+
+    def _on_taken_away(self) -> None:
+        """Tell the gang now that the cluster stops this host. Its function ends when the gang has
+        found out who is to blame: until then, no other host fails because of its end."""
+        if self._taken_away or self._stopping or self._all_done or self._report is not None:
+            return
+        self._taken_away = True
+        if self._alone:
+            self._end_worker(self._plan.limits.grace_s)
+        else:
+            self._link.announce(ending_of(None, None, TAKEN_AWAY, self._who.host))
+
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
         if not self._who.is_program:
@@ -353,17 +349,16 @@ class Agent:
 
     def _stop(self, view: HostView) -> None:
         self._stopping = True
+        is_bystander = view.stop_exit in (Exit.STOPPED, Exit.HANG) and not self._taken_away
+        self._end_worker(min(view.grace_s, STOPPED_GRACE_S) if is_bystander else view.grace_s)
+
+    def _end_worker(self, grace_s: float) -> None:
         if self._worker.gone:
             return
         if self._end is not None or self._state is not Activity.RUNNING:
             self._worker.kill()  # No function is running that could clean up.
             return
         self._worker.terminate()
-        grace_s = (
-            min(view.grace_s, STOPPED_GRACE_S)
-            if view.stop_exit in (Exit.STOPPED, Exit.HANG)
-            else view.grace_s
-        )
         self._kill_at = time.monotonic() + grace_s
 
     # -- doing -------------------------------------------------------------------------------------
@@ -373,6 +368,7 @@ class Agent:
             not (self._armed and self._ready)
             or self._started
             or self._stopping
+            or self._taken_away
             or self._end is not None
         ):
             return
@@ -451,7 +447,7 @@ class Agent:
         report = ending_of(
             self._end,
             self._worker.status if self._worker.gone else None,
-            self._view if self._stopping else None,
+            self._why_stopped(),
             self._who.host,
             peak_bytes=self._worker.peak_bytes,
             memory=self._memory.verdict(),
@@ -466,12 +462,19 @@ class Agent:
             joined_jax=self._join_state() == joining.JOINED,
         )
 
+    def _why_stopped(self) -> HostView | None:
+        view = self._view if self._stopping else None
+        if self._taken_away and (view is None or view.stop_exit is not Exit.CANCELLED):
+            return TAKEN_AWAY
+        return view
+
     def _has_reported(self) -> bool:
         """Whether the supervisor has the report, or will find it in the store."""
         return self._delivered or (self._alone and self._report_stored)
 
     def _maybe_finish(self) -> None:
         if self._report is not None and self._has_reported() and self._worker.gone:
+            # One that is taken away waits for the gang to say who is to blame.
             self._finished = self._alone or self._all_done or self._stopping
 
     def _clean_up(self) -> None:

@@ -1,0 +1,44 @@
+"""Why a host was lost, as its backend knows it: asked once, and kept with the verdict.
+
+In: a verdict, a backend, a store. Out: the verdict, with the reason. What a backend can say is gone
+soon after a job's end: pods are removed, events are forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from kinetic._backends.base import Backend, Explains
+from kinetic._core.outcome import Outcome
+from kinetic._core.ref import JobRef
+from kinetic._store import index
+from kinetic._store.base import Store
+from kinetic.errors import KineticError, StoreError
+
+KNOWN_FOR_S = 3600.0
+"""After this time a backend is not asked any more."""
+
+
+def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
+    """Return the verdict with what the backend knows of the host that was lost first, and keep it
+    so. The first one who asks does this for everybody."""
+    first = outcome.first
+    if outcome.explained or first is None or not first.exit.kind.hearsay:
+        return outcome
+    if ref.place.is_supervised or abs(now - outcome.ended_at) > KNOWN_FOR_S:
+        return outcome
+    if not isinstance(backend, Explains):
+        return outcome
+    try:
+        why = backend.why_lost(ref, first.host)
+    except KineticError:
+        return outcome  # The next one may learn it.
+    told = replace(outcome, explained=True)
+    if why and why not in outcome.reason:
+        told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")
+    if why and why not in first.detail:
+        told = told.detailed(first.host, why)
+    with contextlib.suppress(StoreError):
+        index.write_outcome(store, ref.job_id, told)
+    return told

@@ -1,0 +1,126 @@
+"""Hosts that the cluster takes away: named within seconds, with time for their functions to end.
+
+In: decorated functions, a cluster, evictions. Out: exceptions, values of later attempts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from cluster.fixtures import SHARES_FILES
+from gangs import wait_until
+
+import kinetic
+from kinetic._core.exits import Exit
+from kinetic.errors import HostLost
+
+pytestmark = [pytest.mark.double, pytest.mark.settles_within(30)]
+GANG = "tpu-v6e-16"
+
+
+def mine(marker):
+    return Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
+
+
+def wait_for_ever(marker):
+    mine(marker).touch()
+    while True:
+        time.sleep(0.05)
+
+
+def wait_at_first(marker):
+    if mine(marker).exists():
+        return "again"
+    wait_for_ever(marker)
+
+
+def save(marker):
+    """Save what there is when the end is announced."""
+    try:
+        wait_for_ever(marker)
+    finally:
+        time.sleep(0.5)
+        Path(f"{mine(marker)}-saved").touch()
+
+
+def finish(marker):
+    """End well when the end is announced."""
+    try:
+        wait_for_ever(marker)
+    except BaseException:
+        return "finished"
+
+
+def begun(cluster, function, marker, accelerator=GANG, **options):
+    assert SHARES_FILES
+    handle = kinetic.run(accelerator=accelerator, **options)(function).run_async(str(marker))
+    there = [Path(f"{marker}-{host}") for host in range(handle.hosts)]
+    wait_until(
+        lambda: all(path.exists() for path in there),
+        f"the function has not begun\n{cluster.describe()}",
+    )
+    return handle
+
+
+def pod_of(cluster, handle, host):
+    (name,) = (
+        pod["metadata"]["name"]
+        for pod in cluster.objects("pods")
+        if handle.job_id in pod["metadata"]["name"]
+        and pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] == str(host)
+        and "deletionTimestamp" not in pod["metadata"]
+    )
+    return name
+
+
+@pytest.mark.parametrize(
+    ("preempted", "why"), [(False, "its node was drained"), (True, "higher priority")]
+)
+@pytest.mark.parametrize("host", [0, 2])
+def test_a_host_that_is_taken_away_is_named_with_the_reason(on_cluster, home, host, preempted, why):
+    handle = begun(on_cluster, wait_for_ever, home.parent / "m")
+    on_cluster.evict_pod(pod_of(on_cluster, handle, host), preempted=preempted)
+    assert handle.status() == "RUNNING"  # As whoever follows looks, while the pod is there.
+    with pytest.raises(HostLost, match=rf"(?s)host {host} of 4 was lost\. .*evicted.*{why}"):
+        handle.result(timeout=60, cleanup=False)
+    assert handle.outcome().first.exit is Exit.EVICTED
+    on_cluster.delete("jobsets", f"kinetic-{handle.job_id}")
+    on_cluster.wait_for(lambda: not on_cluster.left_over())
+    assert re.search(why, kinetic.attach(handle.job_id).outcome().reason)
+
+
+def test_the_function_of_a_single_host_gets_its_grace(on_cluster, home):
+    marker = home.parent / "m"
+    handle = begun(on_cluster, save, marker, "cpu")
+    on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
+    with pytest.raises(HostLost, match="evicted or preempted"):
+        handle.result(timeout=60)
+    assert Path(f"{marker}-0-saved").exists()
+
+
+def test_the_function_of_the_host_in_a_gang_gets_its_grace(on_cluster, home):
+    marker = home.parent / "m"
+    handle = begun(on_cluster, save, marker)
+    on_cluster.evict_pod(pod_of(on_cluster, handle, 2))
+    with pytest.raises(HostLost, match="host 2 of 4 was lost"):
+        handle.result(timeout=60)
+    wait_until(Path(f"{marker}-2-saved").exists, "the function was killed before it had saved")
+
+
+def test_a_function_that_ends_within_its_grace_has_succeeded(on_cluster, home):
+    handle = begun(on_cluster, finish, home.parent / "m", "cpu")
+    on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
+    assert handle.result(timeout=60) == "finished"
+
+
+@pytest.mark.parametrize(("accelerator", "host"), [("cpu", 0), (GANG, 0), (GANG, 2)])
+def test_another_attempt_is_made_in_new_pods(on_cluster, home, accelerator, host):
+    handle = begun(on_cluster, wait_at_first, home.parent / "m", accelerator, retries=1)
+    on_cluster.evict_pod(pod_of(on_cluster, handle, host))
+    assert handle.result(timeout=120) == "again"
+    assert handle.outcome().attempt == 2
+    on_cluster.wait_for(lambda: not on_cluster.left_over())

@@ -1,0 +1,86 @@
+"""Hosts that their cluster takes away: who is to blame, and what does not count as an attempt."""
+
+from __future__ import annotations
+
+import pytest
+from gang_cases import ended, exits, gang_of, let_pass, raised
+
+from kinetic._core.exits import Exit
+from kinetic._core.gang.machine import GangPhase
+from kinetic._core.outcome import judge, judge_leaderless
+
+WHY = "The cluster asked its pod to end."
+
+
+def evicted(host: int):
+    return ended(host, Exit.EVICTED, detail=WHY)
+
+
+def test_a_host_that_is_taken_away_ends_the_gang_within_seconds():
+    gang = gang_of(4)
+    now = let_pass(gang, 0.0, 5.0, beating=range(4))
+    gang.report(evicted(2), now)
+    assert gang.phase is GangPhase.RUNNING  # another one may have been lost before
+    let_pass(gang, now, 2.0, beating=(0, 1, 3))
+    assert gang.first_failure == (2,)
+    assert gang.stop_reason == f"host 2 of 4: {WHY}"
+    assert gang.view(0).stop_exit is Exit.STOPPED
+
+
+def test_of_hosts_that_are_all_taken_away_the_silent_one_is_to_blame():
+    gang = gang_of(4)
+    now = let_pass(gang, 0.0, 5.0, beating=range(4))
+    for host in (0, 1, 3):
+        gang.report(evicted(host), now + 0.5)
+    let_pass(gang, now, 5.0)
+    assert gang.first_failure == (2,)
+    assert exits(gang) == [Exit.EVICTED, Exit.EVICTED, Exit.AGENT_LOST, Exit.EVICTED]
+
+
+def test_hosts_that_are_all_taken_away_at_once_are_all_named():
+    gang = gang_of(4)
+    for host in range(4):
+        gang.report(evicted(host), 1.0)
+    assert gang.phase is GangPhase.FINISHED
+    assert gang.stop_reason == f"all 4 hosts: {WHY}"
+
+
+def test_what_follows_from_it_is_not_the_cause():
+    gang = gang_of(4)
+    now = let_pass(gang, 0.0, 5.0, beating=range(4))
+    gang.report(raised(1, consequence=True), now)
+    gang.report(evicted(2), now + 0.1)
+    let_pass(gang, now, 3.0, beating=(0, 3))
+    assert gang.first_failure == (2,)
+
+
+def test_a_cause_explains_it():
+    gang = gang_of(4)
+    gang.report(evicted(2), 1.0)
+    gang.report(raised(1), 1.1)
+    assert gang.first_failure == (1,)
+
+
+@pytest.mark.parametrize("later", [Exit.EVICTED, Exit.STOPPED, Exit.RETURNED])
+def test_it_is_said_once(later):
+    gang = gang_of(2)
+    gang.report(evicted(1), 1.0)
+    gang.report(ended(1, later), 1.5)
+    let_pass(gang, 1.0, 3.0, beating=(0,))
+    assert gang.first_failure == (1,)
+    assert gang.reports[0].exit is Exit.EVICTED
+
+
+def test_a_job_that_is_cancelled_meanwhile_is_cancelled():
+    gang = gang_of(4)
+    gang.report(evicted(2), 1.0)
+    gang.cancel("The job was cancelled.", 1.2)
+    for host in range(4):
+        gang.report(ended(host, Exit.CANCELLED), 1.5)
+    outcome = judge(4, gang.reports, blamed=gang.first_failure, reason=gang.stop_reason, now=2.0)
+    assert outcome.verdict == "cancelled"
+
+
+def test_a_leader_that_said_so_itself_is_believed():
+    outcome = judge_leaderless(1, [evicted(0)], now=1.0)
+    assert (outcome.blamed, outcome.first.exit, outcome.first.detail) == ((0,), Exit.EVICTED, WHY)
