@@ -112,6 +112,29 @@ def test_preconditions(client):
     assert client.ask("DELETE", f"{OBJECTS}/a")[0] == 404
 
 
+def patched(client, name, metadata, **query):
+    body = json.dumps({"metadata": metadata})
+    status, _, answer = client.ask("PATCH", f"{OBJECTS}/{name}", body, **query)
+    return status, json.loads(answer)
+
+
+def test_what_is_said_of_an_object_is_changed(client, double):
+    _, made = client.insert("a", b"one", {"metadata": {"k": "v", "old": "x"}})
+    double.buckets.grow_old("bucket", 1000.0)
+    _, old = client.document("GET", f"{OBJECTS}/a")
+    status, now = patched(client, "a", {"new": "y", "old": None})
+    assert status == 200
+    assert now["metadata"] == {"k": "v", "new": "y"}
+    assert (now["generation"], now["metageneration"]) == (made["generation"], "2")
+    assert now["timeCreated"] == old["timeCreated"]
+    assert now["updated"] > old["updated"]
+    assert patched(client, "a", {}, ifGenerationMatch=1)[0] == 412
+    assert patched(client, "none", {})[0] == 404
+    assert patched(client, "a", {}, projection="full")[0] == 403
+    assert client.ask("DELETE", f"{OBJECTS}/a", ifMetagenerationMatch=1)[0] == 412
+    assert client.ask("DELETE", f"{OBJECTS}/a", ifMetagenerationMatch=2)[0] == 204
+
+
 def test_digests_are_checked(client):
     for resource in ({"crc32c": "AAAAAA=="}, {"md5Hash": "1B2M2Y8AsgTpgAmY7PhCfg=="}):
         assert client.insert("a", b"x", resource)[0] == 400
