@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -155,3 +157,16 @@ def _in_fork(ask):
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_a_program_without_kinetic_can_load_it():
+    code = """if True:
+        import importlib.util, sys
+        spec = importlib.util.spec_from_file_location("kinetic_joining", sys.argv[1])
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        print(module.World("127.0.0.1:1", 2, 1, 0, "cpu", True).processes, "kinetic" in sys.modules)
+    """
+    line = [sys.executable, "-IS", "-c", code, joining.__file__]
+    done = subprocess.run(line, capture_output=True, text=True, cwd="/")
+    assert (done.stdout, done.stderr) == ("2 False\n", "")
