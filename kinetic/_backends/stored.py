@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kinetic._backends import attempt_logs, segments
+from kinetic._backends import attempt_logs
 from kinetic._backends.base import LogRequest, Status
 from kinetic._backends.local.log_reader import LogReader
 from kinetic._core import layout, record
@@ -19,9 +19,11 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store.base import Store
+from kinetic._store.log_segments import GROWS_BYTES, LOOK_EVERY_S, SegmentReader
+from kinetic._store.many import at_once
 from kinetic.errors import CorruptRecord, NotFound
 
-POLL_S = 0.02
+FILES_POLL_S, SEGMENTS_POLL_S = 0.02, 0.1
 
 
 def verdict(store: Store, ref: JobRef) -> Status | None:
@@ -41,7 +43,7 @@ def logs(
     """Yield what hosts have printed; with `follow` until the job has ended and all was read."""
     folder = store.as_folder()
     if folder is None:
-        return segments.logs(store, ref, request, has_ended)
+        return _from_segments(store, ref, request, has_ended)
     return _from_files(folder, store, ref, request, has_ended)
 
 
@@ -66,7 +68,57 @@ def _from_files(
                     yield chunk
             if not got:
                 yield None
-                time.sleep(POLL_S)
+                time.sleep(FILES_POLL_S)
         yield from attempt_logs.drain(readers)
 
     return attempt_logs.read(store, ref, request, reader_of, follow)
+
+
+def _from_segments(
+    store: Store, ref: JobRef, request: LogRequest, has_ended: Callable[[], bool]
+) -> Iterator[LogChunk | None]:
+    """`has_ended` is asked now and then: it may be a call over a line."""
+
+    def reader_of(attempt: int, host: int) -> SegmentReader:
+        key = layout.log(ref.job_id, attempt, host)
+        return SegmentReader(store, key, host, attempt=attempt, failures=request.failures)
+
+    def follow(attempt: int, readers: list[SegmentReader]) -> Iterator[LogChunk | None]:
+        def is_over() -> bool:
+            return attempt_logs.is_repeated(store, ref, attempt) or has_ended()
+
+        while True:
+            looked_at = time.monotonic()
+            # Asked before the last reading: what was printed is there.
+            over, new = _look(is_over, readers, store.calls_at_once)
+            yield from new
+            if over:
+                for chunks in at_once(_rest_of, readers, store.calls_at_once):
+                    yield from chunks
+                return
+            is_behind = sum(len(chunk.data) for chunk in new) >= GROWS_BYTES
+            while not is_behind and time.monotonic() < looked_at + LOOK_EVERY_S:
+                yield None
+                time.sleep(SEGMENTS_POLL_S)
+
+    return attempt_logs.read(store, ref, request, reader_of, follow)
+
+
+def _look(
+    is_over: Callable[[], bool], readers: list[SegmentReader], threads: int
+) -> tuple[bool, list[LogChunk]]:
+    """All calls of one look at the same time: each takes its time over a line."""
+    ended: list[bool] = []
+
+    def act(reader: SegmentReader | None) -> list[LogChunk]:
+        if reader is not None:
+            return list(reader.read())
+        ended.append(is_over())
+        return []
+
+    found = at_once(act, [None, *readers], threads)
+    return ended[0], [chunk for chunks in found for chunk in chunks]
+
+
+def _rest_of(reader: SegmentReader) -> list[LogChunk]:
+    return list(reader.rest())

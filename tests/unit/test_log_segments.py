@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._backends import segments
+from kinetic._backends import stored
 from kinetic._backends.base import LogRequest
 from kinetic._backends.local.log_reader import LogReader
 from kinetic._core import layout
@@ -353,7 +353,7 @@ def test_a_job_is_followed_to_its_end(host, store):
     assert host.writer.flush()
     ended = iter([False, True])
     found = []
-    for chunk in segments.logs(store, ref, LogRequest(), lambda: next(ended)):
+    for chunk in stored.logs(store, ref, LogRequest(), lambda: next(ended)):
         if chunk is None and len(found) == 1:
             host.log.write(STDERR, b"last\n")
             assert host.writer.flush()
@@ -361,9 +361,9 @@ def test_a_job_is_followed_to_its_end(host, store):
             found.append(chunk)
     assert found == host.local()
     after = LogRequest(after={0: found[0].end}, follow=False)
-    assert list(segments.logs(store, ref, after, lambda: True)) == found[1:]
+    assert list(stored.logs(store, ref, after, lambda: True)) == found[1:]
     tail = LogRequest(tail=1, follow=False)
-    assert [c.data for c in segments.logs(store, ref, tail, lambda: True)] == [b"", b"last\n"]
+    assert [c.data for c in stored.logs(store, ref, tail, lambda: True)] == [b"", b"last\n"]
 
 
 # -- events ----------------------------------------------------------------------------------------
