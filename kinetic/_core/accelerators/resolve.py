@@ -142,7 +142,7 @@ def _called(family: Family) -> tuple[str, ...]:
 
 def _gpu(family: GpuFamily, tail: str) -> Topology | _Refusal:
     number = _number(tail[1:]) if tail else catalog.counts(family)[0]
-    if number is None or tail[:1] not in ("", "x"):
+    if number is None or tail[:1] not in ("", "x", ":"):
         return _malformed(family, tail, number, f"write {family.name}xN for N GPUs")
     return catalog.gpu_slice(family, number) or _no_such_count(family, number)
 
@@ -152,7 +152,7 @@ def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
     number, shape = _number(size), _shape(size)
     per_host = _number(machine.removesuffix("t")) if machine.endswith("t") else None
     if (
-        tail[:1] not in ("", "-")
+        tail[:1] not in ("", "-", ":")
         or (number is None and shape is None)
         or (dash and per_host is None)
     ):
