@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kinetic._client.handle import JobHandle as JobHandle
     from kinetic._client.remote import RemoteCallable as RemoteCallable
     from kinetic._datasets.data import Data as Data
+    from kinetic._in_job.mesh import make_mesh as make_mesh
+    from kinetic._in_job.slices import num_slices as num_slices
+    from kinetic._in_job.slices import slice_index as slice_index
     from kinetic.errors import BatchError as BatchError
     from kinetic.jobs import attach as attach
     from kinetic.jobs import list_jobs as list_jobs
@@ -38,7 +41,10 @@ _HOME_OF = {
     "attach": "jobs",
     "attach_batch": "_client.batch.handle",
     "list_jobs": "jobs",
+    "make_mesh": "_in_job.mesh",
+    "num_slices": "_in_job.slices",
     "run": "_client.decorator",
+    "slice_index": "_in_job.slices",
 }
 _SUBMODULES = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
 _GONE = {
@@ -59,7 +65,10 @@ __all__ = [
     "attach_batch",
     "errors",
     "list_jobs",
+    "make_mesh",
+    "num_slices",
     "run",
+    "slice_index",
 ]
 
 

@@ -192,8 +192,7 @@ class Options:
     )
     slices: int = option(
         partial(checks.count, least=1),
-        "Number of slices, joined over the network; more than one only of one host each (cpu, gpu, "
-        'a TPU of one host), or with controller="single".',
+        "Number of slices, joined over the network.",
         1,
         flag=Flag(("--slices",), "N", Takes.COUNT),
     )
@@ -361,16 +360,8 @@ def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
 
 
 def _check_together(options: Options) -> None:
-    topology, slices = options.topology, options.slices
-    single = options.controller == "single"
-    if single:
-        _check_pathways(topology)
-    if slices > 1 and topology.multi_host and not single:
-        raise UsageError(
-            f"slices={slices} joins machines of one host each, such as cpu:2 or gpu-h100x8; a "
-            f"slice of {topology.name} has {topology.hosts} hosts, and several of those arrive "
-            "with elastic training. Choose a larger accelerator."
-        )
+    if options.controller == "single":
+        _check_pathways(options.topology)
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
         raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")

@@ -49,6 +49,12 @@ def test_two_hosts_psum() -> None:
     assert done.stdout.splitlines()[-1] == "psum over 8 devices on 2 hosts: 28"
 
 
+def test_multislice() -> None:
+    lines = run("multislice.py").stdout.splitlines()
+    assert lines[0] == "2 slices, 4 hosts, mesh {'data': 2, 'fsdp': 8}"
+    assert lines[-1] == "loss 0.092; each device holds (8, 256) of (64, 256)"
+
+
 def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:
     done = run("two_hosts_psum.py")
     assert (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kinetic._client.board import text
+from kinetic._client.board import shape, text
 from kinetic._core.gang.members import MISSING
 from kinetic._core.gang.messages import Activity
 from kinetic._core.gang.picture import AttemptPicture
@@ -24,12 +24,13 @@ _SAME_S = 0.3
 """Hosts tell their processor time once a second: two tellings nearer than this are one."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
-RIGHT = ("HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
+RIGHT = ("SLICE", "HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
 CUT = "LAST LINE"
 _COLUMNS = (
     "JOB",
     "NAME",
     "ACCELERATOR",
+    "SLICE",
     "HOST",
     "STATE",
     "AGE",
@@ -72,10 +73,16 @@ class HostLine:
     silent_s: float = 0.0
     last_line: str = ""
 
+    @property
+    def slice(self) -> int | None:
+        """Of the host; None where the job has one slice."""
+        return None if self.host is None else shape.slice_of(self.ref, self.host)
+
     def to_json(self) -> dict[str, Any]:
         """Return what is known of the host as a JSON object, without its job."""
         known = {
             "host": self.host,
+            "slice": self.slice or 0,
             "state": self.state,
             "cpu_percent": self.cpu_percent,
             "rss_bytes": self.rss_bytes,
@@ -171,11 +178,12 @@ def _line(
     )
 
 
-def columns(width: int | None) -> tuple[str, ...]:
-    """Return the columns for which there is room; all of them where nothing limits the width."""
-    if width is None or width >= 140:
-        return _COLUMNS
-    left_out = ("ACCELERATOR",) if width >= 110 else ("ACCELERATOR", "NAME", "LOG")
+def columns(width: int | None, found: Iterable[HostLine] = ()) -> tuple[str, ...]:
+    """Return the columns for which there is room, all of them where nothing limits the width; that
+    of slices where one of these jobs has several."""
+    left_out = [] if any(line.slice is not None for line in found) else ["SLICE"]
+    if width is not None and width < 140:
+        left_out += ["ACCELERATOR"] if width >= 110 else ["ACCELERATOR", "NAME", "LOG"]
     return tuple(name for name in _COLUMNS if name not in left_out)
 
 
@@ -186,6 +194,7 @@ def cells(line: HostLine, shown: Sequence[str], *, whole: bool = True) -> tuple[
         "JOB": line.ref.job_id,
         "NAME": name if whole or len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…",
         "ACCELERATOR": line.ref.accelerator,
+        "SLICE": "-" if line.slice is None else str(line.slice),
         "HOST": "-" if line.host is None else str(line.host),
         "STATE": line.state,
         "AGE": text.age(line.age_s),

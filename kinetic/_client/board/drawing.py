@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from kinetic._core.accelerators.resolve import resolve
+from kinetic._client.board.shape import topology_of
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.events import GangEvent
 from kinetic._core.exits import HostState
@@ -21,7 +21,6 @@ from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
-from kinetic.errors import UsageError
 
 _COLOURS: dict[str, str] = {
     HostState.PENDING: "139,141,152",
@@ -118,18 +117,10 @@ def of_job(
         ref.display_name,
         facts,
         state,
-        _topology(ref),
+        topology_of(ref),
         tuple(host.state for host in picture_of(events, ref.hosts, outcome).current.hosts),
         reason,
     )
-
-
-def _topology(ref: JobRef) -> Topology | None:
-    try:
-        found = resolve(ref.accelerator)
-        return found.as_one_host() if ref.place.has_single_controller else found
-    except UsageError:  # A version that knows more accelerators made the job.
-        return None
 
 
 def batch_html(title: str, facts: Sequence[str], jobs: Sequence[Picture]) -> str:

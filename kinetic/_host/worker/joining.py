@@ -66,6 +66,8 @@ class World:
         platform: "cpu", "gpu", "tpu", or "proxy" where Pathways has the devices; of what is
             simulated, if it is.
         simulated: whether the devices are virtual.
+        slices: into how many slices the processes fall, equally many into each; or the devices,
+            where there is one process.
         port: free on process 0, for programs of other frameworks.
         file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
@@ -77,6 +79,7 @@ class World:
     devices: int
     platform: str
     simulated: bool
+    slices: int = 1
     port: int = 0
     file: str = ""
     limit_s: float = 600.0
@@ -184,6 +187,7 @@ class _Seat:
         public: Any = sys.modules["jax.distributed"]
         from jax._src import distributed, xla_bridge
 
+        _tell_slices(self._world)
         public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
@@ -392,6 +396,22 @@ def join_state(file: str) -> str:
         gone = not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
         return APART if state == JOINING and gone else state
     return ""
+
+
+def _tell_slices(world: World) -> None:
+    """Let the devices of processors tell their slice: JAX says 0 for all of them, and has no public
+    way to say otherwise."""
+    if world.slices == 1 or not (world.simulated or world.platform == "cpu"):
+        return
+    from jax._src.lib import xla_client
+
+    if world.processes > 1:
+        each = world.processes // world.slices
+        told = property(lambda device: device.process_index // each)
+    else:
+        each = world.devices // world.slices
+        told = property(lambda device: device.id // each)
+    xla_client.Device.slice_index = told
 
 
 def _wait_for_leader(world: World, limit_s: float) -> None:

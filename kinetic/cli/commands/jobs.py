@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
-_RUNNING_COLUMNS = ("HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
-_HOST_COLUMNS = ("HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
+_RUNNING_COLUMNS = ("SLICE", "HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
+_HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
 _PAGE_SIZE = 100
@@ -262,7 +262,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     if members:
         _print_running(members)
     if outcome is not None and len(outcome.reports) > 1:
-        _print_hosts(outcome)
+        _print_hosts(ref, outcome)
     return None
 
 
@@ -274,21 +274,18 @@ def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
         return [line for line in watch.poll() if line.host is not None]
 
 
-def _gang(ref: JobRef) -> str:
-    single = ref.place.has_single_controller
-    return "single controller" if single else text.count(ref.hosts, "host")
-
-
 def _facts(
     app: AppContext, ref: JobRef, found: Standing, outcome: Outcome | None, started_at: float | None
 ) -> list[tuple[str, str]]:
+    from kinetic._client.board import shape  # lists do without
+
     now = app.now()
     facts = [
         ("Job", ref.job_id),
         ("Name", ref.display_name),
         ("State", found.state),
         ("Reason", found.reason),
-        ("Accelerator", f"{ref.accelerator} ({_gang(ref)})"),
+        ("Accelerator", shape.described(ref)),
         ("Backend", ref.backend),
         *(
             [("Batch", f"{app.batch_name(ref.group_id)}, input {ref.group_index}")]
@@ -359,12 +356,12 @@ def _print_running(members: list[HostLine]) -> None:
     from kinetic._client.board import activity
 
     shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
+    columns = _RUNNING_COLUMNS[shown[0].slice is None :]
     rows = [
-        activity.cells(line, _RUNNING_COLUMNS)
-        for line in sorted(shown, key=lambda line: line.host or 0)
+        activity.cells(line, columns) for line in sorted(shown, key=lambda line: line.host or 0)
     ]
     output.line()
-    output.table(_RUNNING_COLUMNS, rows, right=activity.RIGHT, cut=activity.CUT)
+    output.table(columns, rows, right=activity.RIGHT, cut=activity.CUT)
     if len(members) > len(shown):
         output.notice(
             f"{text.count(len(members) - len(shown), 'host')} more: `kinetic jobs top "
@@ -372,16 +369,22 @@ def _print_running(members: list[HostLine]) -> None:
         )
 
 
-def _print_hosts(outcome: Outcome) -> None:
+def _print_hosts(ref: JobRef, outcome: Outcome) -> None:
     """How the hosts ended; of a large gang, those that failed, and a count of the rest."""
+    from kinetic._client.board import shape
+
     reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[
         :_HOSTS_SHOWN
     ]
     output.line()
+    first = int(shape.slice_of(ref, 0) is None)
     output.table(
-        _HOST_COLUMNS,
-        [_host_cells(r) for r in sorted(reports, key=lambda r: r.host)],
-        right=("HOST", "MEMORY", "TIME"),
+        _HOST_COLUMNS[first:],
+        [
+            (str(shape.slice_of(ref, r.host)), *_host_cells(r))[first:]
+            for r in sorted(reports, key=lambda r: r.host)
+        ],
+        right=("SLICE", "HOST", "MEMORY", "TIME"),
         wrap="DETAIL",
     )
     if len(outcome.reports) > len(reports):

@@ -74,7 +74,7 @@ def top(
 def _print(found: list[HostLine]) -> None:
     if not found:
         return output.notice("No job is running.")
-    columns = activity.columns(output.width())
+    columns = activity.columns(output.width(), found)
     rows = [activity.cells(line, columns, whole=output.width() is None) for line in found]
     return output.table(columns, rows, right=activity.RIGHT, cut=activity.CUT)
 
@@ -84,7 +84,7 @@ def _draw(watch: ActivityWatch, interval_s: float) -> None:
         while True:
             found = watch.poll()
             width, height = screen.size
-            columns, room = activity.columns(width), max(height - _FRAME_LINES, 1)
+            columns, room = activity.columns(width, found), max(height - _FRAME_LINES, 1)
             rows = [activity.cells(line, columns, whole=False) for line in found[:room]]
             more = (
                 f"{text.count(len(found) - room, 'line')} more: --once shows them all"

@@ -1,0 +1,40 @@
+"""The shape of a job's gang: its slices, and the hosts of each. Pure.
+
+In: a reference. Out: a `Topology`, the slice of a host.
+"""
+
+from __future__ import annotations
+
+from kinetic._client.board import text
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.ref import JobRef
+from kinetic.errors import UsageError
+
+
+def topology_of(ref: JobRef) -> Topology | None:
+    """Return the shape of each slice; None when a version that knows more accelerators made the
+    job."""
+    try:
+        found = resolve(ref.accelerator)
+        return found.as_one_host() if ref.place.has_single_controller else found
+    except UsageError:
+        return None
+
+
+def slice_of(ref: JobRef, host: int) -> int | None:
+    """Return the slice of a host; None where the job has one slice, or hosts are all there is to
+    tell slices by."""
+    topology = topology_of(ref)
+    if topology is None or not 1 < topology.hosts < ref.hosts:
+        return None
+    return host // topology.hosts
+
+
+def described(ref: JobRef) -> str:
+    """Return "2 slices of tpu-v6e-8 (4 hosts)"."""
+    if ref.place.has_single_controller:
+        return f"{ref.accelerator} (single controller)"
+    topology, hosts = topology_of(ref), text.count(ref.hosts, "host")
+    slices = 1 if topology is None else ref.hosts // topology.hosts
+    return f"{f'{slices} slices of ' if slices > 1 else ''}{ref.accelerator} ({hosts})"

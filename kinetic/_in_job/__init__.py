@@ -1,0 +1,1 @@
+"""What functions call on their hosts: which slice they are on, and meshes over slices."""

@@ -1,0 +1,23 @@
+"""The slices of a job, as its function sees them.
+
+In: what the worker left in the environment. Out: the index of this host's slice, and how many there
+are.
+"""
+
+from __future__ import annotations
+
+import os
+
+INDEX = "KINETIC_SLICE_INDEX"
+COUNT = "KINETIC_NUM_SLICES"
+
+
+def slice_index() -> int:
+    """Return the index of the slice that this host belongs to, from 0; 0 outside a job, and where
+    one process has the devices of all slices."""
+    return int(os.environ.get(INDEX, "0"))
+
+
+def num_slices() -> int:
+    """Return the number of slices of this job; 1 outside a job."""
+    return int(os.environ.get(COUNT, "1"))

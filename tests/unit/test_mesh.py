@@ -1,0 +1,82 @@
+"""Meshes over slices: which devices are of one slice, and which sizes do not fit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import pytest
+
+import kinetic
+from kinetic._in_job import mesh, slices
+from kinetic.errors import UsageError
+
+
+class Device(NamedTuple):
+    id: int
+    process_index: int
+    slice_index: int
+
+
+def devices(count: int, hosts: int = 2, chips: int = 4, *, told: bool = True) -> list[Any]:
+    """Of so many slices, in an order that says nothing."""
+    every = [
+        Device(index, index // chips, index // chips // hosts if told else 0)
+        for index in range(count * hosts * chips)
+    ]
+    return every[::-1]
+
+
+@pytest.fixture
+def job(monkeypatch):
+    def begin(count):
+        monkeypatch.setenv(slices.COUNT, str(count))
+
+    return begin
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_devices_fall_into_slices(job, told):
+    job(3)
+    found = mesh._by_slice(devices(3, told=told))
+    assert [{device.id // 8 for device in each} for each in found] == [{0}, {1}, {2}]
+    assert {len(each) for each in found} == {8}
+
+
+def test_outside_a_job_there_is_one_slice():
+    assert (kinetic.slice_index(), kinetic.num_slices()) == (0, 1)
+    assert len(mesh._by_slice(devices(2, told=False))) == 1
+
+
+def test_slices_that_are_not_alike(job):
+    job(2)
+    with pytest.raises(UsageError, match="have 8, 3 devices"):
+        mesh._by_slice(devices(2)[5:])
+    with pytest.raises(UsageError, match="11 devices are no 2 equal slices"):
+        mesh._by_slice(devices(2, told=False)[5:])
+
+
+@pytest.mark.parametrize(
+    ("axes", "total", "words"),
+    [
+        ({"data": 3}, 2, "dcn={'data': 3} does not fit: there are 2 slices, and the product"),
+        ({"data": 2}, 1, "there is 1 slice,"),
+        ({"data": -1, "more": -1}, 2, "one of them may be -1"),
+        ({"data": 0}, 2, "must be 2"),
+        ({"data": -2, "more": -1}, 2, "must be 2"),
+        ({"data": -1, "more": 3}, 8, "must be 8"),
+        ({}, 2, "must be 2"),
+    ],
+)
+def test_sizes_that_do_not_fit(axes, total, words):
+    with pytest.raises(UsageError) as caught:
+        mesh._fitted("dcn", axes, total, "slice")
+    assert words in str(caught.value)
+
+
+def test_what_is_open_takes_what_the_others_leave():
+    for known, rest in itertools.product((1, 2, 3), (1, 2, 5)):
+        assert mesh._fitted("ici", {"a": known, "b": -1}, known * rest, "device") == {
+            "a": known,
+            "b": rest,
+        }
