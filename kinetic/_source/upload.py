@@ -209,7 +209,7 @@ def _send_pack(
     index, parts = packs.build(files, lists)
     if not put_content(store, layout.pack(index.name), [index.data, *parts]):
         files, parts = {}, []
-    put_content(store, layout.pack_index(index.name), [index.data])
+    store.put(layout.pack_index(index.name), index.data)  # Also over a damaged one.
     size_bytes = sum(map(len, files.values()))
     rest_bytes = 2 * len(index.data) + sum(map(len, parts)) - size_bytes
     return [_SentPack(index, Sent(len(files), size_bytes, rest_bytes))]

@@ -68,6 +68,7 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
     assert given == {
         "accelerator": "tpu-v6e-8",
         "slices": 1,
+        "controller": "multi",
         "env": {"A": "1=2", "B": ""},
         "secrets": ["HF_TOKEN"],
         "timeout": 7200.0,
