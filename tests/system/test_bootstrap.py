@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import bootstrap_pods
 import pytest
@@ -30,6 +31,7 @@ from bootstrap_pods import (
     wheel,
 )
 
+from kinetic._backends.kubernetes import images
 from kinetic._core import layout
 from kinetic._source import runtime
 
@@ -149,6 +151,52 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
         archive.extractall(pod.folder / "site")
     told, _ = pod.becomes()
     assert told["kinetic"] == str(pod.folder / "site" / "kinetic" / "__init__.py")
+
+
+def built(files, image, pod):
+    """Do what a Dockerfile says, to a copy of an interpreter; what it installs comes from a folder.
+    Returns the image's variables."""
+    shutil.copytree(pod.python.parents[1], image, symlinks=True)
+    environ, home = {}, f"{image}/opt/kinetic"
+    os.makedirs(home)
+    text = files["Dockerfile"].decode().replace("\\\n", "").replace("/opt/kinetic", home)
+    env = pod.env | {
+        "PATH": f"{image}/bin:{pod.bin}:/usr/bin:/bin",
+        "UV_PYTHON": f"{image}/bin/python",
+        "UV_FIND_LINKS": str(pod.wheels),
+    }
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "ENV":
+            environ |= dict([rest.split("=", 1)])
+        elif word == "COPY":
+            name, place = rest.split()
+            Path(place).write_bytes(files[name])
+        elif word == "RUN" and "uv>=" not in rest:
+            rest = rest.replace("--system", "--break-system-packages")
+            subprocess.run(["/bin/sh", "-ec", rest], env=env, check=True, timeout=PATIENCE_S)
+    return environ
+
+
+def test_an_image_that_kinetic_has_built_starts_without_network(pod, tmp_path):
+    wheel(pod.wheels, "apple")
+    pod.has_uv()
+    files = images.files("python:3-slim", requirements=b"apple==1.0\n", runtime=package())
+    environ = built(files, tmp_path / "image", pod)
+    pod.python = tmp_path / "image" / "bin" / "python"
+    pod.requires("apple==1.0")
+    nowhere = {"KINETIC_STORE": "gs://nowhere", "STORAGE_EMULATOR_HOST": "127.0.0.1:9"}
+    pod.env |= environ | nowhere | {"PATH": "/nonexistent", "PIP_FIND_LINKS": "/nonexistent"}
+    told, err = pod.becomes()
+    assert told["found"] == {"apple": "1.0"}
+    assert told["python"] == str(pod.python)
+    assert told["kinetic"].startswith(str(tmp_path / "image" / "opt" / "kinetic" / "runtime"))
+    assert "kinetic: in the image" in err
+    pod.env["KINETIC_STORE"] = str(tmp_path / "store")
+    pod.sends(package(RUNNER + "# another version"))
+    told, _ = pod.becomes()
+    assert told["kinetic"].startswith(f"{pod.cache}/runtime-")
+    assert told["found"] == {"apple": "1.0"}
 
 
 def test_an_installed_kinetic_of_the_same_version_will_do(pod):

@@ -10,10 +10,15 @@ from google_services import LOG, Google, Login, path_of
 from laptop_fakes import plan
 
 from kinetic._backends.kubernetes import images
+from kinetic._backends.kubernetes.backend import KubernetesBackend
 from kinetic._backends.kubernetes.bundled import LOOK_AGAIN_S, BundledImages
 from kinetic._backends.kubernetes.cloud_build import CloudBuild
+from kinetic._backends.kubernetes.pods import PodSettings
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Versions
+from kinetic._store.memory import MemoryStore
 from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
 CLUSTER = {"cluster": "c", "project": "p", "zone": "us-central1-a"}
@@ -291,3 +296,44 @@ def test_it_can_be_turned_off(google):
     assert caller.submits(made("")) == ""
     assert google.asked == []
     assert caller.submits(made("bundled")) == "bundled"
+
+
+# -- in the pods -----------------------------------------------------------------------------------
+
+
+class Pods:
+    """What a caller's backend would create."""
+
+    def __init__(self, caller):
+        settings = PodSettings(image="", store_uri="gs://b", bootstrap="print()")
+        store = MemoryStore("memory://pods")
+        self.backend = KubernetesBackend(
+            "gke", store, settings, self.cluster, supply=lambda: caller.images
+        )
+
+    def cluster(self):
+        raise AssertionError("a dry run asks no cluster")
+
+    def image(self, about):
+        job, _ = self.backend.render(about)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        told = {each["name"]: each.get("value") for each in container["env"]}
+        assert told["KINETIC_REQUIREMENTS"] == "a" * 64
+        return container["image"]
+
+
+ONE_HOST = Options(resolve("cpu"))
+
+
+def test_a_dry_run_names_the_image_and_asks_nobody(google, caller):
+    about = made(options=ONE_HOST)
+    assert Pods(caller).image(about) == images.of(about).uri
+    assert google.asked == []
+
+
+def test_pods_run_the_image_that_was_chosen(google, caller):
+    pods, about = Pods(caller), made("", options=ONE_HOST)
+    assert pods.image(about) == "python:3.12-slim"
+    uri = images.of(made(options=ONE_HOST)).uri
+    google.images.add(path_of(uri))
+    assert pods.image(pods.backend.choose_image(about, INSTALLED, caller.told.append)) == uri

@@ -219,13 +219,13 @@ def from_google() -> Proof:
         import google.auth.transport.urllib3
         import urllib3
     except ImportError as error:
-        raise PreflightError(f"Logging in to GKE needs google-auth. {advice}") from error
+        raise PreflightError(f"Logging in to Google Cloud needs google-auth. {advice}") from error
     try:
         found, _ = google.auth.default(scopes=_SCOPES)
         found.refresh(google.auth.transport.urllib3.Request(urllib3.PoolManager()))
     except google.auth.exceptions.GoogleAuthError as error:
         said = " ".join(str(error).split()).rstrip(".")
-        raise PreflightError(f"Logging in to GKE failed: {said}. {advice}") from error
+        raise PreflightError(f"Logging in to Google Cloud failed: {said}. {advice}") from error
     expiry = found.expiry
     expires_at = None if expiry is None else _seconds(f"{expiry.isoformat()}+00:00")
     return Proof(f"Bearer {found.token}", expires_at=expires_at)
