@@ -71,13 +71,14 @@ def is_record_held(path: Path) -> bool:
 def record_holder(path: Path) -> int:
     """The process that holds the record lock alone; 0 when it is free, or unknown. On a shared disk
     it may be another machine's."""
+    holder = 0
     with _opened(path) as fd:
-        if fd is None or sys.platform != "linux":
-            return 0
-        # Asking with F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
-        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-        return 0 if kind == fcntl.F_UNLCK else int(pid)
+        if fd is not None and sys.platform == "linux":
+            # Asking with F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
+            asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+            holder = 0 if kind == fcntl.F_UNLCK else int(pid)
+    return holder
 
 
 @contextlib.contextmanager
