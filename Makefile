@@ -65,7 +65,7 @@ test: $(VENV)/.stamp-test
 
 test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
-	@KINETIC_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest tests/system/test_kubernetes.py $(ARGS)
+	@KINETIC_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest -m kubernetes tests/system $(ARGS)
 
 # What runs beside the caller, and what it shares with hosts, also runs on macOS. What is followed into is not told about.
 AS_ON_A_MAC := --platform darwin --cache-dir .mypy_cache/darwin --follow-imports silent \

@@ -130,7 +130,7 @@ def _settled(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
 
 def marked_processes(playground: Path) -> dict[int, str]:
     """Processes that carry the playground's path in their environment or command line, without this
-    one and its own zygote."""
+    one and what starts processes for it: its zygote, the double of a cluster."""
     mark = os.fsencode(playground)
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir() if Path("/proc/self/environ").exists() else ():
@@ -138,7 +138,7 @@ def marked_processes(playground: Path) -> dict[int, str]:
             continue
         try:
             command = (entry / "cmdline").read_bytes()
-            if (mark in command or mark in (entry / "environ").read_bytes()) and not _own_zygote(
+            if (mark in command or mark in (entry / "environ").read_bytes()) and not _is_own(
                 entry, command
             ):
                 found[int(entry.name)] = (
@@ -150,8 +150,9 @@ def marked_processes(playground: Path) -> dict[int, str]:
     return {pid: line for pid, line in found.items() if line}
 
 
-def _own_zygote(entry: Path, command: bytes) -> bool:
-    """Whether this is the zygote of the test process, which lives as long as its caller and
-    serves all of its jobs."""
+def _is_own(entry: Path, command: bytes) -> bool:
+    """Whether this starts the test process's hosts, and lives as long as it: the zygote of its
+    jobs, the container runtime of its cluster."""
     parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-    return int(parent) == os.getpid() and b"kinetic/_host/local/__main__.py" in command
+    starts = b"kinetic/_host/local/__main__.py" in command or b"tests/cluster/shim.py" in command
+    return int(parent) == os.getpid() and starts

@@ -28,7 +28,7 @@ from cluster.faults import Faults
 from cluster.jobs import Jobs
 from cluster.jobsets import JobSets
 from cluster.kinds import (
-    CONFIG_MAPS,
+    ALWAYS,
     DEFINITIONS,
     EVENTS,
     JOB_SETS,
@@ -38,9 +38,8 @@ from cluster.kinds import (
     PODS,
     QUEUES,
     QUOTAS,
-    SECRETS,
     SERVICE_ACCOUNTS,
-    SERVICES,
+    WORKLOADS,
     Resource,
 )
 from cluster.kubelet import Kubelet
@@ -123,6 +122,7 @@ class FakeCluster:
             self.api.discovery.custom.discard(JOB_SETS)
         for pool in pools:
             self.add_pool(pool)
+        self._before = self._names()
         self.engine.start()
         self.server.start()
         self.write_kubeconfig(self.kubeconfig)
@@ -294,13 +294,17 @@ class FakeCluster:
         return next(r for r in (*ALWAYS, *QUEUES, JOB_SETS) if r.plural == plural)
 
     def left_over(self) -> list[str]:
-        """What clients and controllers made and is still there, Events aside."""
-        kinds = (JOBS, JOB_SETS, PODS, SECRETS, SERVICES, CONFIG_MAPS)
-        return [
+        """What was made since the cluster began and is still there, of every kind but Events."""
+        return sorted(self._names() - self._before)
+
+    def _names(self) -> set[str]:
+        kinds = (*ALWAYS, JOB_SETS, WORKLOADS)
+        return {
             f"{resource.plural}/{obj['metadata']['name']}"
             for resource in kinds
+            if resource is not EVENTS
             for obj in self.store.all(resource)
-        ]
+        }
 
     def wait_for(
         self, condition: Callable[[], object], timeout_s: float = 60.0, what: str = ""

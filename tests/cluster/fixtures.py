@@ -25,6 +25,8 @@ REAL = _GIVEN.get("KINETIC_TEST_KUBECONFIG", "")
 """The kubeconfig of the cluster that `make test-cluster` names."""
 SHARES_FILES = not REAL or "KINETIC_POD_PYTHON" in _GIVEN
 """Whether pods are processes of this machine."""
+LEFT_WITHIN_S = 120.0
+"""How long a cluster may take to remove what was deleted."""
 _TAKEN = (
     "KINETIC_CLUSTER",
     "KINETIC_NAMESPACE",
@@ -33,6 +35,13 @@ _TAKEN = (
     "KINETIC_SERVICE_ACCOUNT",
     "KINETIC_STORE",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test-cluster` runs."""
+    for item in items:
+        if "any_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("kubernetes")
 
 
 @pytest.fixture
@@ -76,12 +85,16 @@ def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCl
 @pytest.fixture
 def on_cluster(
     any_cluster: FakeCluster | RealCluster, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> FakeCluster | RealCluster:
-    """A caller whose settings name the cluster."""
-    home.mkdir(parents=True, exist_ok=True)
+) -> Iterator[FakeCluster | RealCluster]:
+    """The cluster, named by the settings of the test's process. What a job has made in it must be
+    gone after the test, by whatever ended the job."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, value in settings_of(any_cluster, home).items():
         monkeypatch.setenv(name, value)
-    return any_cluster
+    yield any_cluster
+    any_cluster.wait_for(
+        lambda: not any_cluster.left_over(), LEFT_WITHIN_S, "a cluster without remains of jobs"
+    )
 
 
 def settings_of(cluster: FakeCluster | RealCluster, home: Path) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""kill -9 of each process at each phase: the caller gets the right error, nothing is left, the next
-job runs.
+"""kill -9 of what is only there on this machine, and of several at once: the caller gets the right
+error, nothing is left, the next job runs. What holds for every place is in test_deaths.py.
 
 In: a job held in a phase. Out: what its caller sees. The fixture `no_leftovers` looks for processes
 after each test.
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deaths import CALLER, assert_record_intact, held_in
 from gangs import (
     PATIENCE_S,
     assert_next_job_runs,
@@ -27,104 +28,10 @@ from gangs import (
     worker_of,
     zygotes,
 )
+from places import Place
 
 import kinetic
 from kinetic import errors
-
-
-def sleep_long(marker):
-    print("running", flush=True)
-    Path(marker).touch()
-    time.sleep(1000)
-
-
-def return_and_wait(marker):
-    """The leader returns at once; its report is in; the others keep the gang from ending."""
-    if os.environ["KINETIC_HOST_INDEX"] == "0":
-        Path(marker).touch()
-        return 1
-    time.sleep(1000)
-    return None
-
-
-def held_in(phase, tmp):
-    """A job of two hosts, held in the phase."""
-    marker = tmp / "marker"
-    func = return_and_wait if phase == "reporting" else sleep_long
-    handle = kinetic.run(accelerator="tpu-v6e-8")(func).run_async(str(marker))
-    if phase == "starting":
-        return handle
-    _, agents = processes(handle)
-    if phase == "joining":
-        # While it is stopped it cannot join, unless it was very quick.
-        os.kill(agents[0], signal.SIGSTOP)
-        worker_of(agents[1])
-    else:
-        wait_until(marker.exists, "the function has not started")
-    return handle
-
-
-def let_go(phase, agents):
-    if phase == "joining":
-        os.kill(agents[0], signal.SIGCONT)
-
-
-def assert_record_intact(handle):
-    """The job is found, has a verdict, and tells it as often as it is asked."""
-    again = kinetic.attach(handle.job_id)
-    assert again.status().value == "FAILED"
-    assert not again.outcome().ok
-    assert again.job_id in [h.job_id for h in kinetic.list_jobs()]
-
-
-PHASES = ["starting", "joining", "running", "reporting"]
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_killing_the_supervisor(phase, home, nothing_left):
-    handle = held_in(phase, home.parent)
-    supervisor, agents = processes(handle)
-    kill(supervisor)
-    let_go(phase, agents)
-    with pytest.raises(errors.SupervisorLost):
-        handle.result(timeout=PATIENCE_S)
-    assert_record_intact(handle)
-    nothing_left()
-    assert_next_job_runs()
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_killing_an_agent(phase, home, nothing_left):
-    handle = held_in(phase, home.parent)
-    _, agents = processes(handle)
-    kill(agents[1])
-    let_go(phase, agents)
-    with pytest.raises(errors.HostLost, match="host 1") as caught:
-        handle.result(timeout=PATIENCE_S)
-    assert caught.value.hosts == (1,)
-    assert "silent" not in str(caught.value), (
-        "the death itself is noticed, not the silence after it"
-    )
-    assert_record_intact(handle)
-    nothing_left()
-    assert_next_job_runs()
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_killing_a_worker(phase, home, nothing_left):
-    handle = held_in(phase, home.parent)
-    _, agents = processes(handle)
-    kill(worker_of(agents[1]))
-    let_go(phase, agents)
-    with pytest.raises(errors.HostLost, match="host 1") as caught:
-        handle.result(timeout=PATIENCE_S)
-    assert caught.value.hosts[0] == 1
-    assert "silent" not in str(caught.value), (
-        "the death itself is noticed, not the silence after it"
-    )
-    assert_record_intact(handle)
-    nothing_left()
-    assert_next_job_runs()
 
 
 def return_when_told(marker):
@@ -158,67 +65,6 @@ def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothin
     assert handle.status().value == "SUCCEEDED"
     assert handle.result() == "value"
     nothing_left()
-
-
-CALLER = """
-import os, sys, time
-import kinetic
-
-@kinetic.run(accelerator="tpu-v6e-8")
-def long(leader_returns, gate):
-    print("running", flush=True)
-    if leader_returns and os.environ["KINETIC_HOST_INDEX"] == "0":
-        return "value"
-    while not os.path.exists(gate):
-        time.sleep(0.01)
-    return "value"
-
-long(os.environ.get("PHASE") == "reporting", os.environ["GATE"])
-"""
-
-
-def wait_for_caller(phase, caller, home):
-    """Return when the job of another process is in the phase."""
-    wait_until(lambda: list(home.glob("jobs/*/local/supervisor.json")), "no supervisor")
-    if phase == "joining":
-        (handle,) = kinetic.list_jobs()
-        stop(processes(handle)[1][0])
-    elif phase == "running":
-        assert caller.stdout.readline() == b"running\n"
-    elif phase == "reporting":
-        wait_until(
-            lambda: list(home.glob("jobs/*/attempts/*/hosts/0/report.json")),
-            "the leader has not reported",
-        )
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_killing_the_caller(phase, home, monkeypatch, nothing_left):
-    """The job goes on without its caller; another process finds it and gets the value."""
-    gate = home.parent / "gate"
-    monkeypatch.setenv("PHASE", phase)
-    monkeypatch.setenv("GATE", str(gate))
-    with start_script(home, CALLER) as caller:
-        wait_for_caller(phase, caller, home)
-        caller.kill()
-    gate.touch()
-    (handle,) = kinetic.list_jobs()
-    if phase == "joining":
-        let_go(phase, processes(handle)[1])
-    attached = attach_elsewhere(handle.job_id)
-    assert attached.stdout == "running\nvalue\n", attached.stderr
-    assert handle.result() == "value"
-    nothing_left()
-    assert_next_job_runs()
-
-
-def attach_elsewhere(job_id):
-    """What a process that knows only the id prints: the output, from its beginning, and the
-    value."""
-    source = f"import kinetic; print(kinetic.attach({job_id!r}).result(stream_logs=True))"
-    return subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S
-    )
 
 
 def kill_group(caller, terminal):
@@ -440,7 +286,7 @@ def test_a_death_while_the_job_is_being_cancelled(which, home, nothing_left):
 
 
 def test_two_deaths_at_once_leave_nothing(home, nothing_left):
-    handle = held_in("running", home.parent)
+    handle = held_in("running", Place("local", home.parent))
     supervisor, agents = processes(handle)
     for pid in (supervisor, agents[0]):
         kill(pid)
@@ -451,7 +297,7 @@ def test_two_deaths_at_once_leave_nothing(home, nothing_left):
 
 
 def test_events_tell_the_story(home):
-    handle = held_in("running", home.parent)
+    handle = held_in("running", Place("local", home.parent))
     _, agents = processes(handle)
     kill(agents[1])
     with pytest.raises(errors.HostLost):

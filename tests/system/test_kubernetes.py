@@ -23,10 +23,6 @@ from kinetic.errors import BackendUnavailable, HostLost, JobCancelled, JobFailed
 GANG = "tpu-v6e-16"
 
 
-def is_empty(cluster):
-    return not cluster.left_over()
-
-
 def pods_of(cluster, handle):
     return sorted(
         (
@@ -105,21 +101,18 @@ def run_until(cluster, function, marker, hosts=4, **options):
 def test_one_host_is_a_job(on_cluster, capfd):
     assert kinetic.run(accelerator="cpu")(answer)() == 42
     assert "from a pod" in capfd.readouterr().out
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 def test_several_hosts_are_a_jobset(on_cluster):
     handle = kinetic.run(accelerator=GANG)(world).run_async()
     assert handle.result() == (4, 16)
     assert handle.backend == "pathways"
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 def test_the_exception_of_a_host_is_raised_here(on_cluster):
     with pytest.raises(ValueError, match="on purpose") as caught:
         kinetic.run(accelerator=GANG)(fail_on_host_2)()
     assert any("host 2" in note for note in caught.value.__notes__)
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 EACH = pytest.mark.parametrize("host", [pytest.param(0, id="leader"), pytest.param(2, id="other")])
@@ -137,7 +130,6 @@ def test_a_pod_that_is_lost_ends_the_gang_and_is_named(on_cluster, home, host):
     lose(on_cluster, handle, host)
     with pytest.raises(HostLost, match=f"host {host}"):
         handle.result(timeout=60)
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @EACH
@@ -164,7 +156,6 @@ def test_a_cancelled_job_leaves_nothing(on_cluster, home):
     handle.cancel()
     with pytest.raises(JobCancelled):
         handle.result()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -175,14 +166,12 @@ def test_a_job_that_waits_can_be_cancelled(on_cluster):
     handle.cancel()
     with pytest.raises(JobCancelled):
         handle.result()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 def test_a_job_that_can_never_run_fails_and_says_why(on_cluster, monkeypatch, capfd):
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "0")
     with pytest.raises(JobFailed, match="tpu-v5p-slice"):
         kinetic.run(accelerator="tpu-v5p-16", start_timeout=5)(world)()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -190,7 +179,6 @@ def test_what_a_job_waits_for_is_said_until_it_gives_up(on_cluster, monkeypatch,
     on_cluster.hold_back("kinetic-")
     with pytest.raises(JobFailed, match="did not start within"):
         kinetic.run(accelerator=GANG, start_timeout=4)(world)()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 def test_secrets_travel_in_the_secret_only(on_cluster, monkeypatch, home):
@@ -215,13 +203,11 @@ def test_a_submission_that_is_killed_leaves_a_job_that_can_be_found(on_cluster, 
     handle.cancel()
     with pytest.raises(JobCancelled):
         handle.result()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 def test_many_jobs_are_asked_for_with_few_calls(on_cluster):
     batch = kinetic.run(accelerator="cpu")(abs).run_async_map(range(-20, 0), max_concurrent=8)
     assert batch.results(progress=False) == list(range(20, 0, -1))
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -230,7 +216,6 @@ def test_a_secret_that_is_refused_for_seconds_comes_in_the_end(on_cluster):
     on_cluster.faults.fail(429, times=2, verb="create", resource="jobs", retry_after=0)
     assert kinetic.run(accelerator="cpu")(answer)() == 42
     assert on_cluster.counts()["create jobs"] == 3
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -244,7 +229,6 @@ def test_a_submission_that_cannot_be_taken_back_can_be_found(on_cluster):
     on_cluster.faults.clear()
     (handle,) = kinetic.list_jobs()
     handle.cleanup()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
     assert kinetic.list_jobs() == []
 
 
@@ -258,7 +242,6 @@ def test_credentials_that_expire_do_not_end_the_wait(on_cluster, home):
     assert handle.result(timeout=60) == "slept"
     on_cluster.renew_token()
     kinetic.attach(handle.job_id).cleanup()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -269,7 +252,6 @@ def test_a_host_that_ran_out_of_memory_is_explained_by_the_cluster(on_cluster, h
     on_cluster.kill_pod_process(lost, oom=True)
     with pytest.raises(HostLost, match=r"host 2 of 4 was lost.*more memory than"):
         handle.result(timeout=60)
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -281,7 +263,6 @@ def test_a_lost_node_ends_the_job_of_its_leader(on_cluster, home):
     with pytest.raises(HostLost, match=f"its node {node} stopped answering"):
         handle.result(timeout=60)
     on_cluster.delete_node(node)  # Only then is it known that its pods do not run.
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -292,7 +273,6 @@ def test_a_workload_that_somebody_deletes_is_said(on_cluster, home):
     on_cluster.delete("jobs", f"kinetic-{handle.job_id}")
     with pytest.raises(HostLost, match="removed from the cluster"):
         handle.result(timeout=60)
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -305,7 +285,6 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     with pytest.raises(JobFailed, match=r"waits in the queue lq: .* One job comes before it"):
         kinetic.run(accelerator=GANG, start_timeout=4)(world)()
     first.cancel()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
 @pytest.mark.double
@@ -320,4 +299,3 @@ def test_jobs_that_wait_are_asked_for_together(on_cluster):
     counts = on_cluster.counts()
     assert all(counts[f"list {kind}"] <= 3 for kind in ("jobs", "pods", "events", "nodes")), counts
     batch.cancel()
-    on_cluster.wait_for(lambda: is_empty(on_cluster))

@@ -16,6 +16,8 @@ from gangs import PATIENCE_S
 import kinetic
 from kinetic import errors
 
+pytestmark = pytest.mark.usefixtures("place")
+
 
 def host_index():
     import jax

@@ -1,0 +1,105 @@
+"""kill -9 of each process in each phase, wherever jobs run: the caller gets the right error,
+nothing is left, the next job runs.
+
+In: jobs held in a phase. Out: what their callers see. The fixtures `no_leftovers` and `on_cluster`
+look for processes and objects after each test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from deaths import CALLER, PHASES, assert_record_intact, killed_in_each_phase
+from gangs import PATIENCE_S, assert_next_job_runs, start_script, stop, wait_until
+
+import kinetic
+from kinetic import errors
+
+pytestmark = [pytest.mark.shares_files, pytest.mark.settles_within(30)]
+
+
+def test_killing_what_leads_the_gang(place, nothing_left):
+    lost = errors.SupervisorLost if place.name == "local" else errors.HostLost
+    for phase, handle in killed_in_each_phase(place, place.leader).items():
+        with pytest.raises(lost) as caught:
+            handle.result(timeout=PATIENCE_S)
+        if lost is errors.HostLost:
+            assert caught.value.hosts[0] == 0, phase
+        assert_record_intact(handle)
+    nothing_left()
+    assert_next_job_runs()
+
+
+@pytest.mark.parametrize("role", ["agent", "worker"])
+def test_killing_an_agent_or_a_worker(role, place, nothing_left):
+    named = getattr(place, role)
+    for phase, handle in killed_in_each_phase(place, lambda job: named(job, 1)).items():
+        with pytest.raises(errors.HostLost, match="host 1") as caught:
+            handle.result(timeout=PATIENCE_S)
+        assert caught.value.hosts[0] == 1, phase
+        assert "silent" not in str(caught.value), (
+            f"{phase}: the death itself is noticed, not the silence after it"
+        )
+        assert_record_intact(handle)
+    nothing_left()
+    assert_next_job_runs()
+
+
+def test_killing_the_first_process_of_a_host(place, nothing_left):
+    """That of a pod, for one: nobody is left to report it, but the silence."""
+    for phase, handle in killed_in_each_phase(place, lambda job: place.host(job, 1)).items():
+        with pytest.raises(errors.HostLost, match="host 1") as caught:
+            handle.result(timeout=PATIENCE_S)
+        assert caught.value.hosts[0] == 1, phase
+        assert_record_intact(handle)
+    nothing_left()
+    assert_next_job_runs()
+
+
+def wait_for_caller(phase, caller, home, place):
+    """Return the job of another process when it is in the phase."""
+    (handle,) = wait_until(kinetic.list_jobs, "no job was submitted")
+    if phase == "starting":
+        place.leader(handle)
+    elif phase == "joining":
+        stop(place.agent(handle, 0))
+    elif phase == "running":
+        assert caller.stdout.readline() == b"running\n"
+    elif phase == "reporting":
+        reports = f"jobs/{handle.job_id}/attempts/1/hosts/0/report.json"
+        wait_until((home / reports).exists, "the leader has not reported")
+    return handle
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_killing_the_caller(phase, place, home, monkeypatch, nothing_left):
+    """The job goes on without its caller; another process finds it and gets the value."""
+    gate = place.marker("gate")
+    monkeypatch.setenv("PHASE", phase)
+    monkeypatch.setenv("GATE", str(gate))
+    with start_script(home, CALLER) as caller:
+        handle = wait_for_caller(phase, caller, home, place)
+        caller.kill()
+    gate.touch()
+    if phase == "joining":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(place.agent(handle, 0), signal.SIGCONT)
+    attached = attach_elsewhere(handle.job_id)
+    assert attached.stdout == "running\nvalue\n", attached.stderr
+    assert handle.result() == "value"
+    nothing_left()
+    assert_next_job_runs()
+
+
+def attach_elsewhere(job_id):
+    """What a process that knows only the id prints: the output, from its beginning, and the
+    value."""
+    source = f"import kinetic; print(kinetic.attach({job_id!r}).result(stream_logs=True))"
+    return subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S
+    )

@@ -1,0 +1,119 @@
+"""kill -9 of a caller at each step of its submission: it leaves nothing, or a job that can be
+found, stopped and removed.
+
+In: a caller that kills itself before or after a step. Out: what other processes find. The fixtures
+`no_leftovers` and `on_cluster` look for processes and objects after each test.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from gangs import PATIENCE_S, wait_until
+from places import elsewhere_than
+
+import kinetic
+from kinetic import errors
+
+CALLER = """
+import importlib, os, signal, sys, time
+import kinetic
+
+module, owner, name, moment, kind = sys.argv[1:]
+importlib.import_module(module)
+owner = getattr(importlib.import_module(module), owner) if owner else sys.modules[module]
+step = getattr(owner, name)
+
+def die(found, *args, **more):
+    if kind not in [getattr(each, "plural", "") for each in args] and kind:
+        return step(found, *args, **more)
+    if moment == "after":
+        step(found, *args, **more)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(owner, name, die)
+
+@kinetic.run(accelerator=os.environ["SLICE"], start_timeout=os.environ.get("PATIENCE", "1h"))
+def wait():
+    time.sleep(1000)
+
+wait.run_async()
+"""
+REFERENCE = ("kinetic._store.index", "", "add")
+CREATE = ("kinetic._backends.kubernetes.connection", "HttpApi", "create")
+STEPS = {
+    "before the reference": (*REFERENCE, "before", ""),
+    "after the reference": (*REFERENCE, "after", ""),
+}
+CLUSTER_STEPS = {
+    "after the Job": (*CREATE, "after", "jobs"),
+    "before the JobSet": (*CREATE, "before", "jobsets"),
+    "after the JobSet": (*CREATE, "after", "jobsets"),
+    "after the Secret": (*CREATE, "after", "secrets"),
+}
+
+
+def killed_caller(step, accelerator, monkeypatch):
+    monkeypatch.setenv("SLICE", accelerator)
+    done = subprocess.run(
+        [sys.executable, "-c", CALLER, *step], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("place", elsewhere_than("programs"), indirect=True)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeypatch):
+    killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
+    if step == "before the reference":
+        assert kinetic.list_jobs() == []
+    else:
+        remove_the_only_job(home)
+
+
+@pytest.mark.parametrize("step", CLUSTER_STEPS)
+def test_a_caller_that_is_killed_while_objects_are_created(step, on_cluster, home, monkeypatch):
+    killed_caller(CLUSTER_STEPS[step], "cpu" if "Job" in step.split() else "tpu-v6e-8", monkeypatch)
+    remove_the_only_job(home)
+
+
+def remove_the_only_job(home):
+    """From another process than its caller's: find it, stop it, remove it."""
+    (found,) = kinetic.list_jobs()
+    handle = kinetic.attach(found.job_id)
+    assert handle.status() != "NOT_FOUND"
+    handle.cancel()
+    with pytest.raises(errors.JobFailed):
+        handle.result(timeout=PATIENCE_S)
+    handle.cleanup()
+    assert kinetic.list_jobs() == []
+    assert not list(home.glob(f"jobs/{found.job_id}/**/*.json"))
+
+
+def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
+    on_cluster, monkeypatch
+):
+    """Its pods wait for a Secret that nobody makes, for as long as a job may take to start."""
+    monkeypatch.setenv("PATIENCE", "5s")
+    killed_caller(CLUSTER_STEPS["after the JobSet"], "tpu-v6e-8", monkeypatch)
+    (handle,) = kinetic.list_jobs()
+    with pytest.raises(errors.JobFailed, match=r"did not start within 5 s: .* was interrupted"):
+        handle.result(timeout=PATIENCE_S)
+
+
+@pytest.mark.double
+def test_a_caller_that_is_killed_while_the_cluster_does_not_answer(on_cluster):
+    """The request has arrived, its answer never does: the job is there all the same."""
+    on_cluster.faults.slow(PATIENCE_S, verb="create", resource="secrets")
+    source = "import kinetic; kinetic.run(accelerator='cpu')(int).run_async()"
+    with subprocess.Popen([sys.executable, "-c", source]) as caller:
+        wait_until(lambda: "create secrets" in on_cluster.counts(), "no Secret was asked for")
+        caller.kill()
+    on_cluster.faults.clear()
+    (handle,) = kinetic.list_jobs()
+    handle.cancel()
+    with pytest.raises(errors.JobCancelled):
+        handle.result(timeout=PATIENCE_S)
