@@ -10,6 +10,7 @@ import functools
 import importlib
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class Agents:
         self._alive = -1
         self.pids: dict[int, int] = {}
         """Host of each process id that has not been reaped."""
+        self._stopped_at: dict[int, float] = {}
 
     def fork(self, identities: Iterable[Identity]) -> None:
         """Fork an agent for each; this process must not have started a thread (gRPC does)."""
@@ -111,6 +113,17 @@ class Agents:
         for pid, host in self.pids.items():
             if wanted is None or host in wanted:
                 processes.kill(pid, signum)
+
+    def end_stopped(self, patience_s: float) -> None:
+        """End the agents that have been stopped (SIGSTOP) for so long: their gang has given them up
+        meanwhile, and they cannot see it."""
+        now, before = time.monotonic(), self._stopped_at
+        self._stopped_at = {
+            pid: before.get(pid, now) for pid in self.pids if processes.is_stopped(pid)
+        }
+        for pid, since in self._stopped_at.items():
+            if now - since >= patience_s:
+                processes.kill(pid, signal.SIGKILL)
 
     def report_left_by(self, host: int, attempt: int) -> HostReport | None:
         """Return the report that an agent left in the store; the agent of a gang of one need not

@@ -176,6 +176,7 @@ class _Joining(_Host):
         while not (dead := list(self._agents.dead())):
             if self._agents.await_signal(1.0, *ends) == signal.SIGTERM:
                 self._agents.tell_of_end()
+            self._agents.end_stopped(self._who.unreachable_after_s)
         ((_, status),) = dead
         if (code := delivered(status)) is not None:
             return code
