@@ -178,6 +178,8 @@ def attach(
     """
     if not ref.debug:
         raise UsageError(f"{ref.job_id} was not started for debugging. {_HOW_TO}")
+    if ref.place.is_cluster:
+        raise UsageError(_by_hand(ref))
     if not isinstance(backend, Tunnels):
         raise UsageError(
             f"The {backend.name!r} backend cannot reach a port of a host, which debugging needs."
@@ -243,6 +245,18 @@ def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
             "terminal. Set KINETIC_NO_TTY_DEBUG=1 to do so anyway, or use run_async() and "
             "JobHandle.debug_attach(). Nothing was submitted."
         )
+
+
+def _by_hand(ref: JobRef) -> str:
+    """How to reach a pod's debugger without kinetic."""
+    space = f" -n {ref.place.namespace}" if ref.place.namespace else ""
+    leader = f"kinetic.dev/job-id={ref.job_id},batch.kubernetes.io/job-completion-index=0"
+    return (
+        f"kinetic does not forward ports of pods itself. {ref.job_id} goes on; to debug it, run "
+        f'`kubectl{space} port-forward "$(kubectl{space} get pods -l {leader} -o name | head -1)" '
+        f"{DEFAULT_PORT}:{DEFAULT_PORT}` and attach your editor to 127.0.0.1:{DEFAULT_PORT}. "
+        f"`kinetic jobs logs -f {ref.job_id}` shows its output."
+    )
 
 
 def _waits(found: Debugger) -> bool:

@@ -148,6 +148,7 @@ class JobView:
 
         Raises:
             NotFound: the job is not running and none were kept.
+            WaitTimeout: the leader of a job on a cluster does not answer.
         """
         endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
         if endpoint is not None:
@@ -156,6 +157,18 @@ class JobView:
             with ControlClient(endpoint, give_up_s=timeout_s) as client:
                 return client.dump_stacks(timeout_s)
         found = self._stored()
+        if found is None and self.ref.place.is_cluster and self.status() is JobStatus.RUNNING:
+            from kinetic._client import asking
+
+            told = asking.stacks(
+                self._store,
+                self.ref,
+                patience_s=timeout_s + asking.ANSWER_S,
+                ended=lambda: self._stored() is not None,
+            )
+            if told:
+                return told
+            found = self._stored()
         kept = {} if found is None else collecting.stacks(found)
         if not kept:
             raise NotFound(

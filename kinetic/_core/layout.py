@@ -20,6 +20,8 @@ In: ids and indices. Out: keys with "/" between parts.
     jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
         outcome.json                      its verdict; exists if and only if attempt n+1 has begun
         debugger.json                     where the debugger of a debug job listens
+        stacks-wanted.json                somebody who cannot call the leader asks for stacks
+        stacks.json                       its answer to the last such question
         hosts/<i>/report.json             how host i ended
         hosts/<i>/result.pkl              its value: the leader's, or that of each host
         hosts/<i>/error.pkl               the exception it raised
@@ -132,6 +134,16 @@ def attempt_outcome(job_id: str, number: int) -> str:
 def debugger(job_id: str, number: int) -> str:
     """Where the debugger of an attempt of a debug job listens."""
     return f"{attempt(job_id, number)}/debugger.json"
+
+
+def stacks_wanted(job_id: str, number: int) -> str:
+    """A question for the stacks of all hosts, to a leader that cannot be called."""
+    return f"{attempt(job_id, number)}/stacks-wanted.json"
+
+
+def stacks(job_id: str, number: int) -> str:
+    """The leader's answer to the last question."""
+    return f"{attempt(job_id, number)}/stacks.json"
 
 
 def host(job_id: str, number: int, index: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kinetic._core import layout
+from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -29,7 +29,7 @@ from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_
 from kinetic._store import footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
-from kinetic.errors import StoreFull
+from kinetic.errors import KineticError, NotFound, StoreFull
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,6 +44,8 @@ ROLL_CALL_S = 10.0
 """How long hosts that are programs may take to ask for another attempt, once all have reported."""
 LOOK_EVERY_S = 0.5
 """How often the leader looks whether the job's records are still there."""
+DUMP_S = 5.0
+"""How long hosts may take to dump their stacks."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
 ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
@@ -107,6 +109,7 @@ class Leader:
         has_records: Callable[[], bool],
         is_cancelled: Callable[[], bool] = lambda: True,
         is_gone: Callable[[int], bool] = lambda host: False,
+        reads_questions: bool = False,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
@@ -115,6 +118,7 @@ class Leader:
         self._has_records = has_records
         self._is_cancelled = is_cancelled
         self._is_gone = is_gone
+        self._reads_questions = reads_questions
         self._on_ready = on_ready
         self._removed = self._looked_for_cancel = False
         self._events = EventLog(store, layout.events(plan.job_id))
@@ -197,6 +201,8 @@ class Leader:
             asyncio.create_task(self._watch_records(coordinator)),
             asyncio.create_task(self._watch_absent(coordinator)),
         ]
+        if self._reads_questions:
+            watching.append(asyncio.create_task(self._answer_questions(coordinator)))
         await coordinator.wait_finished()
         for task in watching:
             task.cancel()
@@ -236,11 +242,38 @@ class Leader:
         any more."""
         import asyncio
 
-        pause_s = LOOK_EVERY_S if self._store.as_folder() is not None else LOOK_FAR_EVERY_S
         while self._has_records():
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self._look_every_s)
         self._removed = True
         coordinator.cancel("The job's records were removed while it ran.")
+
+    async def _answer_questions(self, coordinator: Coordinator) -> None:
+        """Answer callers that do not reach the leader's port: they ask for stacks in the store."""
+        import asyncio
+
+        place = self._plan.job_id, self._gang.spec.attempt
+        answered = ""
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            with contextlib.suppress(KineticError):  # It is asked again, or the next look answers.
+                asked = await asyncio.to_thread(self._question, layout.stacks_wanted(*place))
+                if asked in ("", answered):
+                    continue
+                found = await coordinator.dump_stacks(DUMP_S)
+                answer = {"id": asked, "stacks": {str(host): text for host, text in found.items()}}
+                data = json.dumps(answer).encode()
+                await asyncio.to_thread(self._store.put, layout.stacks(*place), data)
+                answered = asked
+
+    def _question(self, key: str) -> str:
+        try:
+            return str(record.parse(self._store.get(key))["id"])
+        except (NotFound, LookupError):
+            return ""
+
+    @property
+    def _look_every_s(self) -> float:
+        return LOOK_EVERY_S if self._store.as_folder() is not None else LOOK_FAR_EVERY_S
 
     async def _watch_absent(self, coordinator: Coordinator) -> None:
         """End the gang when a host that is waited for is known to be gone."""

@@ -148,6 +148,7 @@ class _Leading(_Host):
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
             is_cancelled=self._is_cancelled,
             is_gone=self._is_gone,
+            reads_questions=who.is_pod,
         ).lead(who.endpoint, who.key)
 
 

@@ -119,6 +119,15 @@ class Coordinator:
         self._gang.cancel(detail, self._clock())
         self._sweep()
 
+    async def dump_stacks(self, timeout_s: float) -> dict[int, str]:
+        """Return the stacks of the hosts that answer within this time."""
+        number = self._gang.request_stacks(self._clock())
+        self._sweep()
+        due = self._clock() + min(max(timeout_s, 0.0), _MAX_DUMP_S)
+        while self._gang.stacks_missing(number) and self._clock() < due and not self._closing:
+            await asyncio.sleep(_STACKS_POLL_S)
+        return self._gang.stacks_of(number)
+
     async def wait_finished(self) -> None:
         """Return when every host has reported or is lost."""
         await self._finished.wait()
@@ -237,12 +246,7 @@ class Coordinator:
     async def _dump_stacks(
         self, request: pb.DumpStacksRequest, context: Context
     ) -> pb.DumpStacksReply:
-        number = self._gang.request_stacks(self._clock())
-        self._sweep()
-        due = self._clock() + min(max(request.timeout_s, 0.0), _MAX_DUMP_S)
-        while self._gang.stacks_missing(number) and self._clock() < due and not self._closing:
-            await asyncio.sleep(_STACKS_POLL_S)
-        return pb.DumpStacksReply(stacks=self._gang.stacks_of(number))
+        return pb.DumpStacksReply(stacks=await self.dump_stacks(request.timeout_s))
 
     async def _cancel(self, request: pb.CancelRequest, context: Context) -> pb.Empty:
         self.cancel(request.detail)

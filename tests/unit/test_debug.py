@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from laptop_fakes import NOW, FakeBackend, plan, put_attempt, put_ref, ref
@@ -23,6 +24,7 @@ from kinetic._client.handle import JobHandle
 from kinetic._core import layout
 from kinetic._core.debug_address import Debugger, DebuggerState, launch_configuration
 from kinetic._core.gang.messages import Activity
+from kinetic._core.place import Place
 from kinetic._core.plan import Limits
 from kinetic._host.agent.identity import Identity, from_environ
 from kinetic._host.channel import WorkerEvent
@@ -227,6 +229,9 @@ def test_what_cannot_be_attached_to_says_so(store, echo):
         debug.attach(backend, store, debug_ref(), local_port=0, ended=lambda: True)
     with pytest.raises(UsageError, match="cannot reach a port"):
         debug.attach(FakeBackend(store), store, debug_ref(), ended=lambda: False)
+    in_pods = replace(debug_ref(), place=Place("gke", namespace="ml"))
+    with pytest.raises(UsageError, match=r"`kubectl -n ml port-forward .*job-id=job-.* 5678:5678`"):
+        debug.attach(backend, store, in_pods, ended=lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""Live stacks of pods, which no connection reaches: asked for and answered in the store.
+
+In: a gang on a cluster. Out: what `kinetic jobs stacks` prints.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from gangs import PATIENCE_S, wait_until
+
+import kinetic
+from kinetic import errors
+
+
+def stand_still():
+    print("begun", flush=True)
+    time.sleep(1000)
+
+
+def test_the_stacks_of_pods_are_shown(on_cluster):
+    handle = kinetic.run(accelerator="tpu-v6e-8")(stand_still).run_async()
+    wait_until(
+        lambda: all("begun" in handle.logs(host=host) for host in (0, 1)), "they have not begun"
+    )
+    found = handle.stacks()
+    assert set(found) == {0, 1}
+    assert all("stand_still" in text for text in found.values())
+    shown = subprocess.run(
+        [sys.executable, "-m", "kinetic", "jobs", "stacks", handle.job_id],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert "stand_still" in shown.stdout, shown.stderr
+    handle.cancel()
+    with pytest.raises(errors.NotFound, match="not running"):
+        handle.stacks()
