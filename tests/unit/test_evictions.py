@@ -37,6 +37,17 @@ def test_of_hosts_that_are_all_taken_away_the_silent_one_is_to_blame():
     assert exits(gang) == [Exit.EVICTED, Exit.EVICTED, Exit.AGENT_LOST, Exit.EVICTED]
 
 
+def test_a_host_that_never_joined_is_to_blame_before_those_that_were_stopped_with_it():
+    gang = gang_of(2, joined=False)
+    gang.join(0, "a", "", 0.5)
+    now = let_pass(gang, 0.5, 2.0, beating=(0,))
+    gang.report(evicted(0), now)
+    let_pass(gang, now, 3.0)
+    assert gang.first_failure == (1,)
+    assert exits(gang) == [Exit.EVICTED, Exit.AGENT_LOST]
+    assert "had not joined when the cluster asked the pod of host 0 to end" in gang.stop_reason
+
+
 def test_hosts_that_are_all_taken_away_at_once_are_all_named():
     gang = gang_of(4)
     for host in range(4):

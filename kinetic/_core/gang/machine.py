@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.exits import CONSEQUENCE_RANK, SILENT_RANK, Exit
+from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK, SILENT_RANK, Exit
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Member, Roster
@@ -351,7 +351,17 @@ class Gang:
                 silent, f"fell silent for more than {late_s:g} s while another host lost its peer"
             )
         elif not unproven:
+            self._lose_unseen()
             self._stop_failed()
+
+    def _lose_unseen(self) -> None:
+        """A cluster that has lost a host before it joined asks the others to end: it is to blame
+        before them."""
+        rank, host = min(self._failures)
+        if rank == EVICTED_RANK:
+            detail = f"It had not joined when the cluster asked the pod of host {host} to end."
+            for absent in self._hosts.absent():
+                self._lose(absent, detail)
 
     def _find_silent(self) -> None:
         limit = self.spec.heartbeat_timeout_s
