@@ -82,6 +82,9 @@ class ProgramCode(IntEnum):
     START_AGAIN = 3
     """On host 0: the next attempt is due, and a host is missing, so the cluster has to start all of
     them."""
+    TAKEN_AWAY = 43
+    """On host 0: as START_AGAIN, because the cluster has taken a host away, which does not
+    count."""
     CODE_FAILED = 42
     """Delivered, and this host's code failed by itself: it would fail again."""
 

@@ -26,7 +26,7 @@ from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import alone_s
 from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_modules
-from kinetic._store import footprints, index
+from kinetic._store import attempts, footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
 from kinetic.errors import KineticError, NotFound, StoreFull
@@ -69,15 +69,23 @@ class Attempt:
     removed: bool = False
     all_go_on: bool = True
 
-    def may_repeat(self, retries: int) -> bool:
+    @property
+    def is_taken_away(self) -> bool:
+        """Whether it ended because the cluster took a host away."""
+        first = self.outcome.first
+        return first is not None and first.exit is Exit.EVICTED
+
+    def may_repeat(self, plan: Plan, store: Store) -> bool:
         """Whether another attempt might end better, and may be made."""
         first = self.outcome.first
-        return (
-            not self.removed
-            and not self.outcome.ok
-            and self.outcome.attempt <= retries
-            and first is not None
-            and first.exit.kind.retryable
+        if self.removed or self.outcome.ok or first is None or not first.exit.kind.retryable:
+            return False
+        return attempts.may_follow(
+            store,
+            plan.job_id,
+            self.outcome.attempt,
+            plan.options.retries,
+            taken_away=self.is_taken_away,
         )
 
     def cancelled(self) -> Attempt:
@@ -211,7 +219,7 @@ class Leader:
             await asyncio.wait_for(all_gone.wait(), LEAVE_S + self._gang.spec.grace_s)
         self._agents.signal(signal.SIGKILL)
         ended = self._judged()
-        if ended.may_repeat(self._plan.options.retries) and not ended.unwanted:
+        if ended.may_repeat(self._plan, self._store) and not ended.unwanted:
             reason = ended.outcome.reason
             reports = ended.outcome.reports
             lost = {r.host for r in reports if r.exit in LOST and r.host in self._others}

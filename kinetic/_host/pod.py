@@ -48,7 +48,7 @@ def _begin(plan: Plan, store: Store) -> int | None:
         return number
     outcome = _outcome_of_lost(plan, store, number)
     attempt = Attempt(outcome)
-    if not outcome.ok and attempt.may_repeat(plan.options.retries):
+    if not outcome.ok and attempt.may_repeat(plan, store):
         leader.repeat(store, plan.job_id, outcome)
         return number + 1
     leader.conclude(store, plan.job_id, attempt, plan)

@@ -96,7 +96,7 @@ class _Leading(_Host):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         ended = self._attempt()
         self._clear_up()
-        if ended.may_repeat(self._plan.options.retries) and not self._is_judged():
+        if ended.may_repeat(self._plan, self._store) and not self._is_judged():
             stopped = signal.SIGTERM in signal.sigpending()
             if ended.unwanted or (stopped and self._is_cancelled()):
                 ended = ended.cancelled()
@@ -105,7 +105,7 @@ class _Leading(_Host):
                 self._start_over(ended.outcome.reason)
             elif self._who.is_pod:
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
-                return ProgramCode.START_AGAIN
+                return ProgramCode.TAKEN_AWAY if ended.is_taken_away else ProgramCode.START_AGAIN
         leader.conclude(self._store, self._plan.job_id, ended, self._plan)
         own = next((report for report in ended.outcome.reports if report.host == 0), None)
         return ProgramCode.DELIVERED if own is None else program_code(own)
@@ -162,7 +162,7 @@ class _Joining(_Host):
         self._agents.fork([self._who])
         code = self._await_agent()
         self._clear_up()
-        repeats = self._who.attempt <= self._plan.options.retries
+        repeats = self._plan.options.retries > 0
         # A cluster ends all hosts when one exits with a failure: the leader comes first.
         if code is ProgramCode.CODE_FAILED or (code is ProgramCode.DELIVERED and repeats):
             from kinetic._rpc.client import next_attempt

@@ -9,8 +9,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 from kinetic._core import layout
+from kinetic._store import many
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, UsageError
+
+MOST_TAKEN_AWAY = 100
+"""How many attempts of a job do not count because its cluster took a host away."""
 
 if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
@@ -20,6 +24,28 @@ def newest(store: Store, job_id: str) -> int:
     """Return the current or last attempt: the only one without a verdict of its own."""
     numbers = itertools.count(1)
     return next(n for n in numbers if not store.has(layout.attempt_outcome(job_id, n)))
+
+
+def may_follow(
+    store: Store, job_id: str, attempt: int, retries: int, *, taken_away: bool = False
+) -> bool:
+    """Whether a failed attempt may be followed by another one. An attempt that ended because the
+    cluster took a host away (`taken_away`) does not count."""
+    if attempt <= retries or not retries:
+        return attempt <= retries
+    uncounted = _taken_away(store, job_id, attempt)
+    return uncounted < MOST_TAKEN_AWAY if taken_away else attempt - uncounted <= retries
+
+
+def _taken_away(store: Store, job_id: str, attempt: int) -> int:
+    """How many attempts before this one ended because the cluster took a host away."""
+    from kinetic._core import record
+    from kinetic._core.exits import Exit
+    from kinetic._core.outcome import Outcome
+
+    found = many.get_many(store, [layout.attempt_outcome(job_id, n) for n in range(1, attempt)])
+    ended = [Outcome.from_json(record.parse(data)).first for data in found.values()]
+    return sum(first is not None and first.exit is Exit.EVICTED for first in ended)
 
 
 def check(store: Store, job_id: str, attempt: int) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster import problems
 from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 
@@ -53,6 +54,19 @@ def finish(marker):
         wait_for_ever(marker)
     except BaseException:
         return "finished"
+
+
+def wait_at_third(marker):
+    attempt = next(n for n in range(1, 9) if not Path(f"{mine(marker)}-{n}").exists())
+    Path(f"{mine(marker)}-{attempt}").touch()
+    return "third" if attempt == 3 else wait_for_ever(marker)
+
+
+def refuse_patterns(resource, thing):
+    """What servers say whose JobSet is older than 0.10."""
+    field = "spec.failurePolicy.rules[0].onJobFailureMessagePatterns"
+    if "onJobFailureMessagePatterns" in str(thing):
+        raise problems.bad_request(f'strict decoding error: unknown field "{field}"')
 
 
 def begun(cluster, function, marker, accelerator=GANG, **options):
@@ -124,3 +138,20 @@ def test_another_attempt_is_made_in_new_pods(on_cluster, home, accelerator, host
     assert handle.result(timeout=120) == "again"
     assert handle.outcome().attempt == 2
     on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+def test_what_is_taken_away_does_not_count(on_cluster, home):
+    marker = home.parent / "m"
+    handle = begun(on_cluster, wait_at_third, marker, "cpu", retries=1)
+    for attempt in (1, 2):
+        wait_until(lambda n=attempt: Path(f"{marker}-0-{n}").exists(), "no further attempt")
+        on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
+    assert handle.result(timeout=120) == "third"
+    assert handle.outcome().attempt == 3
+
+
+def test_an_older_jobset_is_served_without_messages(on_cluster, home):
+    on_cluster.admit_with(refuse_patterns)
+    handle = begun(on_cluster, wait_at_first, home.parent / "m", retries=1)
+    on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
+    assert handle.result(timeout=120) == "again"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from gang_cases import ended, exits, gang_of, let_pass, raised
 
+from kinetic._core import layout
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import GangPhase
 from kinetic._core.outcome import judge, judge_leaderless
+from kinetic._store.attempts import MOST_TAKEN_AWAY, may_follow
+from kinetic._store.memory import MemoryStore
 
 WHY = "The cluster asked its pod to end."
 
@@ -95,3 +100,30 @@ def test_a_job_that_is_cancelled_meanwhile_is_cancelled():
 def test_a_leader_that_said_so_itself_is_believed():
     outcome = judge_leaderless(1, [evicted(0)], now=1.0)
     assert (outcome.blamed, outcome.first.exit, outcome.first.detail) == ((0,), Exit.EVICTED, WHY)
+
+
+def failed(store, attempt, how):
+    outcome = judge(1, [ended(0, how)], now=1.0, attempt=attempt)
+    store.put(layout.attempt_outcome("job-1", attempt), json.dumps(outcome.to_json()).encode())
+
+
+@pytest.mark.parametrize(
+    ("before", "retries", "taken_away", "follows"),
+    [
+        ([], 0, True, False),  # whoever asks for no retries gets none
+        ([], 1, False, True),
+        ([Exit.SIGNAL], 1, False, False),
+        ([Exit.SIGNAL], 1, True, True),
+        ([Exit.EVICTED, Exit.EVICTED], 1, False, True),
+        ([Exit.EVICTED, Exit.SIGNAL], 1, False, False),
+        ([Exit.EVICTED, Exit.SIGNAL], 1, True, True),
+        ([Exit.EVICTED, Exit.SIGNAL], 2, False, True),
+        ([Exit.EVICTED] * MOST_TAKEN_AWAY, 1, True, False),
+    ],
+)
+def test_what_the_cluster_takes_away_does_not_count(before, retries, taken_away, follows):
+    store = MemoryStore()
+    for attempt, how in enumerate(before, 1):
+        failed(store, attempt, how)
+    attempt = len(before) + 1
+    assert may_follow(store, "job-1", attempt, retries, taken_away=taken_away) is follows

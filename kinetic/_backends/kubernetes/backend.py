@@ -24,7 +24,7 @@ from kinetic._backends.kubernetes import (
     preflight,
     states,
 )
-from kinetic._backends.kubernetes.answers import Conflict
+from kinetic._backends.kubernetes.answers import Conflict, Refused
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
@@ -32,7 +32,7 @@ from kinetic._backends.kubernetes.live import live_of
 from kinetic._backends.kubernetes.look import Look, resource_of
 from kinetic._backends.kubernetes.observed import current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
-from kinetic._backends.kubernetes.resources import BY_KIND, SECRETS, Resource
+from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, SECRETS, Resource
 from kinetic._backends.kubernetes.sightings import Sightings
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
@@ -138,7 +138,7 @@ class KubernetesBackend:
         """Create the workload, then the Secret, which ends with it."""
         workload, secret = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
-        made = self._api.create(resource, workload)
+        made = self._create_workload(resource, workload)
         try:
             self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
         except BackendUnavailable:  # Nor could it be deleted.
@@ -147,6 +147,14 @@ class KubernetesBackend:
             self._api.delete(resource, workload["metadata"]["name"])
             raise
         self._there |= {ref.job_id}
+
+    def _create_workload(self, resource: Resource, workload: Document) -> Document:
+        try:
+            return self._api.create(resource, workload)
+        except Refused as error:
+            if resource != JOBSETS or manifests.MESSAGE_PATTERNS not in str(error):
+                raise
+        return self._api.create(resource, manifests.without_messages(workload))
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
         """Create what a workload that is there already cannot start without."""
@@ -216,7 +224,8 @@ class KubernetesBackend:
         lost = losses.why_given_up(leader)
         if lost is None:
             return status
-        if attempts.newest(self._store, ref.job_id) <= self._plan(ref).options.retries:
+        attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
+        if attempts.may_follow(self._store, ref.job_id, attempt, retries):
             return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
         known = {host.host: host for host in status.hosts}
         known[0] = HostStatus(0, JobStatus.FAILED, lost.sentence)

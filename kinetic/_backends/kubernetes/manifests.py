@@ -11,6 +11,7 @@ has come, and no function runs more often than `retries` allows.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from kinetic._backends.base import Document
@@ -25,16 +26,22 @@ KEPT_S = 600
 KEPT_DEBUG_S = 7200
 """How long a finished workload stays; its output and verdict are in the store."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-_CODE_FAILED: Document = {
-    "action": "FailJob",
-    "onExitCodes": {
-        "containerName": CONTAINER,
-        "operator": "In",
-        "values": [int(ProgramCode.CODE_FAILED)],
-    },
-}
-_DISRUPTED: Document = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-_GANG_RULES = [_CODE_FAILED, {"action": "FailJob"} | _DISRUPTED]
+_BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
+MESSAGE_PATTERNS = "onJobFailureMessagePatterns"
+"""JobSet knows it since 0.10."""
+
+
+def _exits_with(code: ProgramCode) -> Document:
+    return {"onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [int(code)]}}
+
+
+_CODE_FAILED: Document = {"action": "FailJob"} | _exits_with(ProgramCode.CODE_FAILED)
+_TAKEN_AWAY = (
+    _exits_with(ProgramCode.TAKEN_AWAY),
+    {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+)
+"""Pods that a cluster took away: the leader says so of others, too."""
+_GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | taken for taken in _TAKEN_AWAY)]
 
 
 def render(plan: Plan, settings: PodSettings) -> list[Document]:
@@ -95,8 +102,8 @@ def _admission(plan: Plan) -> dict[str, str]:
 
 
 def _job(plan: Plan, settings: PodSettings) -> Document:
-    # What was disrupted is replaced, and not counted.
-    rules = [_CODE_FAILED, {"action": "Ignore"} | _DISRUPTED]
+    # What was taken away is replaced, and not counted.
+    rules = [_CODE_FAILED, *({"action": "Ignore"} | taken for taken in _TAKEN_AWAY)]
     spec = _job_spec(plan, settings, rules, plan.options.retries, in_jobset=False)
     return {
         "apiVersion": "batch/v1",
@@ -164,24 +171,38 @@ def _job_spec(
 
 
 def _failure_policy(retries: int) -> Document:
-    """A Job's message, not its reason, tells which of the rules of its pods has failed it. Versions
-    of JobSet that do not look at messages take the first rule: they start nothing again."""
+    """A Job's message, not its reason, tells which of the rules of its pods has failed it."""
     code = f"exit code {int(ProgramCode.CODE_FAILED)} "
+    taken_away = f"exit code {int(ProgramCode.TAKEN_AWAY)} "
     return {
         "maxRestarts": retries,
         "rules": [
             _rule("code", "FailJobSet", code),
-            _rule("disruption", "RestartJobSetAndIgnoreMaxRestarts", "DisruptionTarget"),
+            _rule("taken_away", _AT_NO_COST, taken_away),
+            _rule("disruption", _AT_NO_COST, "DisruptionTarget"),
         ],
     }
+
+
+def without_messages(jobset: Document) -> Document:
+    """Return a JobSet for versions that do not look at messages. There, only what was taken away
+    has rules for pods, so that the reason tells it. Code that failed is started again as often as
+    `retries` says: its hosts find the verdict, and end."""
+    made = copy.deepcopy(jobset)
+    for replicated in made["spec"]["replicatedJobs"]:
+        if policy := replicated["template"]["spec"].get("podFailurePolicy"):
+            policy["rules"] = [rule for rule in policy["rules"] if rule != _CODE_FAILED]
+    again = {"name": "taken_away", "action": _AT_NO_COST, "onJobFailureReasons": [_BY_RULE]}
+    made["spec"]["failurePolicy"]["rules"] = [again]
+    return made
 
 
 def _rule(name: str, action: str, message: str) -> Document:
     return {
         "name": name,
         "action": action,
-        "onJobFailureReasons": ["PodFailurePolicy"],
-        "onJobFailureMessagePatterns": [message],
+        "onJobFailureReasons": [_BY_RULE],
+        MESSAGE_PATTERNS: [message],
     }
 
 

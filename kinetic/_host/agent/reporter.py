@@ -25,6 +25,7 @@ from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.log_writer import HostLog, Tee
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
+from kinetic._store import attempts
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
@@ -64,12 +65,14 @@ class Reporter:
 
     def announce_attempt(self) -> None:
         """Log where another attempt begins, and why."""
-        number, attempts = self._attempt, self._plan.options.retries + 1
+        number, most = self._attempt, self._plan.options.retries + 1
         if number > 1:
+            # Some that do not count were made where there are more than that.
+            of = f" of {most}" if number <= most else ""
             why = f": {lines[0]}" if (lines := self._failed_before.splitlines()) else "."
             self._log.say(
-                f"kinetic: attempt {number - 1} of {attempts} failed{why}\n"
-                f"kinetic: attempt {number} of {attempts} begins."
+                f"kinetic: attempt {number - 1}{of} failed{why}\n"
+                f"kinetic: attempt {number}{of} begins."
             )
 
     def notice(self, text: str) -> None:
@@ -110,11 +113,18 @@ class Reporter:
         """End the host's log the way the log of any failing program ends."""
         # The client does not raise the failure of an attempt that is repeated: every host logs it
         # to stderr, and the next attempt says why it begins.
-        is_last = self._attempt > self._plan.options.retries or not report.exit.kind.retryable
+        is_last = not (report.exit.kind.retryable and self._may_be_followed(report))
         words = last_words(report)
         if not words or (report.exit is Exit.STOPPED and not is_last):
             return
         self._say_after_output(words, FAILURE if is_last else STDERR)
+
+    def _may_be_followed(self, report: HostReport) -> bool:
+        taken_away, retries = report.exit is Exit.EVICTED, self._plan.options.retries
+        job_id, attempt, _ = self._where
+        with contextlib.suppress(KineticError):
+            return attempts.may_follow(self._store, job_id, attempt, retries, taken_away=taken_away)
+        return False
 
     def _say_after_output(self, text: str, stream: int = STDERR) -> None:
         for tee in self._tees:

@@ -100,7 +100,7 @@ class Supervisor:
         if plan is not None and plan.data:
             self._release_mountpoints(plan)
         _remove(self._scratch)
-        if plan is not None and ended.may_repeat(plan.options.retries):
+        if plan is not None and ended.may_repeat(plan, self._store):
             if not ended.unwanted and signal.SIGTERM not in signal.sigpending():
                 self._start_over(ended.outcome)
             ended = ended.cancelled()
