@@ -163,6 +163,27 @@ def test_killing_the_zygote_while_it_starts(accelerator, home):
         assert caller.stdout.read() == "value\n"
 
 
+DECORATES_ONLY = """
+import sys
+import kinetic
+
+sys.path.insert(0, GANGS)
+from gangs import wait_until, zygotes
+
+for accelerator in ("cpu", "tpu-v6e-8"):
+    @kinetic.run(accelerator=accelerator)
+    def job():
+        return "value"
+print(len(wait_until(zygotes, "no zygote")))
+"""
+
+
+def test_a_script_that_calls_nothing_leaves_no_zygote(home):
+    source = DECORATES_ONLY.replace("GANGS", repr(str(Path(__file__).parent)))
+    with start_script(home, source, text=True) as caller:
+        assert caller.stdout.read() == "1\n", "for the first function only"
+
+
 def test_killing_the_zygote_between_two_jobs_costs_one_restart():
     job = kinetic.run(accelerator="cpu")(os.getpid)
     job()
