@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_kubernetes_diagnosis import node
+from test_kubernetes_waiting import node
 
 from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.answers import Forbidden
