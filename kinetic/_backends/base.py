@@ -88,8 +88,8 @@ class Backend(Protocol):
     Promises:
         1. `preflight` raises `PreflightError` when the plan cannot run here now, and creates
            nothing.
-        2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, no
-           vendor package.
+        2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, and no
+           vendor package but Pathways' own description of its pods.
         3. `submit` creates all or nothing; after it returns the job runs on without the caller.
            Where it raises `BackendUnavailable` a part may be there, which `cancel` removes.
         4. `status` reads, and asks for many jobs at once: each of them is in the answer, also one

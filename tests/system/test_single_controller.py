@@ -66,9 +66,37 @@ def test_one_process_has_the_devices_of_all_hosts():
     assert kinetic.attach(handle.job_id).ref.place.has_single_controller
 
 
+def slices():
+    import jax
+    from jax.experimental import mesh_utils
+
+    per_slice = jax.device_count() // 2
+    mesh = mesh_utils.create_hybrid_device_mesh((1, per_slice), (2, 1))
+    return [[device.slice_index for device in row] for row in mesh]
+
+
 def test_and_of_all_slices():
-    remote = kinetic.run(accelerator="tpu-v6e-8", slices=3, controller="single")(world)
-    assert remote() == (1, 24, 24)
+    remote = kinetic.run(accelerator="tpu-v6e-8", slices=2, controller="single")(world)
+    assert remote() == (1, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "controller", "per_slice"), [("tpu-v6e-8", "single", 8), ("cpu:2", "multi", 2)]
+)
+def test_devices_know_their_slice(accelerator, controller, per_slice):
+    remote = kinetic.run(accelerator=accelerator, slices=2, controller=controller)(slices)
+    assert remote() == [[0] * per_slice, [1] * per_slice]
+
+
+def test_devices_of_one_slice_are_as_jax_makes_them():
+    remote = kinetic.run(accelerator="tpu-v6e-8", controller="single")(has_slices)
+    assert remote() is False
+
+
+def has_slices():
+    import jax
+
+    return hasattr(jax.devices()[0], "slice_index")
 
 
 def test_the_same_function_computes_the_same_with_one_process_for_each_host():

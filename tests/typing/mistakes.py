@@ -28,6 +28,7 @@ Trainer().fit("1")  # expect: arg-type
 Trainer().fit()  # expect: call-arg
 kinetic.run(accelerator=1)  # expect: arg-type
 kinetic.run("cpu", env={"A": 1})  # expect: dict-item
+kinetic.run("tpu-v6e-16", controller="one")  # expect: arg-type
 kinetic.run("cpu", timeouts=1)  # expect: call-arg
 train.with_options(timeouts=1)  # expect: call-arg
 train.with_options(retries="1")  # expect: arg-type

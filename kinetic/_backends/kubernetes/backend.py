@@ -1,4 +1,5 @@
-"""The Kubernetes backend: one host is a Job, several are a JobSet; host 0's pod leads the gang.
+"""The Kubernetes backend: one host is a Job, several are a JobSet, and so is a single controller;
+host 0's pod leads the gang.
 
 In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; what
 the cluster says of jobs. Output and verdicts are read from the store, where hosts leave them, so

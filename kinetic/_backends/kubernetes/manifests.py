@@ -7,6 +7,8 @@ leader. Both are Indexed, and their pods are of one template. Pods are started a
 `retries` says, not at all when the host's code failed (it exits with a code of its own), and at no
 cost when its machine was taken away: a host that is started again sees in the store how far its job
 has come, and no function runs more often than `retries` allows.
+
+The JobSet of a single controller is made in `pathways`.
 """
 
 from __future__ import annotations
