@@ -22,7 +22,7 @@ from email.utils import parsedate_to_datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from kinetic._core.values import dataclass
-from kinetic._store import bucket_errors
+from kinetic._store import bucket_errors, inherited
 from kinetic._store.transfer import Memory, Target, Told
 from kinetic.errors import StoreError
 
@@ -422,6 +422,7 @@ def _connected(name: str, at_once: int) -> _Line:
     adapter = HTTPAdapter(pool_connections=2, pool_maxsize=at_once)
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter)
+    inherited.close_in_forks(client._http)
     line = _Line(client, name)
     client._http.hooks["response"].append(line.read_answer)
     return line
