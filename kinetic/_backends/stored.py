@@ -66,7 +66,7 @@ def _from_files(
                 for chunk in reader.read():
                     got = True
                     yield chunk
-            if not got:
+            if not got and not ended:
                 yield None
                 time.sleep(FILES_POLL_S)
         yield from attempt_logs.drain(readers)

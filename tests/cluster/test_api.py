@@ -1,4 +1,4 @@
-"""kinetic's calls, watches, logs and diagnosis against the double's API server."""
+"""kinetic's calls, watches and diagnosis against the double's API server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ pytest.importorskip("kubernetes_validate")
 from cluster.fake import FakeCluster
 from cluster.manifests import job, job_set
 from kinetic._backends.kubernetes import answers, checks, kubeconfig
-from kinetic._backends.kubernetes.api import LogOptions, Patience, Selection
+from kinetic._backends.kubernetes.api import Patience, Selection
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.diagnosis import Kind, Observed, diagnose
 from kinetic._backends.kubernetes.nodes import pools_of
-from kinetic._backends.kubernetes.pod_logs import LogEnd, PodLog
 from kinetic._backends.kubernetes.resources import (
     EVENTS,
     JOBS,
     JOBSETS,
     NODES,
-    POD_LOGS,
     PODS,
 )
 from kinetic._backends.kubernetes.states import status_of
@@ -52,9 +50,9 @@ def until(look: Callable[[], bool]) -> None:
 
 
 class Follower:
-    """A watcher or a log that is read in a thread."""
+    """A watcher that is read in a thread."""
 
-    def __init__(self, source: Watcher | PodLog) -> None:
+    def __init__(self, source: Watcher) -> None:
         self.source = source
         self.seen: list = []
         self.thread = threading.Thread(target=lambda: self.seen.extend(source))
@@ -72,9 +70,6 @@ class Follower:
         seen: list[Watched] = self.seen
         return [w.change for w in seen if w.object and w.object["metadata"]["name"] == name]
 
-    def texts(self) -> list[str]:
-        return [line.text.decode() for line in self.seen if line is not None]
-
 
 def status(api: HttpApi, name: str) -> JobStatus:
     try:
@@ -84,12 +79,12 @@ def status(api: HttpApi, name: str) -> JobStatus:
     return status_of(found, api.list(PODS, Selection(labels=f"job-name={name}")).items).phase
 
 
-def test_a_job_from_creation_to_deletion(api: HttpApi) -> None:
+def test_a_job_from_creation_to_deletion(api: HttpApi, cluster: FakeCluster) -> None:
     made = api.create(JOBS, job("hello", "echo hi"))
     assert made["metadata"]["uid"]
     until(lambda: status(api, "hello") is JobStatus.SUCCEEDED)
     (pod,) = api.list(PODS).items
-    assert b"".join(api.log(pod["metadata"]["name"], LogOptions(timestamps=False))) == b"hi\n"
+    assert cluster.log(pod["metadata"]["name"]) == "hi\n"
     with pytest.raises(answers.Conflict):
         api.create(JOBS, job("hello", "echo hi"))
     assert api.delete(JOBS, "hello", uid=made["metadata"]["uid"])
@@ -114,7 +109,7 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
     assert api.knows(JOBSETS)
     assert api.version().major == 1
     assert api.may("create", JOBSETS)
-    assert api.may("get", POD_LOGS)
+    assert api.may("watch", PODS)
     assert "tpu-v6e-slice" in [p.accelerator for p in pools_of(api.list(NODES).items)]
     cluster.remove_job_sets()
     assert not api.knows(JOBSETS)
@@ -172,21 +167,6 @@ def test_a_token_that_expires_is_read_anew(api: HttpApi, cluster: FakeCluster) -
         cluster.renew_token()
         api.create(JOBS, job("later", "echo hi"))
         until(lambda: bool(watching.changes("later")))
-
-
-def test_a_log_is_followed_through_breaks(api: HttpApi, cluster: FakeCluster) -> None:
-    api.create(JOBS, job("lines", "for i in 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.1; done"))
-    until(lambda: bool(api.list(PODS).items))
-    (pod,) = api.list(PODS).items
-    log = PodLog(api, pod["metadata"]["name"], patience=QUICK)
-    with Follower(log) as following:
-        for where in ("end", "line", "chunk", "reset"):
-            count = len(following.texts())
-            until(lambda count=count: len(following.texts()) > count)
-            cluster.faults.drop_logs(where=where)
-        following.thread.join(PATIENCE_S)
-        assert following.texts() == [f"line {n}" for n in range(1, 10)]
-    assert log.end is LogEnd.EXITED
 
 
 def test_a_server_that_is_down(api: HttpApi, cluster: FakeCluster) -> None:

@@ -13,7 +13,7 @@ from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, Listing, Selection, Version
 from kinetic._backends.kubernetes.checks import RIGHTS, Facts, Level, checks_of, gather, why_not
-from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, POD_LOGS, Resource
+from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
 from kinetic.errors import BackendUnavailable, NotFound
 
 WELL = Facts(
@@ -45,11 +45,11 @@ def test_a_cluster_that_is_well() -> None:
     [
         ({"has_jobsets": False}, "JobSet", Level.WARN, "", "The cluster does not know jobsets"),
         (
-            {"rights": without(("create", JOBS), ("get", POD_LOGS))},
+            {"rights": without(("create", JOBS), ("watch", PODS))},
             "rights",
             Level.PROBLEM,
-            "You may not create jobs.batch; get pods/log in namespace ml.",
-            "You may not create jobs.batch; get pods/log in namespace ml.",
+            "You may not create jobs.batch; watch pods in namespace ml.",
+            "You may not create jobs.batch; watch pods in namespace ml.",
         ),
         (
             {"rights": without(("create", JOBSETS), ("watch", JOBSETS))},

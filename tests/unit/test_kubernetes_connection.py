@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from kinetic._backends.kubernetes import answers
-from kinetic._backends.kubernetes.api import Api, LogOptions, Patience, Selection, waits_s
+from kinetic._backends.kubernetes.api import Api, Patience, Selection, waits_s
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
-from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, POD_LOGS, PODS, SECRETS
+from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, SECRETS
 from kinetic._rpc import certificate
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
 
@@ -266,12 +266,11 @@ def test_rights_are_asked_for(api: Api, script: Script) -> None:
         Reply(201, {"status": {"allowed": True}}),
         Reply(201, {"status": {"allowed": False}}),
     ]
-    assert api.may("get", POD_LOGS)
+    assert api.may("watch", PODS)
     assert not api.may("list", NODES)
     assert script.requests[0][2]["spec"]["resourceAttributes"] == {
-        "verb": "get",
+        "verb": "watch",
         "resource": "pods",
-        "subresource": "log",
         "namespace": "ml",
     }
     assert script.requests[1][2]["spec"]["resourceAttributes"] == {
@@ -311,12 +310,15 @@ def test_a_watch_gives_events_as_they_come(api: Api, script: Script) -> None:
 
 
 def test_a_stream_that_breaks_off_is_told_from_one_that_ends(api: Api, script: Script) -> None:
-    script.replies = [Reply(200, chunks=[b"one\n", Break]), Reply(200, chunks=[b"one\n"])]
-    got: list[bytes] = []
+    one = {"type": "ADDED", "object": JOB}
+    replies = [[lines(one), Break], [lines(one)], [lines(one), b'{"type":']]
+    script.replies = [Reply(200, chunks=chunks) for chunks in replies]
+    got: list[Any] = []
     with pytest.raises(BackendUnavailable):
-        got.extend(api.log("p", LogOptions(follow=True)))
-    assert got == [b"one\n"]
-    assert list(api.log("p")) == [b"one\n"]
+        got.extend(api.watch(JOBS))
+    assert got == [one]
+    assert list(api.watch(JOBS)) == [one]
+    assert list(api.watch(JOBS)) == [one]
 
 
 def test_a_watch_refused_or_unreachable_raises_at_once(api: Api, script: Script) -> None:
@@ -331,9 +333,10 @@ def test_a_watch_refused_or_unreachable_raises_at_once(api: Api, script: Script)
 @pytest.mark.timeout(200)
 def test_a_stream_ends_when_told(api: Api, script: Script) -> None:
     release = threading.Event()
-    script.replies = [Reply(200, chunks=[b"one\n"], wait_for=release)]
-    stream = api.log("p", LogOptions(follow=True))
-    got: list[bytes] = []
+    one = {"type": "ADDED", "object": JOB}
+    script.replies = [Reply(200, chunks=[lines(one)], wait_for=release)]
+    stream = api.watch(JOBS)
+    got: list[Any] = []
     first = threading.Event()
 
     def read() -> None:
@@ -348,18 +351,8 @@ def test_a_stream_ends_when_told(api: Api, script: Script) -> None:
     reader.join(100)
     assert not reader.is_alive()
     release.set()
-    assert got == [b"one\n"]
+    assert got == [one]
     stream.close()
-
-
-def test_the_options_of_a_log(api: Api, script: Script) -> None:
-    script.replies = [Reply(204)]
-    options = LogOptions("main", follow=True, since="2026-01-01T00:00:00Z", tail=0, previous=True)
-    assert list(api.log("p", options)) == []
-    assert script.asked() == [
-        "GET /api/v1/namespaces/ml/pods/p/log?follow=true&timestamps=true&previous=true"
-        "&container=main&sinceTime=2026-01-01T00%3A00%3A00Z&tailLines=0"
-    ]
 
 
 def test_certificates_that_are_none() -> None:

@@ -1,6 +1,6 @@
 """The seam to the API server: plain documents in and out.
 
-In: verbs on `Resource`s. Out: documents, watch events, bytes of logs; errors of
+In: verbs on `Resource`s. Out: documents, watch events; errors of
 `kinetic._backends.kubernetes.answers`. Implemented by `connection.HttpApi`.
 """
 
@@ -44,27 +44,6 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class LogOptions:
-    """Which part of a pod's output.
-
-    Attributes:
-        container: its name; "" where the pod has one only.
-        follow: go on until the container ends.
-        since: not before this time (RFC 3339); the server looks at its whole seconds only.
-        tail: the last so many lines.
-        timestamps: begin each line with its time, with nine digits after the second.
-        previous: of the container before its last restart.
-    """
-
-    container: str = ""
-    follow: bool = False
-    since: str = ""
-    tail: int | None = None
-    timestamps: bool = True
-    previous: bool = False
-
-
-@dataclass(frozen=True)
 class Version:
     """What the server is.
 
@@ -78,28 +57,16 @@ class Version:
     minor: int = 0
 
 
-class ByteStream(Protocol):
-    """An answer that goes on. Iterating raises `BackendUnavailable` when it broke off; a plain end
-    says nothing about why it ended."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield bytes as they come."""
-        ...
-
-    def close(self) -> None:
-        """End it, from any thread: whoever reads gets the end. Idempotent."""
-        ...
-
-
 class EventStream(Protocol):
-    """The events of a watch."""
+    """The events of a watch. Iterating raises `BackendUnavailable` when it broke off; a plain end
+    says nothing about why it ended."""
 
     def __iter__(self) -> Iterator[Document]:
         """Yield {"type": …, "object": …} as they come."""
         ...
 
     def close(self) -> None:
-        """End it, from any thread. Idempotent."""
+        """End it, from any thread: whoever reads gets the end. Idempotent."""
         ...
 
 
@@ -160,15 +127,6 @@ class Api(Protocol):
     ) -> EventStream:
         """Follow the changes after a resource version, with bookmarks. The stream ends at the
         server's will."""
-        ...
-
-    def log(self, pod: str, options: LogOptions = LogOptions()) -> ByteStream:  # noqa: B008
-        """Read the output of a pod. Empty also while the pod has no node.
-
-        Raises:
-            Refused: its container has not started yet, or not again.
-            NotFound: there is no such pod.
-        """
         ...
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:

@@ -29,7 +29,7 @@ from kinetic._backends.kubernetes.answers import Conflict, Refused
 from kinetic._backends.kubernetes.api import Api
 from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.live import live_of
+from kinetic._backends.kubernetes.live import Live, live_of
 from kinetic._backends.kubernetes.look import Look, resource_of
 from kinetic._backends.kubernetes.observed import current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
@@ -79,17 +79,21 @@ class KubernetesBackend:
         self._pods = pods
         self._open_api = open_api
         self._supply = supply
-        self._opened: Api | None = None
+        self._opened: Live | None = None
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
         self._sightings = Sightings()
         self._clock = clock
 
     @property
-    def _api(self) -> Api:
+    def _live(self) -> Live:
         if self._opened is None:
-            self._opened = self._open_api()
+            self._opened = live_of(self._open_api())
         return self._opened
+
+    @property
+    def _api(self) -> Api:
+        return self._live.api
 
     # -- before and at the start -------------------------------------------------------------------
 
@@ -194,9 +198,8 @@ class KubernetesBackend:
     def _look(self, refs: Sequence[JobRef], *, now: bool = False) -> Look:
         """Once the cluster has answered, credentials that expire do not end the wait: the store has
         the verdict, and the user can log in meanwhile."""
-        live = live_of(self._api)
         try:
-            look = live.fresh(refs) if now else live.look(refs)
+            look = self._live.fresh(refs) if now else self._live.look(refs)
         except PreflightError as error:
             if self._has_answered:
                 raise BackendUnavailable(str(error)) from error
@@ -291,7 +294,10 @@ class KubernetesBackend:
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From what the cluster says of its pods, nodes and queues."""
-        status = self.status([ref])[ref.job_id]
+        look = self._look([ref])
+        if look.is_remembered and look.workload(ref) is None:
+            return ""  # The watch will tell of it.
+        status = self._status(ref, look, self._there)
         return status.reason if status.phase is JobStatus.PENDING else None
 
     def why_lost(self, ref: JobRef, host: int) -> str:
@@ -308,7 +314,12 @@ class KubernetesBackend:
     # -- output ------------------------------------------------------------------------------------
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read what the hosts have left in the store, and on, until the job has ended."""
+        """Read what the hosts have left in the store, and on, until the job has ended.
+
+        Not the logs of the pods: their API does not tell the two streams of a program apart, has no
+        positions, holds open lines back, and forgets what a node rotates, so nothing could be
+        taken up in them exactly; and each host would keep a connection to the server busy.
+        """
         return stored.logs(self._store, ref, request, self._ending_of(ref))
 
     def _ending_of(self, ref: JobRef) -> Callable[[], bool]:

@@ -21,7 +21,6 @@ from kinetic._backends.kubernetes.resources import (
     JOBS,
     JOBSETS,
     NODES,
-    POD_LOGS,
     PODS,
     QUEUE_WORKLOADS,
     SECRETS,
@@ -74,8 +73,7 @@ RIGHTS = (
     *_rights(JOBSETS, "create get list watch delete", Need.SEVERAL_HOSTS),
     *_rights(SECRETS, "create"),
     *_rights(PODS, "get list watch"),
-    *_rights(POD_LOGS, "get"),
-    *_rights(EVENTS, "list watch", Need.NOT_ALL),
+    *_rights(EVENTS, "list", Need.NOT_ALL),
     *_rights(NODES, "list", Need.NOT_ALL),
 )
 """Every right that kinetic uses. Without the last ones jobs run, and explanations are shorter."""

@@ -22,7 +22,6 @@ from kinetic._backends.kubernetes.answers import Call, Conflict, NotInstalled, e
 from kinetic._backends.kubernetes.api import (
     Document,
     Listing,
-    LogOptions,
     Patience,
     Selection,
     Version,
@@ -31,7 +30,7 @@ from kinetic._backends.kubernetes.api import (
 from kinetic._backends.kubernetes.credentials import Credentials, Proof
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._backends.kubernetes.pools import pools_of
-from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, PODS, Resource
+from kinetic._backends.kubernetes.resources import ACCESS_REVIEWS, Resource
 from kinetic.errors import KineticError, NotFound, PreflightError
 from kinetic.version import __version__
 
@@ -198,28 +197,12 @@ class HttpApi:
         path = f"{resource.path(call.namespace)}?{urlencode(query)}"
         return JsonStream(self._stream(path, call))
 
-    def log(self, pod: str, options: LogOptions = LogOptions()) -> HttpStream:  # noqa: B008
-        """As in `Api`. Not repeated: whoever follows decides where to go on."""
-        call = Call("get", Resource("", "v1", "pods/log"), self.namespace, pod)
-        flags = {
-            "follow": options.follow,
-            "timestamps": options.timestamps,
-            "previous": options.previous,
-        }
-        query = {name: "true" for name, on in flags.items() if on}
-        query |= {"container": options.container} if options.container else {}
-        query |= {"sinceTime": options.since} if options.since else {}
-        query |= {} if options.tail is None else {"tailLines": str(options.tail)}
-        return self._stream(f"{PODS.path(self.namespace, pod)}/log?{urlencode(query)}", call)
-
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """As in `Api`."""
-        plural, _, subresource = resource.plural.partition("/")
         asked = {
             "verb": verb,
             "group": resource.group,
-            "resource": plural,
-            "subresource": subresource,
+            "resource": resource.plural,
             "namespace": self._in(resource, namespace),
         }
         body = {
@@ -399,7 +382,7 @@ class HttpStream:
         self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """As in `ByteStream`."""
+        """As in `EventStream`, of bytes."""
         import urllib3
 
         try:
@@ -412,7 +395,7 @@ class HttpStream:
             self._response.close()
 
     def close(self) -> None:
-        """As in `ByteStream`."""
+        """As in `EventStream`, of bytes."""
         self._closed = True
         try:
             self._response.shutdown()  # wakes whoever reads

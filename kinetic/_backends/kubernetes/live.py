@@ -142,7 +142,7 @@ class Live:
             clock: seconds; for tests.
             start: runs something in a thread of its own; for tests.
         """
-        self._api = api
+        self.api = api
         self._patience = patience
         self._clock = clock
         self._start = start or _in_thread
@@ -187,11 +187,11 @@ class Live:
             if last is not None and last.began >= began and last.covers(refs):
                 return last.look
             with self._lock:
-                around, self._around_at = Surroundings(self._api), began
+                around, self._around_at = Surroundings(self.api), began
                 self._around = around
                 followed = () if self._kinds else [ref for ref, _ in self._asked.values()]
             wanted = list({ref.job_id: ref for ref in (*followed, *refs)}.values())
-            look = listed(self._api, wanted, around)
+            look = listed(self.api, wanted, around)
             jobs = frozenset(ref.job_id for ref in wanted)
             self._list = _List(look.remembered(), jobs, began)
             return look
@@ -221,7 +221,7 @@ class Live:
             if resource not in self._kinds:
                 chosen, wanted = Selection(labels=self._labels), self._is_wanted
                 watcher = Watcher(
-                    self._api, resource, chosen, patience=self._patience, wanted=wanted
+                    self.api, resource, chosen, patience=self._patience, wanted=wanted
                 )
                 self._kinds[resource] = kind = _Kind(watcher, self._clock)
                 self._start(kind.run)
@@ -243,7 +243,7 @@ class Live:
 
     def _surroundings(self, now: float) -> Surroundings:
         if now - self._around_at >= AROUND_EVERY_S:
-            self._around, self._around_at = Surroundings(self._api), now
+            self._around, self._around_at = Surroundings(self.api), now
         return self._around
 
 

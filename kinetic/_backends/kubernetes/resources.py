@@ -49,8 +49,6 @@ class Resource:
 JOBS = Resource("batch", "v1", "jobs")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets")
 PODS = Resource("", "v1", "pods")
-POD_LOGS = Resource("", "v1", "pods/log")
-"""Only to ask for the right to read them."""
 EVENTS = Resource("", "v1", "events")
 SECRETS = Resource("", "v1", "secrets")
 SERVICES = Resource("", "v1", "services")
