@@ -45,9 +45,9 @@ def environment(home: str) -> dict[str, str]:
 def home() -> Iterator[str]:
     """A home without jobs, as the environment of this process and of its children."""
     with tempfile.TemporaryDirectory(prefix="kn-bench-") as folder:
-        before = dict(os.environ)
+        before, chosen = dict(os.environ), environment(folder)
         os.environ.clear()
-        os.environ.update(environment(folder))
+        os.environ.update(chosen)
         try:
             yield folder
         finally:

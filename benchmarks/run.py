@@ -14,6 +14,7 @@ ORDER = (
     "submit_tree.py",
     "store_calls.py",
     "logs.py",
+    "cluster.py",
     "deaths.py",
     "gang_scale.py",
 )

@@ -1,0 +1,233 @@
+"""Jobs on a cluster, followed through everything that breaks between the caller and its pods.
+
+In: functions that print, a store in the double of Cloud Storage, faults of the API server and of
+the bucket. Out: each line once, values, and few calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+from cluster.fake import FakeCluster
+from cluster.fixtures import settings_of
+from cluster.nodes import CPU_POOL, V6E_4X4
+from gangs import PATIENCE_S, wait_until
+from gcs import serving
+
+import kinetic
+from kinetic._backends.base import LogRequest
+
+pytest.importorskip("kubernetes")
+pytest.importorskip("google.cloud.storage")
+
+LINES = 150
+EVERY = 16
+"""So many chunks of output lie between two faults."""
+
+
+class Site:
+    """A cluster and the bucket that its pods reach."""
+
+    def __init__(self, cluster, bucket):
+        self.cluster = cluster
+        self.bucket = bucket
+
+
+@pytest.fixture
+def site(home, monkeypatch, tmp_path):
+    home.mkdir(parents=True, exist_ok=True)
+    with serving("bucket") as bucket:
+        image = {
+            "PATH": os.environ["PATH"],
+            "TMPDIR": str(tmp_path),
+            "STORAGE_EMULATOR_HOST": bucket.uri,
+        }
+        with FakeCluster([CPU_POOL, V6E_4X4], environ=image) as cluster:
+            told = settings_of(cluster, home) | {
+                "KINETIC_STORE": "gs://bucket/jobs",
+                "STORAGE_EMULATOR_HOST": bucket.uri,
+            }
+            del told["KINETIC_POD_STORE"]
+            for name, value in told.items():
+                monkeypatch.setenv(name, value)
+            yield Site(cluster, bucket)
+            assert cluster.crashes == []
+
+
+def count(lines):
+    for n in range(lines):
+        print(f"line {n} {'x' * 60}", flush=True)
+        if n % 3 == 0:
+            print(f"error {n}", file=sys.stderr, flush=True)
+        time.sleep(0.02)
+    return lines
+
+
+def count_on_all_hosts(lines):
+    import jax
+
+    for n in range(lines):
+        print(f"host {jax.process_index()} line {n}", flush=True)
+        time.sleep(0.02)
+    return lines
+
+
+def printed(lines):
+    """What `count` prints, on both streams in the order in which it does."""
+    out = [f"line {n} {'x' * 60}" for n in range(lines)]
+    return out, [f"error {n}" for n in range(0, lines, 3)]
+
+
+def watches_break(site, turn):
+    site.cluster.faults.drop_watches(where=("end", "line", "chunk", "reset")[turn % 4])
+
+
+def the_server_restarts(site, turn):
+    if turn % 2:
+        site.cluster.restart_server(down_s=0.3)
+
+
+def history_is_forgotten(site, _turn):
+    site.cluster.compact()
+    site.cluster.faults.drop_watches()
+
+
+def answers_are_slow(site, _turn):
+    site.cluster.faults.slow(1.0, times=3)
+
+
+def the_server_is_overloaded(site, _turn):
+    site.cluster.faults.fail(503, times=4)
+    site.cluster.faults.fail(429, times=2, retry_after=0)
+    site.cluster.faults.drop_watches()
+
+
+def tokens_expire(site, turn):
+    if turn % 2:
+        site.cluster.renew_token()
+    else:
+        site.cluster.expire_token()
+        site.cluster.faults.drop_watches()
+
+
+def downloads_break_within_a_line(site, _turn):
+    site.bucket.fail("media", cut_after=30, only=".d/")
+
+
+def uploads_get_lost(site, turn):
+    fault = {"lost": True} if turn % 2 else {"status": 503}
+    site.bucket.fail("insert", only=".d/", **fault)
+
+
+FAULTS = (
+    watches_break,
+    the_server_restarts,
+    history_is_forgotten,
+    answers_are_slow,
+    the_server_is_overloaded,
+    tokens_expire,
+    downloads_break_within_a_line,
+    uploads_get_lost,
+)
+
+
+@pytest.mark.double
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_line_comes_once(site, fault):
+    handle = kinetic.run(accelerator="cpu")(count).run_async(LINES)
+    got, chunks = {1: b"", 2: b""}, 0
+    for chunk in handle.chunks(LogRequest()):
+        if chunk is not None:
+            got[chunk.stream] += chunk.data
+            if chunks % EVERY == 0:
+                fault(site, chunks // EVERY)
+            chunks += 1
+    assert chunks > 2 * EVERY, "nothing has broken"
+    out, errors = printed(LINES)
+    assert got[1].decode().splitlines() == out
+    assert got[2].decode().splitlines() == errors, got[2].decode()
+    site.cluster.faults.clear()
+    site.bucket.heal()
+    site.cluster.renew_token()
+    again = kinetic.attach(handle.job_id)
+    assert again.result(timeout=PATIENCE_S) == LINES
+    assert [line for line in again.logs().splitlines() if "line" in line] == out
+
+
+@pytest.mark.double
+def test_all_hosts_are_followed_and_each_line_comes_once(site):
+    handle = kinetic.run(accelerator="tpu-v6e-16")(count_on_all_hosts).run_async(50)
+    got = dict.fromkeys(range(4), b"")
+    for chunk in handle.chunks(LogRequest(hosts=None)):
+        if chunk is not None:
+            got[chunk.host] += chunk.data
+            watches_break(site, 3)
+    for host, data in got.items():
+        lines = [line for line in data.decode().splitlines() if "line" in line]
+        assert lines == [f"host {host} line {n}" for n in range(50)]
+    assert handle.result(timeout=PATIENCE_S) == 50
+    site.cluster.wait_for(lambda: not site.cluster.left_over())
+    for host in got:  # The pods are gone.
+        assert f"host {host} line 49" in handle.logs(host=host)
+
+
+def wait_for(path):
+    print("waiting", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    return "seen"
+
+
+@pytest.mark.double
+def test_a_job_that_is_followed_is_told_by_watches(site, tmp_path):
+    handle = kinetic.run(accelerator="cpu")(wait_for).run_async(str(tmp_path / "m"))
+    chunks = handle.chunks(LogRequest())
+    while (chunk := next(chunks)) is None or b"waiting" not in chunk.data:
+        pass
+    wait_until(lambda: _looked(chunks, site, "watch pods"), "there is no watch")
+    site.cluster.forget_requests()
+    for _ in range(100):
+        next(chunks)
+    assert not [call for call in site.cluster.counts() if call.startswith("list")]
+    (tmp_path / "m").touch()
+    assert handle.result(timeout=PATIENCE_S) == "seen"
+
+
+def _looked(chunks, site, call):
+    next(chunks)
+    return site.cluster.counts()[call]
+
+
+@pytest.mark.double
+def test_who_may_not_watch_follows_all_the_same(site, tmp_path):
+    def may(verb, _resource, _namespace):
+        return verb != "watch"
+
+    token = site.cluster.add_user("reader", may)
+    site.cluster.write_kubeconfig(site.cluster.kubeconfig, token=token)
+    handle = kinetic.run(accelerator="cpu")(count).run_async(LINES)
+    got = b"".join(chunk.data for chunk in handle.chunks(LogRequest()) if chunk is not None)
+    assert len(got.splitlines()) == sum(map(len, printed(LINES)))
+    assert handle.result(timeout=PATIENCE_S) == LINES
+    assert not [s for s in site.cluster.faults.open_streams if s[0] == "watch"]
+
+
+@pytest.mark.double
+@pytest.mark.settles_within(60)
+def test_200_jobs_at_once(site, home, monkeypatch):
+    monkeypatch.setenv("KINETIC_POD_STORE", f"file://{home}")  # The bucket is not what is tried.
+    monkeypatch.delenv("KINETIC_STORE")
+    run = kinetic.run(accelerator="cpu")(abs)
+    batch = run.run_async_map(range(-200, 0), max_concurrent=200)
+    assert batch.results(progress=False) == list(range(200, 0, -1))
+    counts = site.cluster.counts()
+    assert counts["create jobs"] == counts["create secrets"] == 200
+    assert counts["watch jobs"] <= 10
+    assert counts["watch pods"] <= 10
+    # Each needs one where a job is looked at before the watch tells of it.
+    assert counts["list jobs"] < 100, counts
+    assert counts["list pods"] < 100, counts
+    site.cluster.wait_for(lambda: not site.cluster.left_over())
