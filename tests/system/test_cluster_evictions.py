@@ -17,7 +17,7 @@ from gangs import wait_until
 
 import kinetic
 from kinetic._core.exits import Exit
-from kinetic.errors import HostLost
+from kinetic.errors import HostLost, JobFailed
 
 pytestmark = [pytest.mark.double, pytest.mark.settles_within(30)]
 GANG = "tpu-v6e-16"
@@ -137,6 +137,16 @@ def test_another_attempt_is_made_in_new_pods(on_cluster, home, accelerator, host
     on_cluster.evict_pod(pod_of(on_cluster, handle, host))
     assert handle.result(timeout=120) == "again"
     assert handle.outcome().attempt == 2
+    on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+def test_a_later_attempt_does_not_wait_for_nodes_for_ever(on_cluster, home):
+    marker = home.parent / "m"
+    handle = begun(on_cluster, wait_for_ever, marker, "cpu", retries=1, start_timeout=20)
+    on_cluster.hold_back("kinetic-")
+    on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
+    with pytest.raises(JobFailed, match="did not start within 20 s"):
+        handle.result(timeout=120)
     on_cluster.wait_for(lambda: not on_cluster.left_over())
 
 

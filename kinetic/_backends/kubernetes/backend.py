@@ -23,6 +23,7 @@ from kinetic._backends.kubernetes import (
     names,
     pathways,
     preflight,
+    starting,
     states,
 )
 from kinetic._backends.kubernetes.answers import Conflict, Refused
@@ -240,7 +241,7 @@ class KubernetesBackend:
         waits = status.phase is JobStatus.PENDING
         finding = diagnose(look.observed(ref, workload, waits=waits), self._clock())
         if finding is None:
-            return self._overdue(ref, status)
+            return self._overdue(ref, look, workload, status)
         if self._is_early(ref, finding):
             return Status(status.phase, states.STARTING)
         hosts = _concerned(ref, finding)
@@ -252,21 +253,26 @@ class KubernetesBackend:
             for host in hosts
         }
         found = Status(phase, finding.sentence, tuple((known | told).values()))
-        return self._overdue(ref, found)
+        return self._overdue(ref, look, workload, found)
 
     def _is_early(self, ref: JobRef, finding: Finding) -> bool:
         """Whether the job's Secret may still be on its way."""
         waited_s = self._clock() - ref.created_at
         return finding.kind is Kind.MISSING_SECRET and waited_s < SUBMISSION_S
 
-    def _overdue(self, ref: JobRef, status: Status) -> Status:
-        """A job that waits longer than its start timeout has failed, and says what it waited for.
-        Once host 0 runs it watches that itself."""
-        waited_s = self._clock() - ref.created_at
-        if status.phase is not JobStatus.PENDING or waited_s < LEAST_START_TIMEOUT_S:
+    def _overdue(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
+        """A job whose hosts wait longer than its start timeout has failed, and says what they
+        waited for. Once host 0 runs it watches that itself."""
+        pods = current_pods(workload, look.pods(ref))
+        asked_at = starting.asked_at(workload, pods, ref.created_at)
+        if asked_at is None or status.phase is not JobStatus.PENDING:
+            return status
+        waited_s = self._clock() - asked_at
+        if waited_s < LEAST_START_TIMEOUT_S:
             return status
         limit_s = self._plan(ref).limits.start_timeout_s
-        if waited_s < limit_s or self._store.has(layout.events(ref.job_id)):
+        between = starting.leads(pods) or not starting.starting(pods)
+        if waited_s < limit_s or (between and self._store.has(layout.events(ref.job_id))):
             return status
         reason = f"the job did not start within {limit_s:g} s: {status.reason or 'no reason known'}"
         idle = [HostStatus(host, JobStatus.PENDING) for host in range(ref.hosts)]

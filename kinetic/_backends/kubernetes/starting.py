@@ -1,0 +1,43 @@
+"""Since when a cluster is to start the hosts of a job.
+
+In: the workload, its current pods. Out: a time. Pure, and without a memory: the pods of each start
+are new, and a queue that lets a job go leaves a condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kinetic._backends.kubernetes.diagnosis import seconds_of
+from kinetic._backends.kubernetes.observed import Document, Pod, Stage, is_suspended
+
+
+def asked_at(workload: Document, pods: Sequence[Pod], created_at: float) -> float | None:
+    """Return since when the cluster is to start the hosts, in seconds since the epoch; None while
+    the job waits in a queue, which has no limit.
+
+    Args:
+        workload: the Job or JobSet.
+        pods: one for each host, of the attempt that it starts now.
+        created_at: when the job was submitted.
+    """
+    if is_suspended(workload):
+        return None
+    resumed = [
+        seconds_of(str(found.get("lastTransitionTime")))
+        for found in (workload.get("status") or {}).get("conditions") or ()
+        if found.get("type") == "Suspended" and found.get("status") == "False"
+    ]
+    made = [at for pod in starting(pods) if (at := seconds_of(pod.created_at)) is not None]
+    known = [at for at in resumed if at is not None] + ([min(made)] if made else [])
+    return max([created_at, *known])
+
+
+def starting(pods: Sequence[Pod]) -> list[Pod]:
+    """Return the pods that run or will run: those of an attempt before have ended."""
+    return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
+
+
+def leads(pods: Sequence[Pod]) -> bool:
+    """Whether host 0 runs: it then watches over the start of its gang itself."""
+    return any(pod.host == 0 and pod.stage is Stage.RUNNING for pod in pods)

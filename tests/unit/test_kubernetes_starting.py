@@ -1,0 +1,71 @@
+"""Since when a cluster is to start a job's hosts: what start_timeout counts from."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kinetic._backends.kubernetes import starting
+from kinetic._backends.kubernetes.observed import current_pods
+
+CREATED_AT = 1_000_000.0
+
+
+def text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def workload(*, suspend: bool = False, resumed_at: float | None = None) -> dict[str, Any]:
+    conditions = []
+    if resumed_at is not None:
+        at = text(resumed_at)
+        conditions = [{"type": "Suspended", "status": "False", "lastTransitionTime": at}]
+    return {
+        "kind": "Job",
+        "metadata": {"name": "kinetic-job-1", "uid": "u"},
+        "spec": {"suspend": suspend, "parallelism": 2, "completions": 2},
+        "status": {"conditions": conditions},
+    }
+
+
+def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, Any]:
+    labels = {"batch.kubernetes.io/job-completion-index": str(host)}
+    meta = {"name": f"p{host}-{at}", "labels": labels, "creationTimestamp": text(at)} | more
+    state = {"running": {}} if phase == "Running" else {}
+    return {
+        "metadata": meta,
+        "spec": {"containers": [{"name": "kinetic"}]},
+        "status": {"phase": phase, "containerStatuses": [{"name": "kinetic", "state": state}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "pods", "since_s"),
+    [
+        (workload(), [], 0),
+        (workload(), [pod(0, CREATED_AT + 1), pod(1, CREATED_AT + 2)], 1),
+        (workload(suspend=True), [], None),
+        (workload(resumed_at=CREATED_AT + 5000), [], 5000),
+        (workload(resumed_at=CREATED_AT + 5000), [pod(0, CREATED_AT + 5001)], 5001),
+        # a later attempt, whose pods are new
+        (workload(), [pod(0, CREATED_AT, "Failed"), pod(0, CREATED_AT + 900)], 900),
+        # between two attempts, when nothing starts
+        (workload(), [pod(0, CREATED_AT + 1, "Failed")], 0),
+        (workload(), [pod(0, CREATED_AT + 1, deletionTimestamp=text(CREATED_AT + 9))], 0),
+    ],
+)
+def test_since_when_hosts_are_to_start(given, pods, since_s):
+    current = current_pods(given, pods)
+    found = starting.asked_at(given, current, CREATED_AT)
+    assert found == (None if since_s is None else CREATED_AT + since_s)
+
+
+def test_who_watches_over_the_start():
+    both = current_pods(workload(), [pod(0, CREATED_AT, "Running"), pod(1, CREATED_AT)])
+    assert starting.leads(both)
+    assert not starting.leads(both[1:])
+    assert [p.host for p in starting.starting(both)] == [0, 1]
+    ended = current_pods(workload(), [pod(0, CREATED_AT, "Failed")])
+    assert starting.starting(ended) == []
