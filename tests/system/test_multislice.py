@@ -80,6 +80,27 @@ def test_axes_may_be_in_both_or_left_out():
     assert some == [[6, 7], [8, 9]]
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "told", "whole"), [("cpu:2", [0], 8), ("gpu-h100x2", [0, 1, 2, 3], 0)]
+)
+def test_meshes_of_jax_take_machines_of_processors_and_refuse_slices_of_chips(
+    accelerator, told, whole
+):
+    @kinetic.run(accelerator, slices=4)
+    def meshes():
+        import jax
+
+        try:
+            size = jax.make_mesh((8,), ("data",)).size
+        except ValueError:  # that there are several slices
+            size = 0
+        ours = kinetic.make_mesh({"data": 4}, {"tensor": 2})
+        rows = [{device.process_index for device in row} for row in ours.devices]
+        return sorted({device.slice_index for device in jax.devices()}), size, rows
+
+    assert meshes() == (told, whole, [{0}, {1}, {2}, {3}])
+
+
 def test_programs_know_their_slice_and_the_command_line_shows_it(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(

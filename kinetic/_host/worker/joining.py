@@ -399,9 +399,10 @@ def join_state(file: str) -> str:
 
 
 def _tell_slices(world: World) -> None:
-    """Let the devices of processors tell their slice: JAX says 0 for all of them, and has no public
-    way to say otherwise."""
-    if world.slices == 1 or not (world.simulated or world.platform == "cpu"):
+    """Let simulated devices tell their slice: JAX says 0 for all processors, and has no public way
+    to say otherwise. Slices of processors say 0 as well: `jax.make_mesh` refuses several slices,
+    and takes any number of such machines."""
+    if world.slices == 1 or not world.simulated or world.platform == "cpu":
         return
     from jax._src.lib import xla_client
 
