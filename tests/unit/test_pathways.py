@@ -368,6 +368,22 @@ def test_what_is_said_of_pods_names_them_as_users_know_them():
     assert (kind, said[:17]) == (Kind.EVICTED, "Worker 1 was lost")
 
 
+def test_hosts_whose_pods_are_gone_are_known_by_their_names():
+    def failed(place, accelerator, pod, **options):
+        workload, _ = render(planned(accelerator, place=place, **options), SETTINGS)
+        said = f"Container kinetic for pod team-a/{pod}-x2x4z failed with exit code 42 matching"
+        event = {"type": "Warning", "reason": "PodFailurePolicy", "message": said}
+        condition = {"type": "Failed", "status": "True", "message": "jobset failed"}
+        gone = workload | {"status": {"conditions": [condition]}}
+        return diagnose(Observed(gone, events=[event])).hosts
+
+    own = "kinetic-job-00c0ffee"
+    assert failed(PLACE, "tpu-v6e-16", f"{own}-host-1-2", slices=2) == (6,)
+    assert failed(PLACE, "cpu:2", f"{own}-host-3-0", slices=4) == (3,)
+    assert failed(PLACE, "cpu", f"{own}-0") == (0,)
+    assert failed(SINGLE, "tpu-v6e-16", f"{own}-pathways-head-0-0") == (0,)
+
+
 # -- on the host -----------------------------------------------------------------------------------
 
 WORKER = """

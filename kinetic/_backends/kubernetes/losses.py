@@ -14,7 +14,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kinetic._backends.kubernetes.findings import Finding, Kind
-from kinetic._backends.kubernetes.observed import Document, Pod, Stage, condition, named
+from kinetic._backends.kubernetes.observed import (
+    Document,
+    Pod,
+    Stage,
+    condition,
+    named,
+    shape_of,
+)
 from kinetic._core.exits import ProgramCode
 
 _ECHOES = (
@@ -90,13 +97,14 @@ def why_stopped(jobs: Iterable[Document]) -> Finding | None:
     return None
 
 
-def why_gone(jobs: Iterable[Document], events: Iterable[Document]) -> Finding | None:
+def why_gone(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | None:
     """Return why a Job failed whose pods are not there any more, from its condition or its events.
 
     Args:
-        jobs: the workload and the Jobs that a JobSet made.
+        jobs: the workload, and the Jobs that a JobSet made.
         events: of these.
     """
+    shape = shape_of(jobs[0])
     said = [
         c for job in jobs for kind in ("FailureTarget", "Failed") if (c := condition(job, kind))
     ]
@@ -104,11 +112,11 @@ def why_gone(jobs: Iterable[Document], events: Iterable[Document]) -> Finding | 
     for found in said:
         named = _POD_IN_MESSAGE.search(found.get("message") or "")
         if named and found.get("reason") == "PodFailurePolicy":
-            host, code = _index_of(named[1]), int(named[2])
+            host, code = shape.host_named(named[1]), int(named[2])
             return Finding(Kind.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,))
         ended = _POD_DISRUPTED.search(found.get("message") or "")
         if ended:
-            host = _index_of(ended[1])
+            host = shape.host_named(ended[1])
             text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
             return Finding(Kind.EVICTED, f"{text}, or its node was lost.", True, (host,))
     return None
@@ -218,9 +226,3 @@ def _last_line(text: str) -> str:
 
 def _others(pods: Sequence[Pod]) -> str:
     return f" {named(pods).capitalize()} ended after it." if pods else ""
-
-
-def _index_of(pod: str) -> int:
-    # <workload>-<replicated job>-<job>-<pod>-<random>, or <workload>-<pod>-<random>
-    parts = pod.split("-")
-    return int(parts[-2]) if len(parts) > 2 and parts[-2].isdigit() else 0

@@ -113,6 +113,15 @@ class GangShape:
         slice_index = _number(known.get(JOB_INDEX_LABEL))
         return of.first_host + slice_index * of.pods_each + _number(index)
 
+    def host_named(self, pod: str) -> int:
+        """Return the host that a pod was, by its name: <workload>-<replicated job>-<job>-<pod>, or
+        <workload>-<pod> in a Job, and random letters."""
+        numbers = [int(part) for part in pod.split("-")[-3:-1] if part.isdigit()]
+        of = next((s for s in self.sets if f"-{s.name}-" in pod), self.sets[0])
+        if not of.name or len(numbers) < 2:
+            return numbers[-1] if numbers else 0
+        return of.first_host + numbers[0] * of.pods_each + numbers[1]
+
 
 def shape_of(workload: Document) -> GangShape:
     """Return which pods a Job or a JobSet wants."""
