@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic._backends.kubernetes import answers
+from kinetic._backends.kubernetes import answers, connection
 from kinetic._backends.kubernetes.api import Api, Patience, Selection, waits_s
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.kubeconfig import Access
@@ -353,6 +354,31 @@ def test_a_stream_ends_when_told(api: Api, script: Script) -> None:
     release.set()
     assert got == [one]
     stream.close()
+
+
+def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() -> None:
+    access = Access("https://127.0.0.1:1", user={"token": "t"})
+    first = connection.shared(access, {"A": "1"})
+    assert connection.shared(replace(access), {"A": "1"}) is first
+    others = [
+        connection.shared(access, {"A": "2"}),
+        connection.shared(access, {"A": "1"}, namespace="ml"),
+        connection.shared(replace(access, user={"token": "new"}), {"A": "1"}),
+    ]
+    assert first not in others
+
+
+def test_a_silent_connection_is_tried_by_the_kernel(script: Script) -> None:
+    from kinetic._backends.kubernetes.credentials import Proof
+    from kinetic._backends.kubernetes.pools import pools_of
+
+    script.replies = [Reply(200, JOB)]
+    pools = pools_of(Access(script.url), Proof())
+    pools.request("GET", f"{script.url}/x")
+    held = pools.connection_from_url(script.url).pool.get()
+    assert held.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    held.close()
+    pools.clear()
 
 
 def test_certificates_that_are_none() -> None:

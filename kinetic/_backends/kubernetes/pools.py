@@ -5,6 +5,7 @@ In: an `Access` and a `Proof`. Out: urllib3's pools.
 
 from __future__ import annotations
 
+import socket
 import ssl
 import tempfile
 import urllib.request
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 32
 """Kept open at a time; more are opened as needed."""
+ALIVE_AFTER_S = 15
+"""A connection that is silent for so long is tried by the kernel, three times."""
 
 
 def pools_of(access: Access, proof: Proof) -> PoolManager:
@@ -31,7 +34,7 @@ def pools_of(access: Access, proof: Proof) -> PoolManager:
     """
     import urllib3
 
-    settings: dict[str, Any] = {"maxsize": CONNECTIONS}
+    settings: dict[str, Any] = {"maxsize": CONNECTIONS, "socket_options": _socket_options()}
     parts = urlsplit(access.server)
     if parts.scheme == "https":
         settings["ssl_context"] = _tls(access, proof)
@@ -47,6 +50,19 @@ def pools_of(access: Access, proof: Proof) -> PoolManager:
     if proxy:
         return urllib3.ProxyManager(proxy, **settings)
     return urllib3.PoolManager(**settings)
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    """A watch may be silent for a minute; a laptop that was asleep, or has changed its network,
+    should not wait that long to see that its connection is dead."""
+    from urllib3.connection import HTTPConnection
+
+    found = [*HTTPConnection.default_socket_options, (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS
+    for name, value in ((idle, ALIVE_AFTER_S), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            found.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return found
 
 
 def _tls(access: Access, proof: Proof) -> ssl.SSLContext:
