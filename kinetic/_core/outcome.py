@@ -281,6 +281,7 @@ def judge_leaderless(
     *,
     told: Sequence[HostReport] = (),
     reason: str = "",
+    led: bool = True,
     now: float,
     attempt: int = 1,
 ) -> Outcome:
@@ -291,11 +292,12 @@ def judge_leaderless(
         reports: by the hosts themselves.
         told: what the backend says of hosts; it counts where a host has not reported.
         reason: why, as far as the backend knows; "" if it does not.
+        led: whether host 0 has ever led the gang, as far as its events say.
         now: in seconds since the epoch.
         attempt: the last one.
 
-    Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang of which no host
-    ever ran, or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame,
+    Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang that never ran,
+    or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame,
     whatever the others reported: they lost their leader; (4) a failure reported by host 0 itself
     stands.
     """
@@ -307,15 +309,18 @@ def judge_leaderless(
         return judge(hosts, reports, blamed=(0,), now=now, attempt=attempt)
     reported = {r.host for r in reports}
     others = [r for r in told if r.host not in reported]
+    lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
+    if lost and not led and not reports:
+        return judge(hosts, others, blamed=lost, reason=reason, now=now, attempt=attempt)
     if any(r.exit is Exit.CANCELLED for r in others) or (others and not reports and _idle(others)):
         all_of_them = [*reports, *others]
         return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
     seen = next((r.detail for r in others if r.host == 0 and r.detail), "")
     detail = seen or "The program that led the gang ended without a verdict."
-    lost = HostReport(0, Exit.AGENT_LOST, detail)
+    leader = HostReport(0, Exit.AGENT_LOST, detail)
     rest = [r for r in (*reports, *others) if r.host != 0]
     why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {seen}" if seen else "")
-    return judge(hosts, [lost, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
+    return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
 
 
 def _idle(told: Sequence[HostReport]) -> bool:

@@ -216,7 +216,8 @@ class Coordinator:
         return pb.BeatReply(version=self._gang.version)
 
     async def _report(self, request: pb.ReportRequest, context: Context) -> pb.Empty:
-        self.report(codec.report_from_wire(request))
+        self._gang.report(codec.report_from_wire(request), self._clock())
+        self._sweep()
         return pb.Empty()
 
     async def _stacks(self, request: pb.StacksAnswer, context: Context) -> pb.Empty:

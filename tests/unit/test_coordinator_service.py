@@ -64,6 +64,14 @@ def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
     assert served.gang.first_failure == (1,)
 
 
+def test_what_a_host_reports_before_all_have_joined_is_no_second_agent(serve, agents):
+    served = serve(2)
+    first, _ = agents(served)
+    first.join("a", "x")
+    first.report(ended(0, Exit.EVICTED))
+    assert [(r.host, r.exit) for r in served.gang.reports] == [(0, Exit.EVICTED)]
+
+
 def test_repeating_oneself_does_no_harm(serve, agents):
     served = serve(2)
     first, second = agents(served)

@@ -66,3 +66,11 @@ def test_what_the_backend_says_of_host_0_is_told():
     outcome = judge_leaderless(2, [HostReport(1, Exit.STOPPED, "mine")], told=told, now=9.0)
     assert outcome.reason == "host 0 of 2, which led the gang, was lost: its pod was evicted"
     assert outcome.reports[1].detail == "mine"
+
+
+def test_of_a_gang_that_was_never_led_the_host_that_the_backend_names_is_to_blame():
+    told = [HostReport(1, Exit.AGENT_LOST, "its pod was killed")]
+    for led, blamed in ((False, (1,)), (True, (0,))):
+        outcome = judge_leaderless(2, [], told=told, reason="its pod failed", led=led, now=9.0)
+        assert outcome.blamed == blamed
+        assert not outcome.ok
