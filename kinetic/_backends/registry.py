@@ -264,7 +264,7 @@ _makers: dict[str, Maker] = {
 
 def _standing_in(topology: Topology, slices: int, *, single: bool) -> str:
     hosts = slices * topology.hosts
-    unit = "device" if topology.kind == "cpu" else "chip"
+    unit = {"cpu": "device", "gpu": "GPU", "tpu": "chip"}[topology.kind]
     shape = f"{_counted(hosts, 'host')} x {_counted(topology.chips_per_host, unit)}"
     if single:
         shape = f"one process with {slices * topology.chips} chips"

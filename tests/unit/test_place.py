@@ -187,6 +187,19 @@ def test_a_single_controller_is_part_of_the_place():
     assert on_cluster.place.backend == "pathways"
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "shape"),
+    [
+        ("gpu-h100x8", "2 slices of gpu-h100x8 (2 hosts x 8 GPUs)"),
+        ("cpu", "2 slices of cpu (2 hosts x 1 device)"),
+        ("tpu-v6e-4", "2 slices of tpu-v6e-4 (2 hosts x 4 chips)"),
+    ],
+)
+def test_what_is_simulated_is_told_in_its_own_words(accelerator, shape):
+    notice = chosen(accelerator=accelerator, slices=2).notice
+    assert notice == f"kinetic: no cluster configured; simulating {shape} here"
+
+
 def test_a_single_controller_is_not_a_job_of_one_host():
     for environ, options in (({"KINETIC_BACKEND": "gke"}, {}), ({}, {"backend": "gke"})):
         with pytest.raises(errors.UsageError, match='needs the backend "pathways"'):
