@@ -1,0 +1,21 @@
+"""Images that cannot be pulled end the job and leave nothing.
+
+In: decorated functions, a cluster that lacks their image. Out: errors that say why.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import kinetic
+from kinetic.errors import JobFailed
+
+pytestmark = pytest.mark.double
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-16"])
+def test_an_image_that_cannot_be_pulled_fails_the_job(on_cluster, accelerator):
+    image = "example.com/does-not-exist:1"
+    with pytest.raises(JobFailed, match=rf"The image {image} cannot be pulled: .*container_image="):
+        kinetic.run(accelerator=accelerator, container_image=image)(abs)(-1)
+    on_cluster.wait_for(lambda: not on_cluster.left_over())
