@@ -80,12 +80,10 @@ def test_and_of_all_slices():
     assert remote() == (1, 16, 16)
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "controller", "per_slice"), [("tpu-v6e-8", "single", 8), ("cpu:2", "multi", 2)]
-)
-def test_devices_know_their_slice(accelerator, controller, per_slice):
-    remote = kinetic.run(accelerator=accelerator, slices=2, controller=controller)(slices)
-    assert remote() == [[0] * per_slice, [1] * per_slice]
+@pytest.mark.parametrize("controller", ["single", "multi"])
+def test_devices_know_their_slice(controller):
+    remote = kinetic.run(accelerator="tpu-v6e-4", slices=2, controller=controller)(slices)
+    assert remote() == [[0] * 4, [1] * 4]
 
 
 def test_devices_of_one_slice_are_as_jax_makes_them():
