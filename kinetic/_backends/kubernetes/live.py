@@ -174,8 +174,9 @@ class Live:
             around = self._surroundings(now)
         if kinds is not None and all(kind.is_told for kind in kinds.values()):
             return _told(kinds, refs, around)
-        is_new = last is not None and now - last.began < LIST_EVERY_S
-        if is_followed and is_new and last is not None and last.covers(refs):
+        if self._may_watch or not is_followed or last is None:
+            return self.fresh(refs)
+        if now - last.began < LIST_EVERY_S and last.covers(refs):
             return last.look
         return self.fresh(refs)
 
