@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -235,6 +236,7 @@ def _read(connection: socket.socket, buffered: bytes) -> tuple[Request | None, b
 
 def _head(code: int, headers: dict[str, str]) -> bytes:
     lines = [f"HTTP/1.1 {code} {REASONS.get(code, 'Status')}"]
+    headers = {"Date": formatdate(usegmt=True)} | headers
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
@@ -47,6 +48,7 @@ class Script:
     replies: list[Reply] = field(default_factory=list)
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
     url: str = ""
+    date: str = "Thu, 01 Jan 1970 01:00:00 GMT"
 
     def asked(self) -> list[str]:
         return [f"{method} {path}" for method, path, _, _ in self.requests]
@@ -55,6 +57,9 @@ class Script:
 def handler(script: Script) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return script.date
 
         def answer(self) -> None:
             length = int(self.headers.get("content-length") or 0)
@@ -260,6 +265,18 @@ def test_discovery(api: Api, script: Script) -> None:
     assert not api.knows(JOBSETS)
     found = api.version()
     assert (found.text, found.major, found.minor) == ("v1.33.4-gke.1", 1, 33)
+
+
+def test_the_time_is_that_of_the_server(script: Script) -> None:
+    access = Access(script.url, namespace="ml", user={"token": "t"})
+    with contextlib.closing(HttpApi(access, {}, clock=lambda: 100.0)) as api:
+        assert api.now() == 100.0
+        script.replies = [Reply(404), Reply(404)]
+        assert not api.knows(PODS)
+        assert api.now() == 3600.0
+        script.date = "noon"
+        assert not api.knows(PODS)
+        assert api.now() == 3600.0  # It stays what it was.
 
 
 def test_rights_are_asked_for(api: Api, script: Script) -> None:

@@ -24,7 +24,7 @@ def workload(*, suspend: bool = False, resumed_at: float | None = None) -> dict[
         conditions = [{"type": "Suspended", "status": "False", "lastTransitionTime": at}]
     return {
         "kind": "Job",
-        "metadata": {"name": "kinetic-job-1", "uid": "u"},
+        "metadata": {"name": "kinetic-job-1", "uid": "u", "creationTimestamp": text(CREATED_AT)},
         "spec": {"suspend": suspend, "parallelism": 2, "completions": 2},
         "status": {"conditions": conditions},
     }
@@ -58,7 +58,7 @@ def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, 
 )
 def test_since_when_hosts_are_to_start(given, pods, since_s):
     current = current_pods(given, pods)
-    found = starting.asked_at(given, current, CREATED_AT)
+    found = starting.asked_at(given, current)
     assert found == (None if since_s is None else CREATED_AT + since_s)
 
 

@@ -85,6 +85,11 @@ class Api(Protocol):
     server: str
     namespace: str
 
+    def now(self) -> float:
+        """Return the seconds since the epoch by the clock of the server, as its answers tell it:
+        what it says of objects is of that clock, and clocks of laptops go wrong."""
+        ...
+
     def create(self, resource: Resource, document: Document) -> Document:
         """Create an object and return it as the server has it.
 

@@ -73,7 +73,6 @@ class KubernetesBackend:
         open_api: Callable[[], Api],
         *,
         supply: Callable[[], BundledImages] | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
         self._store = store
@@ -84,7 +83,6 @@ class KubernetesBackend:
         self._has_answered = False
         self._there: frozenset[str] = frozenset()
         self._sightings = Sightings()
-        self._clock = clock
 
     @property
     def _live(self) -> Live:
@@ -239,10 +237,10 @@ class KubernetesBackend:
     def _explained(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """Say why a job does not run; what cannot get better has failed."""
         waits = status.phase is JobStatus.PENDING
-        finding = diagnose(look.observed(ref, workload, waits=waits), self._clock())
+        finding = diagnose(look.observed(ref, workload, waits=waits), self._api.now())
         if finding is None:
             return self._overdue(ref, look, workload, status)
-        if self._is_early(ref, finding):
+        if self._is_early(workload, finding):
             return Status(status.phase, states.STARTING)
         hosts = _concerned(ref, finding)
         failed = status.phase is JobStatus.FAILED or finding.hopeless
@@ -255,19 +253,19 @@ class KubernetesBackend:
         found = Status(phase, finding.sentence, tuple((known | told).values()))
         return self._overdue(ref, look, workload, found)
 
-    def _is_early(self, ref: JobRef, finding: Finding) -> bool:
+    def _is_early(self, workload: Document, finding: Finding) -> bool:
         """Whether the job's Secret may still be on its way."""
-        waited_s = self._clock() - ref.created_at
+        waited_s = self._api.now() - starting.created_at(workload)
         return finding.kind is Kind.MISSING_SECRET and waited_s < SUBMISSION_S
 
     def _overdue(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """A job whose hosts wait longer than its start timeout has failed, and says what they
         waited for. Once host 0 runs it watches that itself."""
         pods = current_pods(workload, look.pods(ref))
-        asked_at = starting.asked_at(workload, pods, ref.created_at)
+        asked_at = starting.asked_at(workload, pods)
         if asked_at is None or status.phase is not JobStatus.PENDING:
             return status
-        waited_s = self._clock() - asked_at
+        waited_s = self._api.now() - asked_at
         if waited_s < LEAST_START_TIMEOUT_S:
             return status
         limit_s = self._plan(ref).limits.start_timeout_s
@@ -312,7 +310,7 @@ class KubernetesBackend:
         workload, seen = look.workload(ref), self._sightings.of(ref.job_id, host)
         if seen or workload is None:
             return seen
-        finding = diagnose(look.observed(ref, workload, waits=False), self._clock())
+        finding = diagnose(look.observed(ref, workload, waits=False), self._api.now())
         if finding is None or not finding.hosts or host not in _concerned(ref, finding):
             return ""
         return finding.sentence

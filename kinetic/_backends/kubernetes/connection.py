@@ -6,6 +6,7 @@ object of each field, which takes longer than the call, and does not know JobSet
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -13,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -73,6 +75,8 @@ class HttpApi:
         self._access = access
         self._variables = variables
         self._patience = patience or Patience()
+        self._clock = clock
+        self._ahead_s = 0.0
         self._credentials = Credentials(access, variables, clock)
         self._sleep = sleep
         self._random = seed or random.Random()
@@ -81,6 +85,10 @@ class HttpApi:
 
     def __repr__(self) -> str:
         return f"HttpApi({self.server!r}, namespace={self.namespace!r})"
+
+    def now(self) -> float:
+        """As in `Api`."""
+        return self._clock() + self._ahead_s
 
     # --- verbs
 
@@ -324,11 +332,16 @@ class HttpApi:
                 raise self._untrusted(error) from error
             except urllib3.exceptions.HTTPError as error:
                 raise _MayPass(unreachable(call, self.server, error)) from error
+            self._note_clock(response.headers)
             if response.status != 401 or attempt == 1:
                 return response
             response.close()
             proof = self._credentials.refused(proof)
         raise AssertionError("not reached")
+
+    def _note_clock(self, headers: Mapping[str, str]) -> None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # Not every answer has a date.
+            self._ahead_s = parsedate_to_datetime(headers["Date"]).timestamp() - self._clock()
 
     def _untrusted(self, error: Exception) -> PreflightError:
         return PreflightError(

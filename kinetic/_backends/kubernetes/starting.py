@@ -6,20 +6,26 @@ are new, and a queue that lets a job go leaves a condition.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kinetic._backends.kubernetes.diagnosis import seconds_of
-from kinetic._backends.kubernetes.observed import Document, Pod, Stage, is_suspended
+from kinetic._backends.kubernetes.observed import (
+    Document,
+    Pod,
+    Stage,
+    is_suspended,
+    metadata,
+)
 
 
-def asked_at(workload: Document, pods: Sequence[Pod], created_at: float) -> float | None:
-    """Return since when the cluster is to start the hosts, in seconds since the epoch; None while
-    the job waits in a queue, which has no limit.
+def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
+    """Return since when the cluster is to start the hosts, in seconds since the epoch by its
+    clock; None while the job waits in a queue, which has no limit.
 
     Args:
         workload: the Job or JobSet.
         pods: one for each host, of the attempt that it starts now.
-        created_at: when the job was submitted.
     """
     if is_suspended(workload):
         return None
@@ -30,7 +36,14 @@ def asked_at(workload: Document, pods: Sequence[Pod], created_at: float) -> floa
     ]
     made = [at for pod in starting(pods) if (at := seconds_of(pod.created_at)) is not None]
     known = [at for at in resumed if at is not None] + ([min(made)] if made else [])
-    return max([created_at, *known])
+    return max([created_at(workload), *known])
+
+
+def created_at(workload: Document) -> float:
+    """Return when a workload was made: not long after its job was submitted, of which only the
+    submitter's clock tells. What does not say it has waited for no time at all."""
+    at = seconds_of(str(metadata(workload).get("creationTimestamp")))
+    return math.inf if at is None else at
 
 
 def starting(pods: Sequence[Pod]) -> list[Pod]:
