@@ -111,7 +111,17 @@ def test_certificates_are_read_inline_and_beside_the_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [", "is no YAML"), ("- 1", "holds no mapping"), ("", "No kubeconfig was found")],
+    [
+        ("a: [", "is no YAML"),
+        ("- 1", "holds no mapping"),
+        ("", "No kubeconfig was found"),
+        ("contexts: abc", "The contexts of"),
+        ("contexts: 5", "The contexts of"),
+        ("users: {name: me}", "The users of"),
+        ("clusters: [one]", "The clusters of"),
+        ("clusters: [{name: one, cluster: two}]", "The clusters of"),
+        ("{current-context: [one], contexts: [{name: two}]}", "names ['one']"),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config"
@@ -120,6 +130,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
         find({"KUBECONFIG": str(path)})
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_relative_paths_stay_good_when_the_program_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file(tmp_path / "config", "one", current="one", exec={"command": "./login"})
+    plugin(tmp_path / "login", f"printf '%s' '{credential('abc')}'")
+    monkeypatch.chdir(tmp_path)
+    access = find({"KUBECONFIG": f"none{os.pathsep}config"})
+    monkeypatch.chdir("/")
+    assert proof_of(access, {"PATH": os.defpath}, 0).authorization == "Bearer abc"
+    assert kubeconfig.read_again(access) == access
+
+
+def test_who_has_no_home_has_no_kubeconfig() -> None:
+    assert kubeconfig.paths_of({"HOME": "~nobody-of-this-name"})
 
 
 def test_a_pod_uses_its_own_account(tmp_path: Path) -> None:
@@ -204,6 +230,31 @@ def test_a_plugin_that_is_not_installed_comes_with_its_hint() -> None:
     access = access_with("no-such-login", installHint="Install it with x.")
     with pytest.raises(PreflightError, match=r"not installed\. Install it with x\."):
         proof_of(access, {"PATH": "/nowhere"}, 0)
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"exec": "login"},
+        {"tokenFile": 5},
+        {"client-certificate-data": 5},
+        {"token": "two\nlines"},
+        {"token": "a\u20ac"},
+        {"exec": {"command": "/bin/sh", "args": 5}},
+        {"exec": {"command": "/bin/sh", "env": "abc"}},
+        {"exec": {"command": "/bin/sh", "env": [{"name": "A", "value": "\0"}]}},
+        {"exec": {"command": "/bin/echo", "args": [credential("two\nlines")]}},
+    ],
+)
+def test_a_user_that_is_malformed_is_named(user: Any) -> None:
+    access = Access("https://x", context="one", user=user)
+    with pytest.raises(PreflightError, match=r"kubeconfig"):
+        proof_of(access, {"PATH": os.defpath}, 0)
+
+
+def test_tokens_come_without_the_end_of_their_line() -> None:
+    access = Access("https://x", user={"token": "abc\n"})
+    assert proof_of(access, {}, 0).authorization == "Bearer abc"
 
 
 def test_other_ways_to_log_in() -> None:

@@ -99,11 +99,27 @@ def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
     Raises:
         PreflightError: it cannot be made, and why.
     """
+    try:
+        proof = _proof_of(access, variables, now)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PreflightError(
+            f"The user of the kubeconfig's context {access.context} is malformed "
+            f"({type(error).__name__}: {error}). Mend it, or log in again."
+        ) from error
+    if not (proof.authorization.isascii() and proof.authorization.isprintable()):
+        raise PreflightError(
+            f"The token of the kubeconfig's context {access.context} has letters that no token "
+            "has, such as the end of a line. Log in again."
+        )
+    return proof
+
+
+def _proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
     user, folder = access.user, access.user_folder
     certificate = content(user, "client-certificate", folder)
     key = content(user, "client-key", folder)
     if user.get("token") and not user.get("tokenFile"):
-        return Proof(f"Bearer {user['token']}", certificate, key)
+        return Proof(f"Bearer {str(user['token']).strip()}", certificate, key)
     if user.get("tokenFile"):
         path = folder / user["tokenFile"]
         try:
@@ -139,7 +155,7 @@ def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[s
     status = _status_of(access, plugin, path, variables)
     expires = str(status.get("expirationTimestamp") or "")
     return Proof(
-        f"Bearer {status['token']}" if status.get("token") else "",
+        f"Bearer {str(status['token']).strip()}" if status.get("token") else "",
         str(status.get("clientCertificateData") or "").encode(),
         str(status.get("clientKeyData") or "").encode(),
         _seconds(expires) if expires else None,
@@ -156,7 +172,7 @@ def _status_of(
         spec["cluster"] = dict(access.cluster)
     version = str(plugin.get("apiVersion") or "client.authentication.k8s.io/v1")
     asked = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
-    given = {str(v["name"]): str(v["value"]) for v in plugin.get("env") or ()}
+    given = {str(v["name"]): str(v.get("value") or "") for v in plugin.get("env") or ()}
     try:
         ran = subprocess.run(
             [path, *(str(a) for a in plugin.get("args") or ())],

@@ -8,8 +8,9 @@ logs to the root logger where a plugin fails, and then goes on as nobody.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kinetic.errors import PreflightError
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFAULT_NAMESPACE = "default"
+Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,17 @@ class Kubeconfig:
 
 
 def paths_of(variables: Mapping[str, str]) -> list[Path]:
-    """Return the kubeconfig files that the environment names, else the usual one."""
+    """Return the kubeconfig files that the environment names, else the usual one: absolute, since
+    they are read again later, and programs may change their folder."""
     named = [p for p in variables.get("KUBECONFIG", "").split(os.pathsep) if p]
     home = variables.get("HOME") or "~"
-    return [Path(p).expanduser() for p in named or [f"{home}/.kube/config"]]
+    return [_absolute(Path(p)) for p in named or [f"{home}/.kube/config"]]
+
+
+def _absolute(path: Path) -> Path:
+    with contextlib.suppress(RuntimeError):  # An account without a home, as in many pods.
+        path = path.expanduser()
+    return path.absolute()
 
 
 def read(paths: Sequence[Path]) -> Kubeconfig:
@@ -97,15 +106,26 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
         if document is None:
             continue
         sources.append(path)
-        current = current or document.get("current-context") or ""
+        current = current or str(document.get("current-context") or "")
         for kind, known in found.items():
-            for item in document.get(kind) or ():
-                entry = Entry(item.get(kind[:-1]) or {}, path.parent)
-                known.setdefault(str(item.get("name", "")), entry)
+            for name, value in _named(document, kind, path):
+                known.setdefault(name, Entry(value, path.parent))
     return Kubeconfig(current, found["contexts"], found["clusters"], found["users"], tuple(sources))
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _named(document: Document, kind: str, path: Path) -> Iterator[tuple[str, Document]]:
+    items = document.get(kind) or []
+    for item in items if isinstance(items, list) else [items]:
+        value = item.get(kind[:-1]) or {} if isinstance(item, dict) else None
+        if not (isinstance(items, list) and isinstance(value, dict)):
+            raise PreflightError(
+                f"The {kind} of the kubeconfig {path} are no list of names with a {kind[:-1]} "
+                "each. Mend the file, or get credentials for the cluster again."
+            )
+        yield str(item.get("name", "")), value
+
+
+def _load(path: Path) -> Document | None:
     import yaml
 
     try:
@@ -224,7 +244,7 @@ def content(entry: Mapping[str, Any], key: str, folder: Path) -> bytes:
         if inline:
             return base64.b64decode(inline)
         return (folder / path).read_bytes() if path else b""
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise PreflightError(f"The {key} of the kubeconfig cannot be read: {error}.") from error
 
 
