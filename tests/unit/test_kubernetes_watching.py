@@ -172,6 +172,33 @@ def test_an_outage_is_told_and_waited_out_with_growing_pauses() -> None:
     assert pauses[3] <= 0.25  # the server was well in between
 
 
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_watch_that_is_held_back_on_its_way_is_replaced_by_lists(opens: bool) -> None:
+    now = 0.0
+
+    def held_back(*_args: Any, **_kwargs: Any) -> Stream:
+        nonlocal now
+        now += 90
+        if not opens:
+            raise AWAY
+        return Stream([AWAY])
+
+    lists: list[Listing | Exception] = [Listing([job("a", 1)], "5"), Listing([job("b", 7)], "8")]
+    server: Any = Server(lists)
+    server.watch = held_back
+    seen: list[Watched] = []
+    with pytest.raises(Over):
+        seen.extend(Watcher(server, JOBS, wait=lambda _: False, clock=lambda: now))
+    changes = [word for word in shown(seen) if not word.isupper()]
+    assert changes == ["ADDED a", "DELETED a", "ADDED b"]
+
+
+def test_a_watch_that_breaks_off_at_once_is_not_replaced_by_lists() -> None:
+    server = Server([Listing([], "5")], [[AWAY], [event("ADDED", "a", 6), AWAY]])
+    assert shown(told(server)) == ["SYNCED", "ADDED a"]
+    assert server.versions == ["5", "5", "6"]
+
+
 def test_missing_rights_are_raised_at_first_and_waited_out_later() -> None:
     no = Forbidden("You may not list jobs.")
     with pytest.raises(PreflightError):

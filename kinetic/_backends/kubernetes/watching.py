@@ -163,8 +163,15 @@ class Watcher:
         yield Watched(Change.SYNCED)
 
     def _changes(self) -> Iterator[Watched]:
-        """Watch until the stream ends, which says nothing."""
-        stream = self._api.watch(self._resource, self._selection, resource_version=self._version)
+        """Watch until the stream ends, which says nothing. A watch that breaks off after it has
+        said nothing for long may have been held back on its way, as some proxies do with answers
+        that go on: what there is is listed anew then, so that it is not told too late for ever."""
+        began = self._clock()
+        try:
+            stream = self._opened()
+        except BackendUnavailable:
+            self._list_if_since(began)
+            raise
         with self._lock:
             self._stream = stream
         if self._closed.is_set():
@@ -173,7 +180,6 @@ class Watcher:
         if self._is_interrupted:
             self._is_interrupted = False
             yield Watched(Change.SYNCED)
-        began = self._clock()
         got = False
         try:
             for event in stream:
@@ -182,7 +188,9 @@ class Watcher:
         except Expired:
             raise
         except BackendUnavailable:
-            pass  # it broke off: as good as an end, since the next one goes on from here
+            # As good as an end, since the next one goes on from here.
+            if not got:
+                self._list_if_since(began)
         finally:
             with self._lock:
                 self._stream = None
@@ -192,6 +200,13 @@ class Watcher:
             return
         self._failures += 1  # a server that ends watches at once is not asked without pause
         self._pause()
+
+    def _opened(self) -> EventStream:
+        return self._api.watch(self._resource, self._selection, resource_version=self._version)
+
+    def _list_if_since(self, began: float) -> None:
+        if self._clock() - began > STEADY_S:
+            self._version = ""
 
     def _told(self, event: Document) -> Iterator[Watched]:
         found = event.get("object") or {}
