@@ -68,7 +68,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     name = (
         options.backend
         or checks.backend("backend", settings.backend)
-        or ("pathways" if topology.kind == "tpu" and several else "gke")
+        or ("pathways" if several else "gke")
     )
     if single and name == "gke":
         raise UsageError(

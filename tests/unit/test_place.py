@@ -167,6 +167,23 @@ def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, 
     assert backend._environ["PATH"]
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "slices", "backend"),
+    [
+        ("cpu:2", 1, "gke"),
+        ("gpu-l4", 1, "gke"),
+        ("tpu-v6e-4", 1, "gke"),
+        ("tpu-v6e-8", 1, "pathways"),
+        ("cpu:2", 4, "pathways"),
+        ("gpu-l4", 2, "pathways"),
+        ("tpu-v6e-4", 2, "pathways"),
+    ],
+)
+def test_several_hosts_are_a_job_set_whatever_they_are(accelerator, slices, backend):
+    there = chosen({"KINETIC_CLUSTER": "c"}, accelerator=accelerator, slices=slices)
+    assert there.place.backend == backend
+
+
 # -- a single controller ---------------------------------------------------------------------------
 
 
