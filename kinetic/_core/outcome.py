@@ -312,7 +312,13 @@ def judge_leaderless(
     lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
     if lost and not led and not reports:
         return judge(hosts, others, blamed=lost, reason=reason, now=now, attempt=attempt)
-    if any(r.exit is Exit.CANCELLED for r in others) or (others and not reports and _idle(others)):
+    if others and not reports and _idle(others):
+        blamed = tuple(r.host for r in others)
+        rest = [HostReport(h, Exit.NEVER_JOINED) for h in range(hosts) if h not in blamed]
+        return judge(
+            hosts, [*others, *rest], blamed=blamed, reason=reason, now=now, attempt=attempt
+        )
+    if any(r.exit is Exit.CANCELLED for r in others):
         all_of_them = [*reports, *others]
         return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
     seen = next((r.detail for r in others if r.host == 0 and r.detail), "")

@@ -53,6 +53,14 @@ def test_a_gang_that_never_ran_ended_as_the_backend_says():
     assert [r.exit for r in outcome.reports] == [Exit.NEVER_JOINED, Exit.NEVER_JOINED]
 
 
+def test_hosts_of_which_the_backend_says_nothing_never_joined_when_none_did():
+    told = [HostReport(1, Exit.NEVER_JOINED, "no node takes it")]
+    outcome = judge_leaderless(4, [], told=told, reason="no node pool has 4x4", now=9.0)
+    assert (outcome.verdict, outcome.blamed) == (Verdict.FAILED, (1,))
+    assert {r.exit for r in outcome.reports} == {Exit.NEVER_JOINED}
+    assert [r.detail for r in outcome.reports] == ["", "no node takes it", "", ""]
+
+
 def test_a_gang_that_was_cancelled_is_cancelled():
     told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
     outcome = judge_leaderless(
