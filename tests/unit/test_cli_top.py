@@ -134,6 +134,7 @@ def test_without_a_snapshot_events_tell_where_hosts_stand() -> None:
     attempt = picture_of(events, 2).current
     found = activity.lines(ref(), "RUNNING", None, Rates(), NOW, attempt=attempt)
     assert [(line.host, line.state) for line in found] == [(0, "agent_lost"), (1, "joined")]
+    assert activity.cells(found[0], ("CPU", "MEMORY", "LOG")) == ("-", "-", "-")
 
 
 def test_narrow_terminals_show_less() -> None:

@@ -55,7 +55,8 @@ class HostLine:
             nothing is known, the job's.
         job_state: what the job is.
         cpu_percent: of one processor; None when unknown.
-        rss_bytes, log_bytes: memory of the worker; output so far.
+        rss_bytes: memory of the worker.
+        log_bytes: output so far; None when unknown.
         still_s: how long its main thread has stood still.
         silent_s: how long nothing was heard of it.
         last_line: the last line that it printed.
@@ -68,7 +69,7 @@ class HostLine:
     job_state: str
     cpu_percent: float | None = None
     rss_bytes: int = 0
-    log_bytes: int = 0
+    log_bytes: int | None = None
     still_s: float = 0.0
     silent_s: float = 0.0
     last_line: str = ""
@@ -200,7 +201,7 @@ def cells(line: HostLine, shown: Sequence[str], *, whole: bool = True) -> tuple[
         "AGE": text.age(line.age_s),
         "CPU": "-" if line.cpu_percent is None else f"{line.cpu_percent:.0f}%",
         "MEMORY": text.size(line.rss_bytes) if line.rss_bytes else "-",
-        "LOG": text.size(line.log_bytes) if line.host is not None else "-",
+        "LOG": "-" if line.log_bytes is None else text.size(line.log_bytes),
         "STILL": text.age(line.still_s) if line.still_s >= STILL_S else "-",
         CUT: line.last_line,
     }

@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value in (None, ""):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
