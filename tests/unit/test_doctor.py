@@ -395,6 +395,18 @@ def test_the_command(capsys: pytest.CaptureFixture[str], home: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_folder_that_a_profile_names_is_looked_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "team"
+    assert call(["profile", "create", "team", "--store", f"file://{elsewhere}"]) == 0
+    capsys.readouterr()
+    assert call(["doctor", "--json"]) == 0
+    found = {f["check"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["store"]["detail"].startswith(str(elsewhere))
+
+
+@pytest.mark.usefixtures("quick")
 def test_what_is_wrong_with_settings_is_a_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,4 +439,4 @@ def test_fix_says_what_it_did(capsys: pytest.CaptureFixture[str], home: Path) ->
     out = capsys.readouterr().out
     assert "job-00000001 is judged: failed." in out
     assert "work is removed." in out
-    assert "None: 1 job in the store" in out
+    assert "None: 1 job of this machine" in out

@@ -55,11 +55,11 @@ def examine(*, fix: bool = False) -> Report:
     found += checks.configuration(fault, *_profiles())
     if known is None:
         return Report(tuple(found))
-    place = facts.folder(known.folder)
+    place = facts.folder((chosen or known).folder)
     found += checks.store(place)
     done: list[str] = []
     if place.exists and place.is_folder and place.is_mine and not place.refused:
-        left, done = _leftovers(LocalStore(known.folder), fix=fix)
+        left, done = _leftovers(LocalStore((chosen or known).folder), fix=fix)
         found += left
     if chosen is not None:
         found += _elsewhere(chosen, has_cluster=has_cluster)

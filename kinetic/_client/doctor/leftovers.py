@@ -112,7 +112,7 @@ def check(traces: Traces) -> list[Finding]:
     """Say what was left."""
     found = [*_damaged(traces), *_orphaned(traces), *_strays(traces), *_scraps(traces)]
     return found or [
-        ok("leftovers", f"None: {_counted(len(traces.jobs), 'job')} in the store, all in order.")
+        ok("leftovers", f"None: {_counted(len(traces.jobs), 'job')} of this machine, all in order.")
     ]
 
 
