@@ -17,6 +17,8 @@ from kinetic._core.outcome import Verdict
 class EventKind(StrEnum):
     """What happened."""
 
+    BEGUN = "begun"
+    """The only host of an attempt is about to start its function, and joins only later."""
     JOINED = "joined"
     READY = "ready"
     FAILURE = "failure"

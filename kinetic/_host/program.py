@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kinetic._core import layout, record
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.outcome import HostReport, Outcome, Verdict, program_code
 from kinetic._core.plan import Plan
@@ -138,6 +139,9 @@ class _Leading(_Host):
         who, plan = self._who, self._plan
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that the agent shares it.
+        elif who.is_pod:  # A pod that takes its place must know, however soon this one is killed.
+            begun = GangEvent(EventKind.BEGUN, 0)
+            leader.write_event(self._store, plan.job_id, who.attempt, begun)
         self._agents.fork([who])
         return Leader(
             plan,

@@ -16,6 +16,7 @@ from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 
 import kinetic
+from kinetic._core import events, layout
 from kinetic._core.exits import Exit
 from kinetic.errors import HostLost, JobFailed
 
@@ -78,6 +79,10 @@ def begun(cluster, function, marker, accelerator=GANG, **options):
         f"the function has not begun\n{cluster.describe()}",
     )
     return handle
+
+
+def events_of(home, handle):
+    return events.parse((home / layout.events(handle.job_id)).read_bytes())
 
 
 def pod_of(cluster, handle, host):
@@ -148,6 +153,15 @@ def test_a_later_attempt_does_not_wait_for_nodes_for_ever(on_cluster, home):
     with pytest.raises(JobFailed, match="did not start within 20 s"):
         handle.result(timeout=120)
     on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+def test_a_pod_that_is_killed_at_once_has_had_its_attempt(on_cluster, home):
+    handle = begun(on_cluster, wait_at_first, home.parent / "m", "cpu", retries=1)
+    on_cluster.kill_pod_process(pod_of(on_cluster, handle, 0), oom=True)
+    assert handle.result(timeout=120) == "again"
+    assert handle.outcome().attempt == 2
+    attempts = [event.attempt for event in events_of(home, handle) if event.kind == "begun"]
+    assert attempts == [1, 2]
 
 
 def test_what_is_taken_away_does_not_count(on_cluster, home):
