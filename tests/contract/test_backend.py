@@ -12,6 +12,7 @@ import os
 import re
 import select
 import time
+from dataclasses import replace
 
 import pytest
 from backend_cases import BACKENDS, planned, read, speak, submitted, text, wait_for_ever
@@ -19,6 +20,7 @@ from backend_cases import BACKENDS, planned, read, speak, submitted, text, wait_
 from kinetic._backends import base
 from kinetic._backends.base import (
     Backend,
+    BuildsImages,
     Capacity,
     Controls,
     Explains,
@@ -338,6 +340,8 @@ def test_there_is_always_room_for_one(backend, store):
 def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch):
     """A moment without the store must not be taken for the end of a job that runs."""
     ref, _ = running(backend, store)
+    while phase_of(backend, ref) is JobStatus.PENDING:  # What is told of it may be behind.
+        time.sleep(0.01)
 
     def unreachable(key):
         raise StoreError("The store is out of reach.")
@@ -348,6 +352,18 @@ def test_a_store_that_does_not_answer_is_no_verdict(backend, store, monkeypatch)
             backend.status([ref])
     assert phase_of(backend, ref) is JobStatus.RUNNING
     ended(backend, ref)
+
+
+@pytest.mark.promise("BuildsImages")
+def test_a_job_that_names_its_image_runs_that_one(backend, store):
+    needs(backend, BuildsImages)
+    plan, told = planned(store, speak), []
+    named = replace(plan, place=replace(plan.place, image="registry.example/mine:1"))
+    before = sorted(store.list(""))
+    assert backend.choose_image(named, {}, told.append) == named
+    backend.build_behind(named, {}, told.append)
+    assert sorted(store.list("")) == before
+    assert told == []
 
 
 @pytest.mark.promise("Explains")

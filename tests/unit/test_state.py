@@ -29,7 +29,7 @@ def test_a_verdict_counts_whatever_else_is_said(verdict):
         assert at(verdict, phase, recorded=recorded, now=0.0) == verdict.upper()
 
 
-@pytest.mark.parametrize("phase", set(JobStatus) - {JobStatus.NOT_FOUND})
+@pytest.mark.parametrize("phase", [each for each in JobStatus if each is not JobStatus.NOT_FOUND])
 def test_without_one_the_backend_knows(phase):
     assert at(None, phase, recorded=False, now=1e12) is phase
 
