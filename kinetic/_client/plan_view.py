@@ -67,6 +67,7 @@ class PlanView:
         stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
         rows = {
             "backend": place.backend + stands_in,
+            "cluster": ", namespace ".join(filter(None, (place.cluster, place.namespace))),
             "gang": f"{plan.hosts} x {plan.devices_per_host} ({self._unit()}; {self._shape()})",
             "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
             "source": self._source(),

@@ -235,6 +235,9 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     assert any(line.startswith("pathwaysutils") for line in listed)
     shown = PlanView(made.plan, ())
     assert f"installs   kinetic {made.plan.versions.kinetic}" in repr(shown)
+    assert "  cluster    c\n" in repr(shown)
+    shown = PlanView(planned(namespace="ml").plan, ())
+    assert "  cluster    c, namespace ml\n" in repr(shown)
 
 
 def test_only_pods_install_anything(project):
