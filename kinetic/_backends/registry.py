@@ -231,7 +231,7 @@ def _connected(place: Place, variables: Mapping[str, str], patience: Patience | 
             raise
         raise PreflightError(
             f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
-        ) from error
+        ) from None
     if patience is None:
         return shared(access, variables, namespace=place.namespace)
     return HttpApi(access, variables, namespace=place.namespace, patience=patience)

@@ -32,7 +32,7 @@ from kinetic._core import checks, spec
 from kinetic._core.options import Options
 from kinetic._core.spec import JobSpec
 from kinetic._pickling import origin
-from kinetic.errors import PreflightError, UsageError, UsageTypeError
+from kinetic.errors import KineticError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -222,10 +222,7 @@ class RemoteCallable(Generic[P, R_co]):
         __tracebackhide__ = True
         try:
             return self._submitted(args, kwargs)
-        except (
-            UsageError,
-            PreflightError,
-        ) as error:  # What the caller wrote is to blame: it leads to the caller's line.
+        except KineticError as error:  # It says what to do: it leads to the caller's line.
             error.__traceback__ = None
             raise
 

@@ -234,6 +234,17 @@ def test_a_submission_that_cannot_be_taken_back_can_be_found(on_cluster):
 
 
 @pytest.mark.double
+def test_a_cluster_that_does_not_answer_leads_to_the_callers_line(on_cluster, home, monkeypatch):
+    gone = home / "kubeconfig"
+    gone.write_text(on_cluster.kubeconfig.read_text().replace(on_cluster.url, "http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(gone))
+    with pytest.raises(BackendUnavailable, match="are not affected") as caught:
+        kinetic.run(accelerator="cpu")(answer)()
+    assert [frame.path for frame in caught.traceback] == [Path(__file__)]
+    assert kinetic.list_jobs() == []
+
+
+@pytest.mark.double
 def test_credentials_that_expire_do_not_end_the_wait(on_cluster, home):
     marker = home.parent / "m"
     handle = kinetic.run(accelerator="cpu")(nap).run_async(str(marker))

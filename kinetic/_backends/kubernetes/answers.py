@@ -138,7 +138,7 @@ def unreachable(call: Call, server: str, error: BaseException) -> BackendUnavail
     cause = " ".join(str(error).split()) or type(error).__name__
     return BackendUnavailable(
         f"Could not {call}: {server} does not answer ({cause}). Check the network, a VPN, and the "
-        "context of your kubeconfig; the job itself is not affected."
+        "context of your kubeconfig; jobs that were submitted are not affected."
     )
 
 
