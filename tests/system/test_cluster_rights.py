@@ -68,3 +68,13 @@ def test_jobs_one_by_one_ask_once(on_cluster):
     assert counts["get serviceaccounts"] == 1
     assert counts["create secrets"] == 5
     on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+def test_a_secret_that_no_program_could_be_started_with_is_refused(on_cluster, monkeypatch):
+    monkeypatch.setenv("MODEL_KEY", "k" * 131_072)
+    call = kinetic.run(accelerator="cpu", secrets=["MODEL_KEY"])(abs)
+    with pytest.raises(PreflightError, match="The secret MODEL_KEY has 131,083 bytes"):
+        call(-3)
+    assert not on_cluster.left_over()
+    monkeypatch.setenv("MODEL_KEY", "k" * (131_072 - len("MODEL_KEY=") - 1))
+    assert call(-3) == 3

@@ -58,6 +58,9 @@ SUBMISSION_S = 15.0
 """A submission that has not made the Secret by then was interrupted."""
 PATIENT_TRIES = 5
 """How often the Secret is created, each time with the connection's patience: some 15 seconds."""
+VARIABLE_BYTES = 131_072
+"""How long a variable may be, with its name, where a program is started: MAX_ARG_STRLEN of
+execve(2)."""
 _CANCELLED = "The job was cancelled."
 _REMOVED = "its workload was removed from the cluster"
 
@@ -140,6 +143,7 @@ class KubernetesBackend:
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Create the workload, then the Secret, which ends with it."""
+        _check(secrets)
         workload, secret = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         made = self._create_workload(resource, workload)
@@ -367,6 +371,17 @@ class KubernetesBackend:
     def _delete(self, ref: JobRef, propagation: str) -> None:
         name = names.workload_of(ref.job_id)
         self._api.delete(resource_of(ref), name, propagation=propagation)
+
+
+def _check(secrets: Mapping[str, str]) -> None:
+    for name, value in secrets.items():
+        size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
+        if size_bytes > VARIABLE_BYTES:
+            raise PreflightError(
+                f"The secret {name} has {size_bytes:,} bytes, and Linux starts no program with a "
+                f"variable of more than {VARIABLE_BYTES:,}. Leave it in a secret manager, and have "
+                "the function fetch it there."
+            )
 
 
 def _concerned(ref: JobRef, finding: Finding) -> tuple[int, ...]:
