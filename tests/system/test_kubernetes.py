@@ -19,7 +19,7 @@ from cluster.fixtures import SHARES_FILES
 from gangs import wait_until
 
 import kinetic
-from kinetic.errors import BackendUnavailable, HostLost, JobCancelled, JobFailed
+from kinetic.errors import BackendUnavailable, HostLost, JobCancelled, JobFailed, PreflightError
 
 GANG = "tpu-v6e-16"
 
@@ -102,6 +102,13 @@ def run_until(cluster, function, marker, hosts=4, **options):
 def test_one_host_is_a_job(on_cluster, capfd):
     assert kinetic.run(accelerator="cpu")(answer)() == 42
     assert "from a pod" in capfd.readouterr().out
+
+
+def test_several_hosts_are_not_a_job_nor_planned_as_one(on_cluster):
+    gang = kinetic.run(accelerator=GANG, backend="gke")(world)
+    for refused in (gang, gang.plan):
+        with pytest.raises(PreflightError, match="runs jobs of one host"):
+            refused()
 
 
 def test_several_hosts_are_a_jobset(on_cluster):

@@ -103,11 +103,7 @@ class KubernetesBackend:
         """Refuse what the cluster cannot run: asked for in a few calls, before anything is sent."""
         from kinetic._rpc import certificate
 
-        if self.name == "gke" and plan.hosts > 1:
-            raise PreflightError(
-                f'backend="gke" runs jobs of one host; {plan.topology.name} has '
-                f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
-            )
+        self._check_hosts(plan)
         api = self._api  # Who has no cluster should not be asked for a bucket.
         if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
             raise PreflightError(
@@ -121,8 +117,16 @@ class KubernetesBackend:
             pathways.check(self._pods)
         preflight.check(api, _pods_of(plan), self._pods.service_account)
 
+    def _check_hosts(self, plan: Plan) -> None:
+        if self.name == "gke" and plan.hosts > 1:
+            raise PreflightError(
+                f'backend="gke" runs jobs of one host; this one, on {plan.topology.name}, has '
+                f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
+            )
+
     def render(self, plan: Plan) -> list[Document]:
         """The workload, and the Secret without its values."""
+        self._check_hosts(plan)
         told = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or images.of(plan).uri
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **told})
