@@ -15,9 +15,10 @@ from kinetic._core.ref import JobRef
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import DURATION, job_argument, jobs_argument, json_option, yes_option
-from kinetic.errors import KineticError
+from kinetic.errors import BackendUnavailable, KineticError
 
 if TYPE_CHECKING:
+    from kinetic._core.place import Place
     from kinetic.cli.pruning import Swept
 
 LISTED = 20
@@ -171,7 +172,8 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
             return _report("Would remove", old, unused, [], as_json, listed=None)
         if old or unused.contents or unused.data or unused.programs:
             _confirm(old)
-    tried = at_once(lambda ref: _try_remove(app, ref), old, app.store.calls_at_once // 4)
+    away: dict[Place, str] = {}
+    tried = at_once(lambda ref: _try_remove(app, ref, away), old, app.store.calls_at_once // 4)
     failed = [problem for problem in tried if problem]
     kept = {problem["job_id"] for problem in failed}
     swept = pruning.sweep(app.store, older_than=limit)
@@ -204,16 +206,25 @@ def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
     return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 
 
-def _try_remove(app: AppContext, ref: JobRef) -> dict[str, Any] | None:
-    """Remove one job; report a failure instead of raising, so that the others are removed too."""
+def _try_remove(app: AppContext, ref: JobRef, away: dict[Place, str]) -> dict[str, Any] | None:
+    """Remove one job; report a failure instead of raising, so that the others are removed too.
+
+    A place that does not answer is added to `away`: its other jobs are kept without a try, each of
+    which would take as long.
+    """
     from kinetic.cli import pruning
 
-    try:
-        pruning.remove(app, ref)
-    except KineticError as problem:
+    problem = away.get(ref.place, "")
+    if not problem:
+        try:
+            pruning.remove(app, ref)
+            return None
+        except BackendUnavailable as error:
+            problem = away[ref.place] = str(error)
+        except KineticError as error:
+            problem = str(error)
         output.notice(f"warning: {ref.job_id} was kept: {problem}")
-        return {"job_id": ref.job_id, "error": str(problem)}
-    return None
+    return {"job_id": ref.job_id, "error": problem}
 
 
 def _report(
