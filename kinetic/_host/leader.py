@@ -341,11 +341,13 @@ def repeat(
     *,
     make_room: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the outcome of an attempt that is repeated; from then on the job is in the next one."""
+    """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
+    What another leader has written stands: this one may come back from a network that was cut
+    off."""
     retry = GangEvent(EventKind.RETRY, detail=outcome.reason)
     write_event(store, job_id, outcome.attempt, retry)
     key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
-    _with_room(lambda: store.put(key, data.encode()), make_room)
+    _with_room(lambda: store.put(key, data.encode(), if_absent=True), make_room)
 
 
 def conclude(
