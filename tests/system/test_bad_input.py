@@ -97,7 +97,7 @@ ACCELERATORS = (
     "cpu-0", "tpu-v6e-1e3", "", " ", "cpu\\0", "a" * 100_000, 3, None, b"cpu",
 )
 OPTIONS = (
-    {"slices": 0}, {"slices": 2, "accelerator": "tpu-v6e-16"}, {"timeout": -1},
+    {"slices": 0}, {"slices": "2"}, {"timeout": -1},
     {"timeout": 0}, {"timeout": 10**400}, {"start_timeout": -1},
     {"hang_timeout": -5}, {"retries": -1}, {"backend": "slurm"}, {"backend": ""}, {"backend": 3},
     {"env": {"A": "\\ud800"}}, {"output_dir": "\\ud800"}, {"secrets": ["NOT_SET_ANYWHERE"]},

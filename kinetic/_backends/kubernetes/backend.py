@@ -63,6 +63,7 @@ VARIABLE_BYTES = 131_072
 execve(2)."""
 _CANCELLED = "The job was cancelled."
 _REMOVED = "its workload was removed from the cluster"
+_NO_LONGER_THERE = "Its workload is no longer in the cluster: it may have been deleted."
 
 
 class KubernetesBackend:
@@ -310,12 +311,15 @@ class KubernetesBackend:
         if look.is_remembered and look.workload(ref) is None:
             return ""  # The watch will tell of it.
         status = self._status(ref, look, self._there)
-        return status.reason if status.phase is JobStatus.PENDING else None
+        return (status.reason or None) if status.phase is JobStatus.PENDING else None
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """From what the cluster still has of its pods, or what was seen of them."""
         look = self._look([ref], now=True)
         workload, seen = look.workload(ref), self._sightings.of(ref.job_id, host)
+        if not seen and workload is None:
+            is_cancelled = self._store.has(layout.cancelled(ref.job_id))
+            return "" if is_cancelled else _NO_LONGER_THERE
         if seen or workload is None:
             return seen
         finding = diagnose(look.observed(ref, workload, waits=False), self._api.now())
