@@ -94,6 +94,7 @@ class Admission:
                 other["kind"] == "Pod"
                 and dig(meta, "annotations", INDEX) == "0"
                 and "deletionTimestamp" not in meta
+                and dig(other, "status", "phase") not in TERMINAL
                 and meta["labels"].get(JOB_KEY) == key
             ):
                 return other

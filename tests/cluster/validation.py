@@ -2,7 +2,7 @@
 
 In: a resource and an object that a client sent. Out: the unknown fields (which are removed), or
 `Refused`. Core objects are checked against Kubernetes' own schemas (kubernetes-validate), JobSets
-against the rules of their definition and their webhook.
+in `jobset_rules`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 from typing import Any
 
+from cluster import jobset_rules
 from cluster.kinds import JOB_SETS, JOBS, PODS, Resource
 from cluster.objects import QUANTITY, Object, clone, dig
 from cluster.problems import Cause, bad_request, invalid
@@ -22,30 +23,7 @@ NAME_RULE = (
     " and must start and end with an alphanumeric character (e.g. 'example.com', regex used for"
     " validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
-RULE_NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-REASONS = ("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded")
-REASONS += ("PodFailurePolicy",)
-ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
-GATED = ("RestartJob", "RestartJobAndIgnoreMaxRestarts")
 LONGEST_ANNOTATIONS, LONGEST_OBJECT = 262_144, 1_500_000
-JOB_SET_FIELDS = {
-    "replicatedJobs",
-    "network",
-    "successPolicy",
-    "failurePolicy",
-    "startupPolicy",
-    "suspend",
-    "coordinator",
-    "managedBy",
-    "ttlSecondsAfterFinished",
-    "volumeClaimPolicies",
-}
-REPLICATED_FIELDS = {"name", "groupName", "template", "replicas", "dependsOn"}
-UNCHECKED = (
-    "some validation rules were not checked because the object was invalid; correct the existing"
-    " errors to complete validation"
-)
-WEBHOOK = 'admission webhook "vjobset.kb.io" denied the request: '
 
 
 def unknown_fields(resource: Resource, obj: Object) -> list[str]:
@@ -129,15 +107,12 @@ def _prune(validator: Any, resource: Resource, obj: Object, prefix: str) -> list
 
 
 def _job_set_fields(obj: Object) -> list[str]:
-    unknown = _drop(obj, {"apiVersion", "kind", "metadata", "spec", "status"}, "")
-    spec = obj.get("spec") or {}
-    unknown += _drop(spec, JOB_SET_FIELDS, "spec.")
-    for index, replicated in enumerate(spec.get("replicatedJobs") or ()):
-        at = f"spec.replicatedJobs[{index}]"
-        unknown += _drop(replicated, REPLICATED_FIELDS, f"{at}.")
+    unknown = jobset_rules.unknown_fields(obj)
+    for index, replicated in enumerate((obj.get("spec") or {}).get("replicatedJobs") or ()):
         template = replicated.get("template")
         if isinstance(template, dict):
-            unknown += _prune(_template_validator(), JOB_SETS, template, f"{at}.template")
+            at = f"spec.replicatedJobs[{index}].template"
+            unknown += _prune(_template_validator(), JOB_SETS, template, at)
     return unknown
 
 
@@ -148,13 +123,6 @@ def _template_validator() -> Any:
     properties = {k: v for k, v in job["properties"].items() if k in ("metadata", "spec")}
     schema = {k: v for k, v in job.items() if k.startswith("$")} | {"type": "object"}
     return _checking(schema | {"properties": properties, "additionalProperties": False})
-
-
-def _drop(obj: Object, known: set[str], prefix: str) -> list[str]:
-    unknown = [name for name in obj if name not in known]
-    for name in unknown:
-        del obj[name]
-    return [prefix + name for name in unknown]
 
 
 def check(resource: Resource, obj: Object) -> None:
@@ -181,7 +149,7 @@ def check(resource: Resource, obj: Object) -> None:
     elif resource is PODS:
         causes += _pod_spec("spec", obj.get("spec") or {}, resource)
     elif resource is JOB_SETS:
-        _job_set(name, obj)
+        jobset_rules.check(name, obj)
     if causes:
         raise invalid(resource, name, causes)
 
@@ -268,110 +236,6 @@ def _resources(where: str, resources: Object, resource: Resource) -> list[Cause]
     ]
 
 
-def _job_set(name: str, obj: Object) -> None:
-    """The definition's schema first, then the webhook."""
-    spec = obj.get("spec") or {}
-    causes: list[Cause] = []
-    if (ttl := spec.get("ttlSecondsAfterFinished")) is not None and ttl < 0:
-        field = "spec.ttlSecondsAfterFinished"
-        said = f"Invalid value: {ttl}: {field} in body should be greater than or equal to 0"
-        causes.append(Cause(field, said))
-    for field, value, known in (
-        ("spec.successPolicy.operator", dig(spec, "successPolicy", "operator"), ("All", "Any")),
-        (
-            "spec.startupPolicy.startupPolicyOrder",
-            dig(spec, "startupPolicy", "startupPolicyOrder"),
-            ("AnyOrder", "InOrder"),
-        ),
-        *(
-            (f"spec.failurePolicy.rules[{i}].action", rule.get("action"), ACTIONS + GATED)
-            for i, rule in enumerate(dig(spec, "failurePolicy", "rules", default=[]))
-        ),
-    ):
-        if value is not None and value not in known:
-            options = ", ".join(f'"{k}"' for k in known)
-            said = f'Unsupported value: "{value}": supported values: {options}'
-            causes.append(Cause(field, said, "FieldValueNotSupported"))
-            causes.append(Cause("<nil>", f"Invalid value: null: {UNCHECKED}"))
-    groups = [r.get("name", "") for r in spec.get("replicatedJobs") or ()]
-    for index, group in enumerate(groups):
-        if group in groups[:index]:
-            said = f'Duplicate value: {{"name":"{group}"}}'
-            causes.append(Cause(f"spec.replicatedJobs[{index}]", said, "FieldValueDuplicate"))
-        if not dig(spec, "replicatedJobs", index, "template", "spec"):
-            causes.append(_required(f"spec.replicatedJobs[{index}].template"))
-    if causes:
-        raise invalid(JOB_SETS, name, causes)
-    if causes := _names(name, spec) + _webhook(spec, groups):
-        raise invalid(JOB_SETS, name, causes, WEBHOOK)
-
-
-def _names(name: str, spec: Object) -> list[Cause]:
-    causes: list[Cause] = []
-    for index, replicated in enumerate(spec.get("replicatedJobs") or ()):
-        field = f"spec.replicatedJobs[{index}].name"
-        last = replicated.get("replicas", 1) - 1
-        job = f"{name}-{replicated.get('name', '')}-{max(last, 0)}"
-        pods = dig(replicated, "template", "spec", "completions", default=1)
-        for length, what in ((len(job), "job"), (len(f"{job}-{pods - 1}-abcde"), "pod")):
-            if length > 63:
-                said = f'Invalid value: "{job}": JobSet name is too long, {what} names generated'
-                causes.append(Cause(field, f"{said} for this JobSet will exceed 63 characters"))
-    return causes
-
-
-def _webhook(spec: Object, groups: list[str]) -> list[Cause]:
-    said: list[str] = []
-    for group in dig(spec, "successPolicy", "targetReplicatedJobs", default=[]):
-        if group not in groups:
-            said.append(
-                f"invalid replicatedJob name '{group}' does not appear in .spec.ReplicatedJobs"
-            )
-    for index, rule in enumerate(dig(spec, "failurePolicy", "rules", default=[])):
-        rule_name = rule.get("name") or f"failurePolicyRule{index}"
-        if not RULE_NAME.match(rule_name):
-            said.append(
-                f"invalid failure policy rule name '{rule_name}', a failure policy rule name must"
-                " start with an alphabetic character, optionally followed by a string of"
-                " alphanumeric characters or '_,:', and must end with an alphanumeric character or"
-                " '_'"
-            )
-        if rule.get("action") in GATED:
-            said.append(
-                "RestartJob and RestartJobAndIgnoreMaxRestarts failure policy actions are not"
-                " allowed when RestartJob feature gate is disabled"
-            )
-        for reason in rule.get("onJobFailureReasons") or ():
-            if reason not in REASONS:
-                said.append(
-                    f"invalid job failure reason '{reason}' in failure policy is not a recognized"
-                    " job failure reason"
-                )
-    for replicated in spec.get("replicatedJobs") or ():
-        for needed in replicated.get("dependsOn") or ():
-            before = groups[: groups.index(replicated["name"])]
-            if needed["name"] not in before:
-                said.append(
-                    f"replicatedJob: {replicated['name']} cannot depend on replicatedJob:"
-                    f" {needed['name']}"
-                )
-    if held := spec.get("coordinator"):
-        said += _coordinator(spec, groups, held)
-    return [Cause("<nil>", f"Internal error: {text}", "InternalError") for text in said]
-
-
-def _coordinator(spec: Object, groups: list[str], held: Object) -> list[str]:
-    group, job, pod = held["replicatedJob"], held.get("jobIndex", 0), held.get("podIndex", 0)
-    if group not in groups:
-        return [f"coordinator replicatedJob {group} does not exist"]
-    replicated = spec["replicatedJobs"][groups.index(group)]
-    if job >= replicated.get("replicas", 1):
-        return [f"coordinator job index {job} is invalid for replicatedJob {group}"]
-    if pod >= dig(replicated, "template", "spec", "completions", default=1):
-        return [f"coordinator pod index {pod} is invalid for replicatedJob {group} job index {job}"]
-    return []
-
-
 def check_update(resource: Resource, old: Object, new: Object) -> None:
     """Refuse changes of what cannot change."""
     name = old["metadata"]["name"]
@@ -388,13 +252,4 @@ def check_update(resource: Resource, old: Object, new: Object) -> None:
         if causes:
             raise invalid(resource, name, causes)
     elif resource is JOB_SETS:
-        if before.get("replicatedJobs") != after.get("replicatedJobs") and not before.get(
-            "suspend"
-        ):
-            text = json.dumps(after.get("replicatedJobs"), separators=(",", ":"))
-            cause = Cause("spec.replicatedJobs", f"Invalid value: {text}: field is immutable")
-            raise invalid(resource, name, [cause], WEBHOOK)
-        for key in ("failurePolicy", "successPolicy", "network", "coordinator", "managedBy"):
-            if before.get(key) is not None and before.get(key) != after.get(key):
-                cause = Cause(f"spec.{key}", "Invalid value: Value is immutable")
-                raise invalid(resource, name, [cause])
+        jobset_rules.check_update(name, before, after)
