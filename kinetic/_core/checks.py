@@ -70,7 +70,9 @@ def path_text(name: str, value: object) -> str | None:
     """Check an optional path or URI."""
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
-        raise UsageError(f"{name} is not a path: {path!r:.80} contains a NUL or half a character.")
+        raise UsageError(
+            f"{name} is not a path: {path!r:.80} contains a NUL or an unpaired surrogate."
+        )
     return path
 
 
@@ -145,8 +147,8 @@ def variables(name: str, value: object) -> dict[str, str]:
             )
         if not _is_system_text(content):
             raise UsageError(
-                f"{name}[{each!r}] contains a NUL or half a character, which no environment can "
-                f"hold: {content!r:.80}."
+                f"{name}[{each!r}] contains a NUL or an unpaired surrogate, which no environment "
+                f"can hold: {content!r:.80}."
             )
     return dict(value)
 
@@ -160,7 +162,7 @@ def _is_system_text(text: str) -> bool:
 
 
 def names(name: str, value: object) -> tuple[str, ...]:
-    """Check a list of variables' names."""
+    """Check a list of names of variables."""
     if value is None:
         return ()
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):

@@ -15,7 +15,7 @@ from kinetic.errors import CorruptRecord
 
 
 class DebuggerState(StrEnum):
-    """What the debugger on the leader does."""
+    """What the debugger on the leader is doing."""
 
     WAITING = "waiting"
     """It listens, and the function has not started on any host."""
@@ -30,7 +30,7 @@ class Debugger:
     """The debugger of one attempt at a job.
 
     Attributes:
-        state: what it does.
+        state: what it is doing.
         port: where it listens, on the leader's loopback address.
         tree: the job's source on the leader.
         client_root: that source on the caller's machine; "" when none was sent.

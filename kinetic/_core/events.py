@@ -18,7 +18,7 @@ class EventKind(StrEnum):
     """What happened."""
 
     BEGUN = "begun"
-    """The only host of an attempt is about to start its function, and joins only later."""
+    """The only host of an attempt starts its function now; it joins later."""
     JOINED = "joined"
     READY = "ready"
     FAILURE = "failure"

@@ -38,7 +38,7 @@ class Exit(StrEnum):
     AGENT_LOST = "agent_lost"
     """The agent died or fell silent."""
     EVICTED = "evicted"
-    """The cluster asked the host to end, and nobody had cancelled the job."""
+    """The cluster asked the host to end, and the job had not been cancelled."""
 
     @property
     def kind(self) -> ExitKind:
@@ -86,15 +86,15 @@ class ProgramCode(IntEnum):
     """On host 0: as START_AGAIN, because the cluster has taken a host away, which does not
     count."""
     CODE_FAILED = 42
-    """Delivered, and this host's code failed by itself: it would fail again."""
+    """Delivered, and the function itself failed on this host: it would fail again."""
 
 
 CAUSE_RANK = 1
 SILENT_RANK = 3
 EVICTED_RANK = 4
-"""Of a host that its cluster asked to end: it may do so because it has lost a silent one."""
+"""A host that its cluster asked to end, perhaps because another one fell silent."""
 CONSEQUENCE_RANK = 5
-"""Of a host whose error is the echo of a peer's death, whatever its exit."""
+"""A host whose error is the echo of a peer's death, whatever its exit."""
 
 
 class ExitKind(NamedTuple):
@@ -109,7 +109,7 @@ class ExitKind(NamedTuple):
         error: what the caller gets where the function's own exception is not raised.
         code: what `kinetic run` exits with.
         fatal: the host died, as opposed to code that failed.
-        retryable: another attempt could end otherwise.
+        retryable: another attempt could succeed.
         of_the_job: not caused by a host, so its last output explains nothing.
         has_traceback: the error's traceback shows where in the user's code.
         hearsay: concluded by others; a report by the host itself counts more.
@@ -127,12 +127,12 @@ class ExitKind(NamedTuple):
 
     @property
     def code_failed(self) -> bool:
-        """Whether code failed that the other hosts run too, and may fail in the same way."""
+        """Whether the code failed: the other hosts run it too, and may fail in the same way."""
         return self.rank == CAUSE_RANK and not self.fatal
 
     @property
     def is_final(self) -> bool:
-        """Whether the host failed in a way that machines have no part in."""
+        """Whether the failure has nothing to do with the machine: it would happen again."""
         return self.code_failed or not (self.retryable or self.of_the_job)
 
 

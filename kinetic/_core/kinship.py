@@ -3,8 +3,8 @@
 In: a process's command line and environment. Out: whether the job's function started it.
 
 Supervisor and agents end all that the function started, unless they are killed at the same moment:
-then daemons live on. Forks keep the worker's title, and programs inherit its environment with the
-mark, which is derived from a secret of the attempt so that it cannot be there by chance.
+then daemons live on. Forks keep the worker's title, and programs inherit the mark in its
+environment, which is derived from a secret of the attempt so that it cannot be there by chance.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ In: ids and indices. Out: keys with "/" between parts.
     listed/<job_id>/end-<text>            and of its end, in the keys themselves (see _store.index)
     jobs/<job_id>/plan.json
     jobs/<job_id>/outcome.json            the verdict: written last, once
-    jobs/<job_id>/cancelled.json          somebody has asked for its end, where a cluster stops it
+    jobs/<job_id>/cancelled.json          a request to end the job, where a cluster stops it
     jobs/<job_id>/events.jsonl            what happened when, in all attempts
     jobs/<job_id>/pathways/               scratch of Pathways, which runs a single controller's
                                           computations
     jobs/<job_id>/attempts/<n>/           the n-th start of the gang, from 1
         outcome.json                      its verdict; exists if and only if attempt n+1 has begun
         debugger.json                     where the debugger of a debug job listens
-        stacks-wanted.json                somebody who cannot call the leader asks for stacks
-        stacks.json                       its answer to the last such question
+        stacks-wanted.json                a request for stacks that cannot reach the leader
+        stacks.json                       the leader's answer to the last such request
         hosts/<i>/report.json             how host i ended
         hosts/<i>/result.pkl              its value: the leader's, or that of each host
         hosts/<i>/error.pkl               the exception it raised
@@ -106,7 +106,7 @@ def outcome(job_id: str) -> str:
 
 
 def cancelled(job_id: str) -> str:
-    """Exists when somebody has asked for the end of a job that a cluster stops."""
+    """Exists once the end of a job that a cluster stops has been requested."""
     return f"{job(job_id)}/cancelled.json"
 
 
@@ -137,12 +137,12 @@ def debugger(job_id: str, number: int) -> str:
 
 
 def stacks_wanted(job_id: str, number: int) -> str:
-    """A question for the stacks of all hosts, to a leader that cannot be called."""
+    """A request for the stacks of all hosts, to a leader that cannot be called."""
     return f"{attempt(job_id, number)}/stacks-wanted.json"
 
 
 def stacks(job_id: str, number: int) -> str:
-    """The leader's answer to the last question."""
+    """The leader's answer to the last request."""
     return f"{attempt(job_id, number)}/stacks.json"
 
 

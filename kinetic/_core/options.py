@@ -81,7 +81,7 @@ class Option(NamedTuple):
         default: as documented.
         flag: of `kinetic run`; None if it has none.
         becomes: the part of the plan that it determines, together with the settings and the call;
-            "" if it travels to the hosts unchanged, in `Plan.options`.
+            "" if it is sent to the hosts unchanged, in `Plan.options`.
     """
 
     name: str
@@ -138,17 +138,17 @@ class Options:
         }
     )
     container_image: str | None = option(
-        checks.text, "What hosts of a cluster run.", becomes="place"
+        checks.text, "The image that hosts of a cluster run.", becomes="place"
     )
     base_image_repo: str | None = option(
-        checks.text, "Where prebuilt images are taken from.", becomes="place"
+        checks.text, "The repository of prebuilt images.", becomes="place"
     )
     zone: str | None = option(checks.text, "The cluster's zone.", becomes="place")
     project: str | None = option(checks.text, "The cluster's project.", becomes="place")
     capture_env_vars: tuple[str, ...] = option(
         checks.patterns,
-        "Variables of this environment to set for the function: names, or prefixes that end in "
-        '"*".',
+        "Variables of the caller's environment to set for the function: names, or prefixes that "
+        'end in "*".',
         unset=(),
         becomes="captured",
     )
@@ -173,7 +173,7 @@ class Options:
     )
     output_dir: str | None = option(
         checks.path_text,
-        "Where files may be left: `KINETIC_OUTPUT_DIR` in the function's environment.",
+        "Where the function may leave files: its `KINETIC_OUTPUT_DIR`.",
         flag=Flag(("--output-dir",), "PATH", offers="folders"),
         becomes="output_dir",
     )
@@ -213,26 +213,26 @@ class Options:
     )
     priority: str | None = option(
         checks.cluster_name,
-        "The priority class of the cluster: of its queue if queue= is given, else of its pods.",
+        "The cluster's priority class: of its queue if queue= is given, else of its pods.",
         flag=Flag(("--priority",)),
         becomes="place",
     )
     reservation: str | None = option(
         checks.cluster_name,
-        "Reserved machines of the cluster to run on.",
+        "A reservation of the cluster's machines to run on.",
         flag=Flag(("--reservation",)),
         becomes="place",
     )
     timeout_s: float | None = option(
         checks.seconds,
-        "Stop the job when the function runs longer: seconds, 90s, 30m, 1h30m.",
+        "Stop the job when the function runs longer than this: seconds, 90s, 30m, 1h30m.",
         name="timeout",
         flag=Flag(("--timeout",), "DURATION", Takes.DURATION),
         becomes="limits",
     )
     start_timeout_s: float | None = option(
         checks.seconds,
-        "Give up when the function does not run on every host by then, counted from submission; "
+        "Give up when the function has not started on every host by then, counted from submission; "
         "also how long hosts may wait in JAX for one that has not joined.",
         name="start_timeout",
         flag=Flag(("--start-timeout",), "DURATION", Takes.DURATION),
@@ -240,7 +240,7 @@ class Options:
     )
     hang_timeout_s: float | None = option(
         checks.seconds,
-        "Stop the job when a host's Python stands still so long, and show its stacks.",
+        "Stop the job when a host's Python stands still for this long, and show its stacks.",
         name="hang_timeout",
         flag=Flag(("--hang-timeout",), "DURATION", Takes.DURATION),
         becomes="limits",
@@ -259,8 +259,8 @@ class Options:
     )
     secrets: tuple[str, ...] = option(
         checks.names,
-        "Names of variables of this environment whose values are set for the function and stored "
-        "nowhere.",
+        "Names of variables of the caller's environment whose values are set for the function and "
+        "stored nowhere.",
         flag=Flag(("--secret",), "NAME", Takes.NAMES),
         unset=(),
         becomes="secrets",
@@ -273,7 +273,7 @@ class Options:
     )
     joins_jax: Joins = option(
         checks.joins,
-        'When the hosts join to one world of JAX: "lazy" when JAX is first used, or '
+        'When the hosts join one world of JAX: "lazy" when JAX is first used, or '
         "`jax.distributed.initialize()` called; True before the function starts; False only when "
         'the function calls that; "program" when a program that the function starts first uses '
         "JAX.",
@@ -281,7 +281,8 @@ class Options:
     )
 
     def travelling(self) -> Options:
-        """Return what hosts and backends are sent; the rest has become other parts of the plan."""
+        """Return what is sent to hosts and backends; the rest has become other parts of the
+        plan."""
         stays = {f.name: _unset(f) for f in fields(self) if _row(f).becomes}
         return replace(self, **stays)
 

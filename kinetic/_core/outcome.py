@@ -19,7 +19,7 @@ _MAX_RUNS = 12
 
 @dataclass(frozen=True)
 class RemoteError:
-    """An exception that a host saw.
+    """An exception raised on a host.
 
     Attributes:
         type_name: qualified name of its class.
@@ -44,14 +44,14 @@ class HostReport:
     Attributes:
         host: index in the gang, 0 is the leader.
         exit: how the function ended.
-        guessed: whether the exit is only likely: there is no proof of it.
+        guessed: whether the exit is likely, but not proven.
         detail: one sentence for users.
         exit_code: of the worker process, where it had one.
         signal: number of the signal that killed the worker, or 0.
         error: what was raised, if anything.
         peak_rss_bytes: high-water mark of the worker's memory, 0 if unknown.
         leftover_threads: names of non-daemon threads still running at the end.
-        stacks: Python stacks of the worker when it hung, or "". When others hung, where its main
+        stacks: Python stacks of the worker when it hung, or ""; when others hung, where its main
             thread waited.
         lost_log_bytes: output that could not be stored (disk full).
         started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
@@ -101,7 +101,7 @@ class HostReport:
         return tuple(text.replace(f"/host-{self.host}/", "/host-N/") for text in texts)
 
     def detailed(self, detail: str) -> HostReport:
-        """Return the same report, with more to say."""
+        """Return the same report, with this detail."""
         known = f"{self.detail.rstrip('.')}. " if self.detail else ""
         return replace(self, detail=f"{known}{detail}")
 
@@ -153,7 +153,7 @@ class Outcome:
         supervisor_lost: the supervising process was killed before it could judge.
         ended_at: seconds since the epoch.
         attempt: the last attempt, from 1.
-        explained: the backend was asked why the host was lost that is to blame.
+        explained: whether the backend was asked why the blamed host was lost.
     """
 
     verdict: Verdict
@@ -184,7 +184,7 @@ class Outcome:
         return next((r for r in self.reports if self.blamed and r.host == self.blamed[0]), None)
 
     def detailed(self, host: int, detail: str) -> Outcome:
-        """Return the same verdict, with more about one of the hosts."""
+        """Return the same verdict, with this detail about one of the hosts."""
         reports = tuple(r.detailed(detail) if r.host == host else r for r in self.reports)
         return replace(self, reports=reports)
 
@@ -215,7 +215,7 @@ class Outcome:
 
 
 def program_code(report: HostReport) -> ProgramCode:
-    """Return what the program of a host exits with whose report was delivered."""
+    """Return what a host's program exits with once its report was delivered."""
     own = report.exit.kind.is_final and blame_rank(report) < CONSEQUENCE_RANK
     return ProgramCode.CODE_FAILED if own else ProgramCode.DELIVERED
 
@@ -290,7 +290,7 @@ def judge_leaderless(
     Args:
         hosts: the size of the gang.
         reports: by the hosts themselves.
-        told: what the backend says of hosts; it counts where a host has not reported.
+        told: what the backend says of the hosts; used where a host has not reported.
         reason: why, as far as the backend knows; "" if it does not.
         led: whether host 0 has ever led the gang, as far as its events say.
         now: in seconds since the epoch.

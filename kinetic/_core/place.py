@@ -30,7 +30,7 @@ class Place:
         image: what the hosts run.
         image_repo: the repository of prebuilt images.
         queue: the queue that admits the job.
-        priority: the class that says which jobs come first.
+        priority: the priority class, which says which jobs come first.
         reservation: the reserved machines that the job takes.
         controller: "single" where one process has the devices of all slices; else "".
     """
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether hosts are pods, which have nothing of the caller's but what they fetch."""
+        """Whether hosts are pods, which have only what they fetch."""
         return self.backend in ("gke", "pathways")
 
     @property

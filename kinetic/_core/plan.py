@@ -18,9 +18,9 @@ from kinetic.errors import CorruptRecord, UnsupportedVersion
 BUCKETS = "gs://"
 HUB = "hf://"
 FUSE_FOLDER = "/_kinetic/fuse-data"
-"""Where pods have what a cluster mounts for them."""
+"""Where a cluster mounts data in its pods."""
 PROXY = "proxy"
-"""JAX's name for devices that Pathways has."""
+"""JAX's name for the devices of Pathways."""
 _TUPLES = ("sys_path_rel", "secrets", "captured")
 
 
@@ -65,7 +65,7 @@ class Dataset:
         mount: absolute path at which the function finds it; "" for an argument, which becomes
             whatever path it has on the host.
         fuse: whether it is mounted instead of copied.
-        trusts_code: whether a data set of Hugging Face may run code of its own.
+        trusts_code: whether a data set of Hugging Face may run its own code.
     """
 
     source: str
@@ -113,7 +113,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of the software that made the payload; a host compares them with its own."""
+    """Versions of the software that made the payload; hosts compare them with their own."""
 
     python: str
     cloudpickle: str

@@ -1,6 +1,6 @@
-"""Reading a stored JSON document that anything may have happened to: pure.
+"""Parsing a stored JSON document that may be damaged: pure.
 
-In: bytes. Out: an object, or the one error that says that it is damaged.
+In: bytes. Out: an object, or the one error for any damage.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class JobRef:
 
 
 ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_OF_THE_PLACE, "bucket_name"})
-"""The names of all that a reference knows: of its fields, and those of `JobRef.attributes`."""
+"""The names of its fields and of the keys of `JobRef.attributes`."""
 
 
 def _place(data: dict[str, Any]) -> Place:

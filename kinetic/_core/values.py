@@ -1,5 +1,5 @@
-"""Frozen values: `dataclass(frozen=True)` of the standard library, with classes that are quick to
-make.
+"""Frozen values: `dataclass(frozen=True)` of the standard library, but the classes are quick to
+create.
 
 In: a class with annotated fields. Out: a frozen dataclass.
 

@@ -36,7 +36,7 @@ _AGAIN = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,  # by a busy server; we cancel calls by `close` only
+        grpc.StatusCode.CANCELLED,  # by a busy server; calls of ours are cancelled only by `close`
     }
 )
 

@@ -148,7 +148,7 @@ class Coordinator:
 
     async def roll_call(self, hosts: Collection[int], reason: str, limit_s: float) -> bool:
         """Wait for these hosts to ask for the next attempt; return whether all have. If so, the
-        answer is that there is one, and why; else that there is none."""
+        answer is the reason for it, else that there is none."""
         due = self._clock() + limit_s
         while not self._asked.issuperset(hosts) and self._clock() < due:
             await asyncio.sleep(_STACKS_POLL_S)

@@ -32,7 +32,8 @@ def hold(fd: int, *, shared: bool = False) -> None:
 
 
 def try_hold(fd: int, *, shared: bool = False) -> bool:
-    """Lock the open file or folder, unless somebody else does; return whether it is locked."""
+    """Lock the open file or folder, unless it is locked already; return whether this call locked
+    it."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -46,13 +47,13 @@ def is_held(path: Path) -> bool:
 
 
 def hold_record(fd: int, *, start: int = 0, length: int = 0) -> None:
-    """Lock so many bytes of a file that is open for writing (0: all from `start` on), whether or
-    not they are there; wait until that is possible."""
+    """Lock a range of bytes of a file that is open for writing (0: all from `start` on), whether or
+    not the file is that long; wait until that is possible."""
     fcntl.lockf(fd, fcntl.LOCK_EX, length, start)
 
 
 def try_hold_record(fd: int, *, shared: bool = False) -> bool:
-    """Lock the file, unless another process does; return whether it is locked."""
+    """Lock the file, unless another process has; return whether this call locked it."""
     with contextlib.suppress(BlockingIOError, PermissionError):
         fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -83,8 +84,8 @@ def record_holder(path: Path) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """A descriptor for reading; None when the file cannot be opened. What is no file does not keep
-    us waiting."""
+    """A descriptor for reading; None when the file cannot be opened. Opening a FIFO does not
+    block."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

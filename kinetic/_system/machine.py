@@ -27,7 +27,7 @@ def cores() -> int:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that new processes could get now; None if this machine does not tell."""
+    """Memory that new processes could get now; None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -87,7 +87,7 @@ def raise_file_limit() -> None:
 
 
 def lifted(fd: int, least: int) -> int:
-    """A close-on-exec descriptor of the same file, not below `least`; the original if none is
+    """A close-on-exec descriptor of the same file, at least `least`; the original if none is
     free."""
     import fcntl
 
@@ -117,7 +117,7 @@ class Reserve:
         self._held: list[int] = []
 
     def hold(self, least: int) -> None:
-        """Take descriptors that are not below `least`."""
+        """Take descriptors from `least` upwards."""
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._held = [lifted(null, least) for _ in range(self.COUNT)]
         if null not in self._held:
@@ -143,14 +143,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has; 0 when it is gone, or unknown."""
+    """How many threads a process has; 0 if it is gone, or unknown."""
     with contextlib.suppress(OSError):
         return len(os.listdir(f"/proc/{pid}/task"))
     return 0
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process, of all its threads; [] when it is gone."""
+    """Direct children of a process, of all its threads; [] if it is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -223,7 +223,7 @@ def state(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """What /proc tells in one line, from the third field on; [] when the process is gone."""
+    """The fields of /proc/PID/stat from the third on; [] when the process is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []

@@ -66,7 +66,7 @@ class Trainer:
         ({"env": {"A B": "1"}}, "'A B' cannot be the name"),
         ({"env": {"A": 1}}, "Write '1'"),
         ({"env": {"A": "x\0"}}, "NUL"),
-        ({"env": {"A": "\ud800"}}, "half a character"),
+        ({"env": {"A": "\ud800"}}, "an unpaired surrogate"),
         ({"timeout": 10**400}, "timeout must be more than 0"),
         ({"output_dir": "\ud800"}, "output_dir is not a path"),
         ({"env": {1: "x"}}, "strings"),

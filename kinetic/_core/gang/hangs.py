@@ -17,7 +17,7 @@ from kinetic._core.gang.stops import Stop
 
 
 class Found(NamedTuple):
-    """Something to record: an event without its time."""
+    """An event to record, without its time."""
 
     kind: EventKind
     detail: str
@@ -47,11 +47,11 @@ class HangWatch:
         self._request = 0
         self._due = 0.0
         self.notice = ""
-        """What all hosts are told once: some have returned, and all others stand still."""
+        """Sent to all hosts, once: some have returned, and all others stand still."""
 
     @property
     def asking(self) -> bool:
-        """Whether answers are waited for."""
+        """Whether answers are outstanding."""
         return self._request > 0
 
     def heard(self, member: Member) -> None:
@@ -69,7 +69,7 @@ class HangWatch:
         self._request, self._due = request, now + self._spec.stacks_window_s
 
     def forget(self) -> None:
-        """The gang is stopped: no answer is waited for."""
+        """The gang is stopped: answers are no longer expected."""
         self._request = 0
 
     def step(self, now: float) -> Step:

@@ -402,8 +402,8 @@ class Gang:
         missing = self._hosts.absent()
         within = f"did not join within {self.spec.start_timeout_s:g} s"
         for host in missing:
-            news = self._hosts[host].news(self._watched)
-            self._report_on_behalf(host, Exit.NEVER_JOINED, f"{within}; {news}")
+            heard = self._hosts[host].last_heard(self._watched)
+            self._report_on_behalf(host, Exit.NEVER_JOINED, f"{within}; {heard}")
         self._stop(Stop(Exit.STOPPED, f"{name_of(missing, self.spec.hosts)} {within}", missing))
 
     def _stop(self, stop: Stop) -> None:

@@ -57,8 +57,8 @@ class Member:
             and self.beat.stalled_s >= limit_s
         )
 
-    def news(self, watched: float) -> str:
-        """Say what was last heard from it."""
+    def last_heard(self, watched: float) -> str:
+        """Say when it was last heard from, and what it was doing."""
         return (
             "nothing was heard from it"
             if self.beat is None

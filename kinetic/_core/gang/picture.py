@@ -86,8 +86,8 @@ class GangPicture:
 def picture_of(
     events: Iterable[GangEvent], hosts: int, outcome: Outcome | None = None
 ) -> GangPicture:
-    """Fold the events of a gang of this size. What the outcome, if given, says of the last attempt
-    overrides them."""
+    """Fold the events of a gang of this size. The outcome, if given, overrides them for the last
+    attempt."""
     by_attempt: dict[int, list[GangEvent]] = {1: []}
     for event in events:
         by_attempt.setdefault(event.attempt, []).append(event)

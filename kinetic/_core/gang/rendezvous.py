@@ -94,7 +94,7 @@ class Peers:
         self._latest = 0.0
 
     def may_follow(self, failed: HostReport, now: float) -> bool:
-        """Return whether others may fail as this host did. False if it died."""
+        """Return whether other hosts may fail as this one did. False if it died."""
         if not failed.exit.kind.code_failed or self._window_s <= 0:
             return False
         self._latest = now + _WINDOWS * self._window_s if self._until is None else self._latest
@@ -103,7 +103,7 @@ class Peers:
 
     @property
     def waited_for(self) -> bool:
-        """Whether a host has failed, and others may follow."""
+        """Whether the gang waits for others to fail as well."""
         return self._until is not None
 
     def are_late(self, now: float) -> bool:
