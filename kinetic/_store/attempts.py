@@ -71,5 +71,5 @@ def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostRep
             data = store.get(layout.report(job_id, attempt, host))
             found.append(HostReport.from_json(record.parse(data)))
         except (NotFound, CorruptRecord):
-            continue  # The judge takes a host without a report for lost.
+            continue  # The judge counts a host without a report as lost.
     return found

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 FRESH_S = 86400.0
-"""What was written or renewed within this time may not be renewed again: it is a call less."""
+"""What was written or renewed within this time need not be renewed again, which saves a call."""
 
 
 class Entry(NamedTuple):
-    """An object as it was listed.
+    """An object, as of when it was listed.
 
     Attributes:
         key: its key.
         size_bytes: of its content.
         written_at: when it was written or renewed last, in seconds since the epoch.
-        version: changes with each write, and where that takes no lock with each renewal.
+        version: changes with each write, and with each renewal where no lock protects submissions.
     """
 
     key: str
@@ -51,12 +51,12 @@ class Store(Protocol):
         8. `fetch` is atomic: the file has the whole content, or is unchanged.
         9. All calls are thread-safe.
         10. `drop` deletes nothing that was written or renewed since it was listed; in a folder,
-            only while nobody submits (`_store.gc_lock`). So content is swept without harm to a job
-            that is about to name it.
+            only while nobody submits (`_store.gc_lock`). So content can be swept without harm to a
+            job that is about to name it.
 
     `_store.many` makes many calls, `calls_at_once` at a time. Code that needs more than keys and
-    bytes (locks, appending, links, sockets) asks for `as_folder`, and has another way for stores
-    without one.
+    bytes (locks, appending, links, sockets) asks for `as_folder`, and does without where there is
+    none.
     """
 
     @property
@@ -112,31 +112,31 @@ class Store(Protocol):
         ...
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists; if so it counts as written within the last `FRESH_S`. In
-        a folder it does not: the lock of submissions protects what is there."""
+        """Return whether the key exists; if so it counts as written within the last `FRESH_S`,
+        except in a folder, where the lock of submissions protects it."""
         ...
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of the keys below the prefix that have more than that, each once,
-        sorted: the ids of jobs without all that lies below them."""
+        """Yield the next part of all keys that have parts below the prefix and that one, each once,
+        sorted: the ids of jobs without listing all that lies below them."""
         ...
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` does, with sizes and times."""
+        """Yield what `list` yields, with sizes and times."""
         ...
 
     def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is as it was listed; return whether this call did."""
+        """Delete an object if it is unchanged since it was listed; return whether this call did."""
         ...
 
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A store that can tell how far the content is that it sends."""
+    """A store that can report how much of the content that it sends is on its way."""
 
     def watched(self, on_sent: Callable[[int], None]) -> Store:
-        """Return the same store, which calls this with the number of bytes that are on their way,
-        again and again, from any thread."""
+        """Return the same store, which calls this with the number of further bytes sent, many times
+        and from any thread."""
         ...
 
 

@@ -1,11 +1,10 @@
-"""A bucket of Google Cloud Storage: the only door to the packages of Google that reach it.
+"""A bucket of Google Cloud Storage: the only door to Google's packages for it.
 
-In: names of objects, content. Out: content and what the bucket says of objects; errors in our
-words.
+In: names of objects, content. Out: content and metadata of objects; kinetic's errors.
 
-What the service cannot answer just now is asked again, with growing pauses. Content is checked by
-its CRC32C both ways: the service refuses an upload that does not match, and what was downloaded is
-compared here, also when it came in several pieces.
+Requests that the service cannot answer just now are repeated, with growing pauses. Content is
+checked by its CRC32C both ways: the service refuses uploads that do not match, and downloads are
+compared here, because the library does not check those that arrive in several pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from kinetic._core.values import dataclass
 from kinetic._store import bucket_errors, inherited
-from kinetic._store.transfer import Memory, Target, Told
+from kinetic._store.transfer import Memory, ProgressStream, Target
 from kinetic.errors import StoreError
 
 if TYPE_CHECKING:
@@ -31,40 +30,40 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 CHUNK_BYTES = 16 << 20
-"""What is in memory of a large object that is sent: a pack of small files is sent at once."""
+"""How much of a large object is in memory while it is sent. A pack fits in one chunk."""
 _LARGE_AT_ONCE = 8
 """How many large objects are sent at the same time."""
 _SMALL_BYTES = 8 << 20
 """The library sends more than this in chunks."""
 _RESTARTS = 3
-"""How often a transfer that cannot be taken up begins."""
+"""How often a transfer that cannot be resumed is started."""
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
-"""How long a request is repeated."""
+"""For how long a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
-"""How long it is, where nobody has answered yet: this machine may have no network."""
+"""The same, until the service has answered once: this machine may have no network."""
 _MOST_REMEMBERED = 1000
 _TOKEN = "kinetic-write"
-"""A name of its own for each write: who finds the object there can tell whether the write whose
-answer was lost made it."""
+"""Metadata: a random token for each write. When the answer to a write was lost, it tells whether
+the object that is there comes from that write."""
 _RENEWED = "kinetic-renewed"
-"""When the object was last counted on, for people who look at it."""
+"""Metadata: when the object was last renewed; for people, kinetic does not read it."""
 _FIELDS = "items(name,size,crc32c,generation,metageneration,updated),nextPageToken"
 _MARKS = frozenset((408, 429, 500, 502, 503, 504))
-"""HTTP statuses of what may succeed the next time."""
+"""HTTP statuses after which a request is repeated."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """What a bucket says of an object.
+    """The metadata of an object.
 
     Attributes:
         crc32c: the digest as the service writes it; "" if it has none.
-        generation: the number of this content: another one for each that is written.
-        metageneration: the number of what is said of this content.
-        updated_at: when either changed, by this machine's clock: the difference of the service's
-            is taken out.
+        generation: changes whenever content is written.
+        metageneration: changes whenever the metadata of this content are.
+        updated_at: when either last changed, in this machine's time: corrected by the difference
+            between its clock and the service's.
     """
 
     name: str
@@ -77,21 +76,21 @@ class Blob:
 
 @dataclass(frozen=True)
 class _Content:
-    """What is sent: the object's name, its content, and the digest of that."""
+    """Content to upload: the object's name, the content and its digest."""
 
     name: str
-    stream: Told
+    stream: ProgressStream
     size_bytes: int
     crc32c: str
 
 
 class Bucket:
-    """A bucket, for any number of threads, also of forked processes.
+    """A bucket, for any number of threads and forked processes.
 
     Args:
         name: its name.
-        at_once: how many requests are made at the same time.
-        patience_s: how long a request is repeated that the service cannot answer.
+        at_once: the most requests at the same time.
+        patience_s: for how long a request that the service cannot answer is repeated.
     """
 
     def __init__(self, name: str, *, at_once: int = 1, patience_s: float = _PATIENCE_S) -> None:
@@ -99,8 +98,8 @@ class Bucket:
         self._at_once = at_once
         self._patience_s = patience_s
         self._written: dict[str, int] = {}
-        """Generations of what was written here: some objects are written again and again."""
-        self._lines: dict[int, _Line] = {}
+        """Generations written by this process: some objects are rewritten many times."""
+        self._by_pid: dict[int, _Connections] = {}
         self._locks: dict[int, threading.Lock] = {}
 
     def read(self, name: str) -> bytes:
@@ -125,11 +124,11 @@ class Bucket:
             target.restart()
         raise StoreError(
             f"gs://{self.name}/{name} arrives damaged: its CRC32C is not the one that the bucket "
-            "has. Try again; if it stays so, look for a proxy that changes downloads."
+            "has. Try again; if that does not help, look for a proxy that changes downloads."
         )
 
     def _downloaded(self, name: str, target: Target, generation: int | None) -> bool:
-        """Whether the content has arrived as it is in the bucket."""
+        """Return whether the content arrived intact."""
         tries = self._tries()
         digest = _checksum()
 
@@ -143,35 +142,35 @@ class Bucket:
         with self._explained(f"read gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name, generation=generation)
             try:
-                # The library does not check what came in several pieces.
+                # The library does not check what arrives in several pieces.
                 blob.download_to_file(
                     Stream(), raw_download=True, checksum=None, retry=tries.retry()
                 )
             except _vendor().NotFound:
                 if not tries.failed:
                     raise
-                return False  # Taken up in the middle, after somebody else has replaced it.
+                return False  # The object was replaced before the download could resume.
         return blob.crc32c in (None, _encoded(digest))
 
-    def write(self, name: str, stream: Told, size_bytes: int, *, if_absent: bool) -> bool:
+    def write(self, name: str, stream: ProgressStream, size_bytes: int, *, if_absent: bool) -> bool:
         """Write an object; return whether this call wrote.
 
-        Each try names the generation that it replaces, so that one which is held up on its way
-        cannot undo what was written after it.
+        Each try names the generation that it replaces, so that a delayed one cannot overwrite what
+        was written after it.
 
         Args:
             name: of the object.
             stream: the content, read twice from its beginning.
             size_bytes: of the content.
-            if_absent: leave an object alone that is there.
+            if_absent: leave an existing object alone.
         """
         is_large = size_bytes > _SMALL_BYTES
-        # The service looks which one is there when all has been sent.
+        # The service checks the precondition only after everything was sent.
         there = self._generation(name) if is_large else 0
         if if_absent and there:
             return False
         doing = self._explained(f"write gs://{self.name}/{name}", "storage.objects.create")
-        with doing, self._line.large if is_large else nullcontext():
+        with doing, self._connections.large if is_large else nullcontext():
             content = _Content(name, stream, size_bytes, _digest_of(stream.stream))
             replaces = there or (0 if if_absent else self._written.get(name, 0))
             while not (wrote := self._wrote(content, replaces)) and not if_absent:
@@ -183,7 +182,8 @@ class Bucket:
         return 0 if (found := self.find(name)) is None else found.generation
 
     def _wrote(self, content: _Content, replaces: int) -> bool:
-        """Write an object in place of this generation; return whether it was still that."""
+        """Write an object in place of this generation; return whether it was still the current
+        one."""
         token = secrets.token_hex(16)
         for left in reversed(range(_RESTARTS)):
             tries = self._tries()
@@ -214,13 +214,13 @@ class Bucket:
             size=content.size_bytes,
             content_type="application/octet-stream",
             if_generation_match=replaces,
-            checksum=None,  # The digest is in the metadata: the service compares it.
+            checksum=None,  # The metadata have the digest, and the service compares it.
             retry=retry,
         )
         return int(blob.generation)
 
     def _made_by(self, name: str, token: str) -> int:
-        """The generation of an object, if the write with this name made it; else 0."""
+        """The generation of an object if the write with this token made it, else 0."""
         blob = self._bucket.blob(name)
         try:
             blob.reload(retry=self._tries().retry())
@@ -229,7 +229,7 @@ class Bucket:
         return int(blob.generation) if (blob.metadata or {}).get(_TOKEN) == token else 0
 
     def find(self, name: str) -> Blob | None:
-        """Return what the bucket says of an object; None if there is none."""
+        """Return the metadata of an object, or None."""
         with self._explained(f"look for gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name)
             try:
@@ -238,23 +238,23 @@ class Bucket:
                 if bucket_errors.lacks_bucket(error):
                     raise
                 return None
-            return _blob(blob, self._line.ahead_s)
+            return _blob(blob, self._connections.ahead_s)
 
     def renew(self, name: str, within_s: float) -> bool:
-        """Return whether there is such an object; if so, its `updated_at` is no older than this
-        when it returns, and any older `Blob` of it is out of date where it was renewed."""
+        """Return whether there is such an object. If so it was updated within this time when the
+        call returns; a `Blob` from before a renewal is out of date."""
         while (found := self.find(name)) is not None:
             if time.time() - found.updated_at < within_s or self._renewed(found):
                 return True
         return False
 
     def _renewed(self, found: Blob) -> bool:
-        """Write into an object that it was counted on; return whether it was still the same."""
+        """Note in the metadata that the object is in use; return whether it was unchanged."""
         with self._explained(f"renew gs://{self.name}/{found.name}", "storage.objects.update"):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             try:
-                # Blob.patch asks for the access lists too, which few may read.
-                self._line.client._connection.api_request(
+                # Blob.patch also asks for the access lists, which few accounts may read.
+                self._connections.client._connection.api_request(
                     method="PATCH",
                     path=self._bucket.blob(found.name).path,
                     query_params={"ifGenerationMatch": found.generation, "projection": "noAcl"},
@@ -266,9 +266,9 @@ class Bucket:
             return True
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Yield what comes next in the names that begin so, up to a slash, without it, sorted."""
+        """Yield the next part, up to a slash, of the names with this prefix, sorted."""
         with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
-            found = self._line.client.list_blobs(
+            found = self._connections.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
                 delimiter="/",
@@ -279,9 +279,9 @@ class Bucket:
                 yield from (name.removeprefix(prefix).rstrip("/") for name in page.prefixes)
 
     def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[Blob]:
-        """Yield the objects whose names begin so, sorted: those before `end`, or only the first."""
+        """Yield the objects with this prefix, sorted: those before `end`, or only the first."""
         with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
-            found = self._line.client.list_blobs(
+            found = self._connections.client.list_blobs(
                 self._bucket,
                 prefix=prefix or None,
                 end_offset=end or None,
@@ -290,11 +290,11 @@ class Bucket:
                 retry=self._tries().retry(),
             )
             for blob in found:
-                yield _blob(blob, self._line.ahead_s)
+                yield _blob(blob, self._connections.ahead_s)
 
     def delete(self, name: str, *, unchanged: Blob | None = None) -> bool:
-        """Delete an object, if one is given only while it is as that says; return whether it was
-        there."""
+        """Delete an object, or only if it is `unchanged`; return whether it was there and was
+        deleted."""
         tries = self._tries()
         with self._explained(f"delete gs://{self.name}/{name}", "storage.objects.delete"):
             try:
@@ -308,39 +308,39 @@ class Bucket:
             except _vendor().NotFound as error:
                 if bucket_errors.lacks_bucket(error):
                     raise
-                return bool(tries.failed)  # The answer to an earlier try was lost.
+                return bool(tries.failed)  # An earlier try deleted it, and its answer was lost.
             return True
 
     @property
-    def _line(self) -> _Line:
+    def _connections(self) -> _Connections:
         # A forked process must not use its parent's connections.
         pid = os.getpid()
-        if pid not in self._lines:
+        if pid not in self._by_pid:
             with self._locks.setdefault(pid, threading.Lock()):
-                if pid not in self._lines:
-                    self._lines[pid] = _connected(self.name, self._at_once)
-        return self._lines[pid]
+                if pid not in self._by_pid:
+                    self._by_pid[pid] = _connected(self.name, self._at_once)
+        return self._by_pid[pid]
 
     @property
     def _bucket(self) -> storage.Bucket:
-        return self._line.bucket
+        return self._connections.bucket
 
     def _tries(self) -> _Tries:
-        return _Tries(self._line, self._patience_s)
+        return _Tries(self._connections, self._patience_s)
 
     @contextmanager
     def _explained(self, doing: str, permission: str) -> Iterator[None]:
-        """Turn errors of the library into ours."""
-        line = self._line
+        """Translate the library's errors."""
+        connections = self._connections
         try:
             yield
-            line.answers = True
+            connections.answers = True
         except bucket_errors.failures() as error:
-            raise bucket_errors.ours(error, doing, permission, self.name) from error
+            raise bucket_errors.translated(error, doing, permission, self.name) from error
 
 
-class _Line:
-    """The connections of one process to a bucket."""
+class _Connections:
+    """One process's connections to a bucket."""
 
     def __init__(self, client: storage.Client, bucket: str) -> None:
         self.client = client
@@ -352,26 +352,26 @@ class _Line:
         """By how much the service's clock is ahead of this machine's."""
 
     def read_answer(self, response: Any, **_options: Any) -> None:
-        """Look at the clock; read what was not asked for, so that the connection is free: the
-        library leaves it open."""
+        """Note the difference of the clocks. Read the body of an error: the library does not, and
+        the connection would stay busy."""
         with suppress(KeyError, ValueError):
-            told = parsedate_to_datetime(response.headers["Date"])
-            self.ahead_s = told.timestamp() - time.time()
+            date = parsedate_to_datetime(response.headers["Date"])
+            self.ahead_s = date.timestamp() - time.time()
         if not response.ok:
-            response.content  # noqa: B018  read by looking at it
+            response.content  # noqa: B018 - the property reads the body
 
 
 class _Tries:
-    """The tries of one call: what failed and is tried again."""
+    """The tries of one call, and how many have failed."""
 
-    def __init__(self, line: _Line, patience_s: float) -> None:
-        self._line = line
+    def __init__(self, connections: _Connections, patience_s: float) -> None:
+        self._connections = connections
         self._patience_s = patience_s
         self._began = time.monotonic()
         self.failed = 0
 
     def retry(self) -> Retry:
-        """What the library asks whether to try again."""
+        """The library's policy for repeating the request."""
         from google.api_core.retry import Retry
 
         return Retry(
@@ -383,20 +383,20 @@ class _Tries:
 
     def _may_succeed(self, error: Exception) -> bool:
         status = bucket_errors.status_of(error)
-        self._line.answers |= bool(status)
+        self._connections.answers |= bool(status)
         again = status in _MARKS if status else bucket_errors.is_broken_connection(error)
-        if again and not self._line.answers:
+        if again and not self._connections.answers:
             again = time.monotonic() - self._began < _FIRST_PATIENCE_S
         self.failed += again
         return again
 
 
-def _connected(name: str, at_once: int) -> _Line:
+def _connected(name: str, at_once: int) -> _Connections:
     try:
         with warnings.catch_warnings():
-            # of a package that only gRPC's users need
+            # a warning of a package that only gRPC needs
             warnings.simplefilter("ignore", ImportWarning)
-            import google_crc32c  # noqa: F401  only whether it is there
+            import google_crc32c  # noqa: F401  only to see that it is there
             from google.auth.exceptions import DefaultCredentialsError
             from google.cloud import storage
             from requests.adapters import HTTPAdapter
@@ -414,18 +414,18 @@ def _connected(name: str, at_once: int) -> _Line:
         raise StoreError(bucket_errors.no_credentials(name)) from error
     except Exception as error:
         raise StoreError(
-            f"gs://{name} cannot be reached: {bucket_errors.said(error)}. Check the credentials "
-            "that GOOGLE_APPLICATION_CREDENTIALS names."
+            f"gs://{name} cannot be reached: {bucket_errors.message_of(error)}. Check the "
+            "credentials that GOOGLE_APPLICATION_CREDENTIALS names."
         ) from error
-    # One that looks up buckets in the background, with a permission that nobody needs.
+    # The cache looks up buckets in the background, with a permission that is not needed.
     client._bucket_metadata_cache = None
     adapter = HTTPAdapter(pool_connections=2, pool_maxsize=at_once)
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter)
     inherited.close_in_forks(client._http)
-    line = _Line(client, name)
-    client._http.hooks["response"].append(line.read_answer)
-    return line
+    connections = _Connections(client, name)
+    client._http.hooks["response"].append(connections.read_answer)
+    return connections
 
 
 def _vendor() -> Any:

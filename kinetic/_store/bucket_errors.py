@@ -1,7 +1,7 @@
-"""What went wrong at a bucket: the errors of Google's packages, told in our words.
+"""Errors of Google's packages, translated into kinetic's.
 
-In: what the library raised, what was done. Out: errors that name the bucket, the permission and the
-next step; whether to try again.
+In: what the library raised, and what was tried. Out: errors that name the bucket, the permission
+and the next step; whether to try again.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from kinetic.errors import NotFound, StoreError
 _REMEDIES = (
     (
         r"retention policy|object retention|active .*hold",
-        "Records are replaced and removed: take the policy or the hold from BUCKET, or use another "
-        "bucket.",
+        "kinetic replaces and removes objects: take the policy or the hold from BUCKET, or use "
+        "another bucket.",
     ),
     (
         r"requester pays",
-        "kinetic names no project that pays: turn it off with `gcloud storage buckets update "
-        "BUCKET --no-requester-pays`, or copy what you need to a bucket of yours.",
+        "kinetic names no project to bill: turn it off with `gcloud storage buckets update "
+        "BUCKET --no-requester-pays`, or copy what you need to a bucket of your own.",
     ),
     (
         r"VPC Service Controls|organization's policy",
-        "BUCKET lies within a perimeter of your organization: work from inside, or ask who "
-        "administers it to let this machine in.",
+        "BUCKET lies within a perimeter of your organization: work from inside, or ask its "
+        "administrators to let this machine in.",
     ),
     (
         r"billing account",
         "Turn billing on for the project of BUCKET, or use another bucket.",
     ),
 )
-"""By what Google says: what to do."""
+"""What Google says (a pattern), and what to do about it."""
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """What the library raises where it is called: all but our own errors."""
+    """Everything that calls of the library raise."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
@@ -46,26 +46,27 @@ def failures() -> tuple[type[BaseException], ...]:
     return (GoogleAPIError, GoogleAuthError, RequestException, HTTPError, OSError, ValueError)
 
 
-def ours(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
-    cause = getattr(error, "cause", None) or error  # of one that was tried in vain
+def translated(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
+    """Return the error to raise instead; `doing` completes "Could not …"."""
+    cause = getattr(error, "cause", None) or error  # RetryError has it
     status = status_of(cause)
     if status == 404 and not lacks_bucket(cause):
         return NotFound(f"Could not {doing}: there is no such object.")
     if status == 404:
         what = f"there is no bucket {bucket!r}. Check its name, or create it: `gcloud storage "
         return StoreError(f"Could not {doing}: {what}buckets create gs://{bucket}`.")
-    text = said(cause)
+    text = message_of(cause)
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, text):
             to_do = remedy.replace("BUCKET", f"gs://{bucket}")
             return StoreError(f"Could not {doing}: {text}. {to_do}")
     if status == 403:
-        named = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+", text)  # replacing takes two of them
+        named = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+", text)  # replacing takes two
         permission = named[0] if named else permission
         reading = permission.endswith((".get", ".list"))
         role = "roles/storage.objectViewer" if reading else "roles/storage.objectUser"
         return StoreError(
-            f"Could not {doing}: you may not. It takes the permission {permission} on "
+            f"Could not {doing}: permission denied. It takes the permission {permission} on "
             f"gs://{bucket}, which {role} has. Google says: {text}"
         )
     if status == 401 or _is_refused_credentials(cause):
@@ -74,13 +75,13 @@ def ours(error: BaseException, doing: str, permission: str, bucket: str) -> Exce
             "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
             "the key of a service account."
         )
-    again = " It was tried for a while." if cause is not error else ""
+    again = " This was tried for a while." if cause is not error else ""
     if status in (429, 500, 502, 503, 504):
-        again += " That passes: try again later."
+        again += " This usually passes: try again later."
     elif not status and is_broken_connection(cause):
         again += (
-            " Check that this machine reaches storage.googleapis.com, through the proxy that "
-            "HTTPS_PROXY names where there is one."
+            " Check that this machine reaches storage.googleapis.com, directly or through the "
+            "proxy in HTTPS_PROXY."
         )
     return StoreError(f"Could not {doing}: {text}.{again}")
 
@@ -93,8 +94,8 @@ def no_credentials(bucket: str) -> str:
     )
 
 
-def said(error: BaseException) -> str:
-    """What the service says, without the address that the library adds."""
+def message_of(error: BaseException) -> str:
+    """The service's message, without the address that the library adds."""
     response = getattr(error, "response", None)
     text = str(getattr(response, "text", "") or "")
     with suppress(ValueError, LookupError, TypeError):
@@ -106,14 +107,14 @@ def said(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What broke a connection, without the pools and objects around it."""
+    """Why a connection broke, without urllib3's objects around it."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", None)
     return str(reason).rpartition(">: ")[2] if isinstance(reason, Exception) else str(error)
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status of an answer; 0 if there was none."""
+    """The HTTP status; 0 if there was no answer."""
     code = getattr(error, "code", None)
     if isinstance(code, int):
         return int(code)
@@ -126,8 +127,8 @@ def lacks_bucket(error: BaseException) -> bool:
 
 
 def may_begin_again(error: BaseException) -> bool:
-    """Whether an upload failed, but another may succeed: it arrived damaged; its session is gone;
-    or the service kept less of a chunk than it was sent, which the library does not expect."""
+    """Whether a new upload may succeed: the content arrived damaged, the upload session is gone, or
+    the service kept less of a chunk than was sent, which the library does not expect."""
     status = status_of(error)
     if status in (404, 410):
         return not lacks_bucket(error)

@@ -1,7 +1,7 @@
 """Local files: reading regular files only, and writing atomically.
 
-In: paths. Out: content; an error at once for a FIFO, a socket, a device, a folder or a loop of
-symlinks, of which some could block a reader forever.
+In: paths. Out: content; an error at once for anything else than a file: a FIFO, for example, could
+block a reader forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from kinetic.errors import CorruptRecord, StoreError, StoreFull
 
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP, errno.ELOOP)
-"""Errors of opening a socket, a missing device, or a symlink that leads to itself."""
+"""Errors of opening a socket, a missing device, or a loop of symlinks."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 CHUNK_BYTES = 1 << 20
 
@@ -64,7 +64,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 class Sink:
-    """A file that is being written beside its place."""
+    """A file that is written under a temporary name."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         import hashlib  # needed only to fetch
@@ -88,7 +88,7 @@ class Sink:
         return len(part)
 
     def restart(self) -> None:
-        """Forget all that was written."""
+        """Discard everything written so far."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         self.digest = self._new_digest()
@@ -96,8 +96,8 @@ class Sink:
 
 @contextmanager
 def saving(path: Path, *, sha256: str = "") -> Iterator[Sink]:
-    """Write a file atomically, readable by its owner only: it takes its place when the `with`
-    block ends without an exception.
+    """Write a file atomically, readable by its owner only: it gets its name when the `with` block
+    ends without an exception.
 
     Raises:
         CorruptRecord: the content has another digest.
@@ -123,7 +123,7 @@ def saving(path: Path, *, sha256: str = "") -> Iterator[Sink]:
 
 
 def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
-    """Write the parts to a file as `saving` does, which says what it raises."""
+    """Write the parts to a file; raises like `saving`."""
     with saving(path, sha256=sha256) as sink:
         for part in parts:
             sink.write(part)

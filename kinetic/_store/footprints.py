@@ -28,7 +28,7 @@ def peak_bytes(store: Store, plan: Plan) -> int:
         document = record.parse(store.get(_key(plan)))
         return max(0, int(document["peak_rss_bytes"]))
     except (KineticError, KeyError, TypeError, ValueError):
-        return 0  # absent or damaged: it is only an estimate
+        return 0  # absent or damaged
 
 
 def remember(store: Store, plan: Plan, outcome: Outcome) -> None:
@@ -46,11 +46,11 @@ def remember(store: Store, plan: Plan, outcome: Outcome) -> None:
         "hosts": plan.hosts,
         "accelerator": plan.topology.name,
     }
-    with contextlib.suppress(KineticError):  # a full disk; the verdict is written already
+    with contextlib.suppress(KineticError):  # on a full disk, for example: it is only an estimate
         store.put(_key(plan), json.dumps(document).encode())
 
 
 def _key(plan: Plan) -> str:
-    """The same for every run of a function or program, on any slice."""
+    """One key for every run of a function or program, on any slice."""
     identity = "\0".join((plan.client_root, plan.entry_rel, plan.name))
     return layout.footprint(hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest())

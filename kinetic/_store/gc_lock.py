@@ -6,20 +6,20 @@ A submission sends only the content that the store lacks, and writes its plan, w
 content, last. A sweep between the two would find that content unused. The lock is the kernel's: it
 is released when its process ends, however it ends.
 
-A store without a folder has no lock; a lease could outlive its holder, or expire while it works.
-There a submission renews what it finds and counts on (`Store.renew`), and the sweep works in this
+A store without a folder has no lock, and a lease could outlive its holder or expire too early.
+There a submission renews what it finds and relies on (`Store.renew`), and the sweep works in this
 order:
 
 1. list all content, with the version of each object;
 2. read all plans, and the records of trees that they name or that are young;
-3. drop what none of them names and nobody has written or renewed for `content_age_s`: first the
-   records of trees, which vouch for the rest, and nothing of what a record names that is still
-   there. `Store.drop` fails where the object was written or renewed after step 1.
+3. drop what none of them names and what was not written or renewed for `content_age_s`: first the
+   records of trees, which vouch for the rest, then nothing that a remaining record names.
+   `Store.drop` fails where the object was written or renewed after step 1.
 
-So what a submission counts on was renewed before step 1, and is too young, or after it, and is not
-dropped; or the plan was written before step 2, and names it. The only assumption is that less time
-lies between the first look of a submission and its plan than between `base.FRESH_S` and
-`content_age_s`: six days. Any number of sweeps may run, and be killed at any point.
+So what a submission relies on was renewed before step 1, and is too young, or after it, and is not
+dropped; or the plan was written before step 2, and names it. The only assumption is that a
+submission takes no longer, from its first look to its plan, than `content_age_s` exceeds
+`base.FRESH_S`: six days. Any number of sweeps may run, and be killed at any point.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kinetic.errors import StoreError
 
 
 def content_age_s(store: Store) -> float:
-    """How long content stays that no plan names."""
+    """How long content that no plan names is kept."""
     return FRESH_S if store.as_folder() is not None else 7 * FRESH_S
 
 

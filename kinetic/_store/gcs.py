@@ -2,10 +2,10 @@
 
 In: keys and bytes. Out: bytes.
 
-Each call is one request, or few: `get`, `fetch`, `has` and small objects take one; what is larger
-than 8 MiB is sent in chunks of 16 MiB; `list` takes one for each thousand keys; `delete` lists,
-then deletes each object. The bucket keeps all promises by itself: it shows an object when it is
-whole, and creates one only if there is none.
+Each call is one request, or few: `get`, `fetch`, `has` and small objects take one; more than 8 MiB
+are sent in chunks of 16 MiB; `list` takes one for each thousand keys; `delete` lists, then deletes
+each object. The bucket itself keeps all promises: an object appears when it is whole, and can be
+created only if there is none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kinetic._store import files
 from kinetic._store.base import FRESH_S, Entry, check_key
 from kinetic._store.bucket import CHUNK_BYTES, Blob, Bucket
 from kinetic._store.many import at_once
-from kinetic._store.transfer import Told
+from kinetic._store.transfer import ProgressStream
 from kinetic.errors import StoreError, StoreFull, UsageError
 
 _AT_ONCE = 32
 _DELETED_AT_ONCE = 8
-"""Removing many jobs already makes many calls at once."""
+"""Few: removing many jobs makes many of these calls at once."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
 
@@ -38,7 +38,7 @@ class GcsStore:
 
     Args:
         uri: gs://bucket or gs://bucket/prefix.
-        patience_s: how long a request is repeated that the service cannot answer.
+        patience_s: for how long a request that the service cannot answer is repeated.
 
         fresh_s: what was written or renewed within this time is not renewed.
 
@@ -63,14 +63,14 @@ class GcsStore:
         return self._uri
 
     def watched(self, on_sent: Callable[[int], None]) -> GcsStore:
-        """Return the same store, which tells how much it sends."""
+        """Return the same store, which reports how much it sends."""
         same = copy.copy(self)
         same._on_sent = on_sent
         return same
 
     @property
     def calls_at_once(self) -> int:
-        """Many: each is a request that takes its time."""
+        """Many: each is a request over the network."""
         return _AT_ONCE
 
     def as_folder(self) -> None:
@@ -95,8 +95,8 @@ class GcsStore:
         name = self._name(key)
         with _stream(data) as stream:
             size_bytes = stream.seek(0, io.SEEK_END)
-            told = Told(stream, self._on_sent)
-            return self._bucket.write(name, told, size_bytes, if_absent=if_absent)
+            source = ProgressStream(stream, self._on_sent)
+            return self._bucket.write(name, source, size_bytes, if_absent=if_absent)
 
     def has(self, key: str) -> bool:
         """Return whether the key exists."""
@@ -117,22 +117,22 @@ class GcsStore:
         return sum(at_once(self._bucket.delete, gone, _DELETED_AT_ONCE))
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists; if so it counts as written lately: one request, and
-        another one where it was not written or renewed for a day."""
+        """Return whether the key exists; if so it counts as written recently. Takes a second
+        request if it was not written or renewed for a day."""
         return self._bucket.renew(self._name(key), self._fresh_s)
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of the keys below the prefix that have more than that."""
+        """Yield the next part of all keys that have parts below the prefix and that one."""
         return self._bucket.folders(f"{self._name(prefix)}/")
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` does, with sizes and times."""
+        """Yield what `list` yields, with sizes and times."""
         for blob in self._bucket.list(f"{self._name(prefix)}/"):
             key, version = blob.name.removeprefix(self._prefix), _version(blob)
             yield Entry(key, blob.size_bytes, blob.updated_at, version)
 
     def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is as it was listed; return whether this call did."""
+        """Delete an object if it is unchanged since it was listed; return whether this call did."""
         generation, _, metageneration = entry.version.partition(".")
         listed = Blob(
             self._name(entry.key), entry.size_bytes, "", int(generation), int(metageneration)
@@ -145,7 +145,7 @@ class GcsStore:
         try:
             size_bytes = len(name.encode())
         except UnicodeEncodeError as error:
-            raise UsageError(f"{key!r} is not a key of a store: it is no valid text.") from error
+            raise UsageError(f"{key!r} is not a key of a store: it is not valid text.") from error
         if size_bytes > _MAX_NAME_BYTES:
             raise UsageError(
                 f"{key!r} is not a key of this store: with its prefix it is {size_bytes} bytes "
@@ -168,8 +168,8 @@ def split(uri: str) -> tuple[str, str]:
     rest = rest.rstrip("/")
     if not uri.startswith("gs://") or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{uri!r} does not name a bucket. Write gs://bucket/path; names of buckets have small "
-            "letters, digits, '-', '_' and '.'."
+            f"{uri!r} does not name a bucket. Write gs://bucket/path; names of buckets have lower-"
+            "case letters, digits, '-', '_' and '.'."
         )
     if rest:
         check_key(rest)
@@ -178,7 +178,7 @@ def split(uri: str) -> tuple[str, str]:
 
 @contextmanager
 def _stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
-    """The data of a `put`, to be read more than once; never all of a large one in memory."""
+    """The data of a `put` as a stream that can be read again, large ones on disk."""
     if isinstance(data, Path):
         try:
             file = files.opened(data)
@@ -201,7 +201,7 @@ def _keep(spool: IO[bytes], part: bytes) -> None:
     except OSError as error:
         if error.errno in files.FULL:
             raise StoreFull(
-                f"No space is left in {tempfile.gettempdir()}, where large content waits to be "
-                "sent. Free some."
+                f"No space is left in {tempfile.gettempdir()}, where large content is kept until "
+                "it is sent. Free some."
             ) from error
         raise StoreError(f"Could not write in {tempfile.gettempdir()}: {error}.") from error

@@ -4,8 +4,8 @@ In: a store, the beginning of an id. Out: `JobRef`s.
 
 Reading the reference of each job is fast in a folder and slow over a network. A store without a
 folder keeps, beside each reference, empty objects whose keys encode what lists show: of the
-reference, and later of the end. They are a cache: one that is missing, damaged or left over only
-makes a list slower.
+reference, and later of the end. They are a cache: a missing, damaged or stale one only makes a list
+slower.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def find(store: Store, text: str) -> JobRef:
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
-    """Like `find`, to stop or remove the job; on this machine the reference may be damaged or lost.
+    """Like `find`, to stop or remove the job; in a folder the reference may be damaged or lost.
 
     Raises:
         NotFound, UsageError: as above.
@@ -147,7 +147,7 @@ def _checked(text: str) -> str:
 
 
 def _keys(store: Store) -> list[str]:
-    """The keys of all references, including those that are not files."""
+    """The keys of all references, including entries that are not files."""
     return [*store.list(layout.REFS), *_misplaced(store)]
 
 
@@ -252,7 +252,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     except CorruptRecord as damage:
         import logging  # needed only here
 
-        logging.getLogger("kinetic.storage").warning("%s is passed over: %s", key, damage)
+        logging.getLogger("kinetic.storage").warning("%s is skipped: %s", key, damage)
         return None
 
 

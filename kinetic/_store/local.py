@@ -4,7 +4,7 @@ In: keys and bytes. Out: bytes.
 
 Everything below the root is private to its owner (folders 0700, files 0600). Writes are atomic:
 they go to a private file in `.tmp` below the root, which is then renamed, or linked if the name
-must be free.
+must not exist yet.
 """
 
 # A Path per blob would cost as much as the calls themselves.
@@ -39,7 +39,7 @@ class LocalStore:
 
     Args:
         root: the folder.
-        existing: never create it: a running job must not bring back a store that was removed.
+        existing: never create it: a running job must not recreate a store that was removed.
     """
 
     calls_at_once = 1
@@ -151,7 +151,7 @@ class LocalStore:
         return self.has(key)
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the names of the folders in a folder, also of empty ones."""
+        """Yield the names of the folders in a folder, including empty ones."""
         folder = self._locate(prefix)
         try:
             with _explained(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
@@ -161,7 +161,7 @@ class LocalStore:
         yield from sorted(names)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` does, with sizes and times."""
+        """Yield what `list` yields, with sizes and times."""
         for key in self.list(prefix):
             with suppress(FileNotFoundError):  # removed since it was listed
                 info = os.stat(self._locate(key))
@@ -169,7 +169,8 @@ class LocalStore:
                 yield Entry(key, info.st_size, info.st_mtime, version)
 
     def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is as it was listed; the caller holds the lock of the sweep."""
+        """Delete an object if it is unchanged since it was listed; the caller holds the sweep's
+        lock."""
         with suppress(FileNotFoundError, NotADirectoryError):
             info = os.stat(self._locate(entry.key))
             if f"{info.st_ino}-{info.st_mtime_ns}" == entry.version:
@@ -177,7 +178,7 @@ class LocalStore:
         return False
 
     def _out_of_sight(self, path: str) -> str:
-        """Move a folder away atomically, if possible, so that no reader sees half of it."""
+        """Move a folder away atomically, if possible, so that no reader sees it half deleted."""
         if not os.path.isdir(path) or os.path.islink(path):
             return path
         self._make_temporary()
@@ -216,10 +217,7 @@ class LocalStore:
                 return _give_name(temporary, target, if_absent)
             except FileNotFoundError:
                 self._make(os.path.dirname(target))
-        raise StoreError(
-            f"Could not write {target}: its folder is being deleted again and again by somebody "
-            "else."
-        )
+        raise StoreError(f"Could not write {target}: another process keeps deleting its folder.")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[str]:
         try:
@@ -328,7 +326,7 @@ def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
 
 
 def _sweep(folder: str, older_than: float) -> None:
-    """Remove what killed processes have left, if it is old enough not to be in use."""
+    """Remove what killed processes left behind, if it is too old to be in use."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.stat(follow_symlinks=False).st_mtime < older_than:

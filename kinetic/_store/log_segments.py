@@ -3,10 +3,10 @@
 In: the growing files of one host (see `_core.log_format`). Out: segments; from these, `LogChunk`s.
 
 The agent writes the files to its own disk, as always, and a thread sends what was appended: at once
-after a quiet moment, then every second at most, in jobs of days as well. So that these leave
-thousands of objects and not millions, the newest segment is written again, with more output in it,
-until it is large or old. A killed agent loses at most the output since it last sent. A segment is
-named by its offset, so a reader knows the name of the next one:
+after a quiet moment, otherwise about every second. To keep a job of days at thousands of objects
+instead of millions, the newest segment is rewritten with more output until it is large or old.
+A killed agent loses at most the output since it last sent. A segment is named by its offset, so a
+reader knows the name of the next one:
 
     <log>.d/<offset, 16 digits>     "KLS1", length of the records, the records, the output
 """
@@ -40,21 +40,21 @@ from kinetic.errors import CorruptRecord, NotFound, StoreError
 _log = logging.getLogger("kinetic.storage")
 
 PAUSE_S = 0.5
-"""Between two segments, while there are few."""
+"""The pause between two segments, while there are few."""
 FEW = 40
-"""So many segments are written once only: the output of the first minute."""
+"""This many segments are written only once: the output of the first minute."""
 LONGEST_PAUSE_S = 1.0
-"""Later. A bucket lets an object be written again once a second:
+"""The pause after that. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""
 SEGMENT_BYTES = 4 << 20
 GROWS_BYTES = 1 << 14
 GROWS_S = 10.0
-"""A segment that is larger or older than that does not grow any more."""
+"""A segment that is larger or older than this is not rewritten any more."""
 LOOK_EVERY_S = 0.5
-"""How often a reader that is up to date looks for more."""
+"""How often an up-to-date reader looks for more."""
 LOOK_BACK_EVERY_S = 10.0
-"""How often it looks at a segment that should not grow any more; a slow store may have taken long
-to write it."""
+"""How often it looks again at a segment that should be final: a slow store may have taken long to
+write it."""
 _MAGIC = b"KLS1"
 _HEAD = struct.Struct("<4sI")
 _Record = tuple[int, int, int]
@@ -193,12 +193,12 @@ class SegmentWriter:
             try:
                 while (segment := self._pending or self._next(all_bytes)) is not None:
                     # Retried unchanged: the store may have accepted it despite the error. For the
-                    # same reason it does not grow later: the first try may still be under way.
+                    # same reason it must not grow: the first try may still be under way.
                     is_first_try, self._pending = self._pending is None, segment
                     self._put(segment, may_grow=is_first_try)
                     self._pending = None
             except (StoreError, NotFound) as error:
-                _log.info("output could not be sent, and is sent later: %s", error)
+                _log.info("output could not be sent, and will be sent later: %s", error)
                 return False
             return True
 
@@ -306,7 +306,7 @@ class SegmentReader:
         return self._chunk(STDOUT, 0, b"")
 
     def read(self) -> Iterator[LogChunk]:
-        """Yield new output: one look into the store."""
+        """Yield new output: one look at the store."""
         before = self._at
         for segment in self._new():
             self._newest = segment.begin if len(segment.data) < GROWS_BYTES else None
@@ -351,7 +351,7 @@ class SegmentReader:
             except CorruptRecord as damage:
                 self._begins = [each for each in self._list() if each > begin]
                 if begin not in self._damaged:
-                    _log.warning("%s: %s It is passed over.", self._log_key, damage)
+                    _log.warning("%s: %s It is skipped.", self._log_key, damage)
                 self._damaged.add(begin)
                 return segments or (self._new() if self._begins else [])
         self._begins = self._begins[len(segments) :]
@@ -371,7 +371,7 @@ class SegmentReader:
 
 
 def _from(begins: Sequence[int], offset: int) -> list[int]:
-    """Drop all before the last one that begins at or before the offset."""
+    """Drop all before the last that begins at or before the offset."""
     before = [begin for begin in begins if begin <= offset]
     return [*before[-1:], *(begin for begin in begins if begin > offset)]
 

@@ -63,10 +63,10 @@ def put_many(
 
 
 def put_content(store: Store, key: str, parts: Sequence[bytes]) -> bool:
-    """Write content under the key that its digest makes, or renew what is there; return whether
+    """Write content under its digest's key, or renew what is there; return whether
     this call wrote."""
     while not store.put(key, iter(parts), if_absent=True):
-        if store.renew(key):  # else it was swept away in between
+        if store.renew(key):  # else it was swept in between
             return False
     return True
 

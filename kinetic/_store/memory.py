@@ -31,7 +31,7 @@ class _Space:
         self.lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
         self.written: dict[str, tuple[float, int]] = {}
-        """When each was written or renewed, and the number of that."""
+        """When each key was written or renewed, and the version that made."""
         self.numbers = itertools.count(1)
         self.calls: Counter[str] = Counter()
 
@@ -156,7 +156,7 @@ class MemoryStore:
         return is_there
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of the keys below the prefix that have more than that."""
+        """Yield the next part of all keys that have parts below the prefix and that one."""
         check_key(prefix)
         self._travel("list")
         with self._space.lock:
@@ -164,10 +164,10 @@ class MemoryStore:
         return iter(sorted({key.partition("/")[0] for key in below if "/" in key}))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` does, with sizes and times."""
+        """Yield what `list` yields, with sizes and times."""
         check_key(prefix)
         for _ in self._pages(f"{prefix}/"):
-            pass  # What that takes is what this takes.
+            pass  # For its calls.
         with self._space.lock:
             objects, written = self._space.objects, self._space.written
             found = [key for key in objects if _is_in(key, prefix)]
@@ -179,7 +179,7 @@ class MemoryStore:
             )
 
     def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is as it was listed; return whether this call did."""
+        """Delete an object if it is unchanged since it was listed; return whether this call did."""
         check_key(entry.key)
         self._travel("delete")
         with self._space.lock:

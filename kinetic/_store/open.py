@@ -48,7 +48,7 @@ def _local_path(uri: str, rest: str) -> Path:
     host, _, path = rest.partition("/")
     if host not in ("", "localhost") or not path:
         raise UsageError(
-            f"{uri!r} names no folder of this machine. Write file:///path, with three slashes."
+            f"{uri!r} is not a folder of this machine. Write file:///path, with three slashes."
         )
     return Path("/" + unquote(path))
 
@@ -69,7 +69,7 @@ def _memory(uri: str, rest: str) -> Store:
     name, _, option = rest.partition("?")
     delay_ms = option.removeprefix("delay_ms=") or "0"
     if not name or not delay_ms.replace(".", "", 1).isdigit():
-        raise UsageError(f"{uri!r} names no store in memory. Write memory://name?delay_ms=30.")
+        raise UsageError(f"{uri!r} is not a store in memory. Write memory://name?delay_ms=30.")
     return MemoryStore(name, delay_s=float(delay_ms) / 1000)
 
 

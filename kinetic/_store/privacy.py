@@ -21,7 +21,7 @@ def check(root: str) -> bool:
         StoreError: it belongs to another user, or others can write to it.
     """
     try:
-        facts = os.stat(root)  # noqa: PTH116 - a Path would cost as much
+        facts = os.stat(root)  # noqa: PTH116 - a Path would take as long as the call
     except OSError:
         return False
     if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
@@ -41,7 +41,7 @@ def check(root: str) -> bool:
 
 
 def fault_of(root: str, facts: os.stat_result) -> str:
-    """Why the folder must not be used, and what to do; "" if it may."""
+    """Why the folder must not be used, and what to do about it; "" if it may be."""
     if facts.st_uid != os.geteuid():
         return (
             f"The store {root} belongs to {_user(facts.st_uid)}, and this is "

@@ -35,10 +35,10 @@ from kinetic.errors import CorruptRecord, KineticError, StoreError
 _ERRORS = ("NotFound", "UsageError", "StoreFull", "CorruptRecord", "StoreError")
 _VALUES = {"get": type(None), "put": bool, "has": bool, "list": list, "delete": int}
 _VALUES |= {"renew": bool, "parts": list, "entries": list, "drop": bool}
-"""What a call is answered with."""
+"""The type of each call's answer."""
 _AT_ONCE = 32
 _PATIENCE_S = 60.0
-"""How long a server may be silent within a call before it counts as gone."""
+"""How long a server may be silent during a call before it counts as gone."""
 
 
 class ServedStore:
@@ -48,7 +48,7 @@ class ServedStore:
         self._path = Path(path).absolute()
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._idle: list[_Line] = []
+        self._idle: list[_Connection] = []
         weakref.finalize(self, _close, self._idle)
 
     def __repr__(self) -> str:
@@ -104,30 +104,30 @@ class ServedStore:
         return int(self._call("delete", prefix)[0])
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists; if so it counts as written lately."""
+        """Return whether the key exists; if so it counts as written recently."""
         check_key(key)
         return bool(self._call("renew", key)[0])
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of the keys below the prefix that have more than that."""
+        """Yield the next part of all keys that have parts below the prefix and that one."""
         check_key(prefix)
         return iter(self._call("parts", prefix)[0])
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` does, with sizes and times."""
+        """Yield what `list` yields, with sizes and times."""
         check_key(prefix)
         return itertools.starmap(Entry, self._call("entries", prefix)[0])
 
     def drop(self, entry: Entry) -> bool:
-        """Delete an object if it is as it was listed; return whether this call did."""
+        """Delete an object if it is unchanged since it was listed; return whether this call did."""
         check_key(entry.key)
         return bool(self._call("drop", entry.key, json.dumps(entry).encode())[0])
 
     def _call(self, name: str, key: str, body: bytes = b"", **more: bool) -> tuple[Any, bytes]:
         try:
-            with self._line() as line:
-                _send(line.stream, {"call": name, "key": key, **more}, body)
-                answer, data = _receive(line.stream)
+            with self._connection() as connection:
+                _send(connection.stream, {"call": name, "key": key, **more}, body)
+                answer, data = _receive(connection.stream)
                 if "error" not in answer and not isinstance(answer.get("value"), _VALUES[name]):
                     raise ValueError("the answer is not one of a store")
         except (OSError, ValueError) as error:
@@ -141,26 +141,26 @@ class ServedStore:
         return answer["value"], data
 
     @contextmanager
-    def _line(self) -> Iterator[_Line]:
+    def _connection(self) -> Iterator[_Connection]:
         """A connection for one call; reused if the call succeeds."""
         with self._lock:
             # A forked process must not use its parent's connections.
             self._idle[:] = [each for each in self._idle if each.pid == os.getpid()]
-            line = None
-            while self._idle and line is None:
-                line = each if (each := self._idle.pop()).is_idle() else None
-        line = line or _connected(self._path, self._patience_s)
+            connection = None
+            while self._idle and connection is None:
+                connection = each if (each := self._idle.pop()).is_idle() else None
+        connection = connection or _connected(self._path, self._patience_s)
         try:
-            yield line
+            yield connection
         except BaseException:
-            line.stream.close()
+            connection.stream.close()
             raise
         with self._lock:
-            self._idle.append(line)
+            self._idle.append(connection)
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Connection:
     """A connection, and the process that opened it."""
 
     pid: int
@@ -168,24 +168,24 @@ class _Line:
     stream: BufferedIOBase
 
     def is_idle(self) -> bool:
-        """Whether nothing is to be read: else the other side has closed it, as a server does that
-        is started again."""
+        """Whether nothing is to be read. Otherwise the other side has closed it, as a restarted
+        server does."""
         look = select.poll()
         look.register(self.fd, select.POLLIN)
         return not look.poll(0)
 
 
-def _close(lines: list[_Line]) -> None:
-    for line in lines:
+def _close(connections: list[_Connection]) -> None:
+    for connection in connections:
         with suppress(OSError):
-            line.stream.close()
+            connection.stream.close()
 
 
-def _connected(path: Path, patience_s: float) -> _Line:
+def _connected(path: Path, patience_s: float) -> _Connection:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(patience_s)
         connection.connect(str(path))
-        return _Line(os.getpid(), connection.fileno(), connection.makefile("rwb"))
+        return _Connection(os.getpid(), connection.fileno(), connection.makefile("rwb"))
 
 
 @contextmanager
@@ -275,10 +275,10 @@ def _receive(stream: BufferedIOBase) -> tuple[dict[str, Any], bytes]:
     try:
         head = record.parse(line)
     except CorruptRecord as error:
-        raise ValueError(f"what came is not a message: {error}") from error
+        raise ValueError(f"not a message: {error}") from error
     size_bytes = head.get("size_bytes")
     if not isinstance(size_bytes, int) or not 0 <= size_bytes <= sys.maxsize:
-        raise ValueError("what came is not a message: it has no size")
+        raise ValueError("not a message: it has no size")
     body = stream.read(size_bytes)
     if len(body) < size_bytes:
         raise ConnectionResetError("the connection was closed")

@@ -1,6 +1,6 @@
-"""What content is read from on its way to a bucket, and written to on its way from it.
+"""Sources and targets of transfers to and from a bucket.
 
-In: bytes. Out: bytes; how far a transfer is.
+In: bytes. Out: bytes; the progress of an upload.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Target(Protocol):
         ...
 
     def restart(self) -> None:
-        """Forget all that was written."""
+        """Discard everything written so far."""
         ...
 
 
@@ -31,25 +31,25 @@ class Memory:
         self.content = self._buffer.getvalue
 
     def restart(self) -> None:
-        """Forget all that was written."""
+        """Discard everything written so far."""
         self._buffer.seek(0)
         self._buffer.truncate()
 
 
-class Told:
-    """A stream to send, which tells once of each byte that is read to be sent."""
+class ProgressStream:
+    """A stream to upload, which reports each byte once."""
 
     def __init__(self, stream: IO[bytes], on_sent: Callable[[int], None]) -> None:
         self.stream = stream
         self._on_sent = on_sent
-        self._told_bytes = 0
+        self._reported_bytes = 0
         self.seek = stream.seek
         self.tell = stream.tell
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read; what is read again, after something broke, is not told again."""
+        """Read; what is read again, for another try, is not reported again."""
         part = self.stream.read(size)
-        if (at := self.stream.tell()) > self._told_bytes:
-            self._on_sent(at - self._told_bytes)
-            self._told_bytes = at
+        if (at := self.stream.tell()) > self._reported_bytes:
+            self._on_sent(at - self._reported_bytes)
+            self._reported_bytes = at
         return part
