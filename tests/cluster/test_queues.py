@@ -38,9 +38,11 @@ def reason(cluster, name: str) -> str | None:
 def test_what_fits_runs_and_the_rest_says_what_it_waits_for(cluster, jobs) -> None:
     cluster.install_kueue({"lq": {"google.com/tpu": "4"}})
     command = "while [ ! -e $TMPDIR/go ]; do sleep 0.05; done"
-    for name in ("first", "second"):
-        made = jobs.create_namespaced_job("default", queued(name, command))
-        assert made.spec.suspend is True
+    made = jobs.create_namespaced_job("default", queued("first", command))
+    assert made.spec.suspend is True
+    # Workloads of the same second have no order.
+    cluster.wait_for(lambda: reason(cluster, "first") == "QuotaReserved")
+    jobs.create_namespaced_job("default", queued("second", command))
     jobs.create_namespaced_job("default", queued("large", command, pods=2))
     jobs.create_namespaced_job("default", queued("lost", command, "nosuch"))
     wanted = ["QuotaReserved", "WaitingForQuota", "ExceedsMaxQuota", "Misconfigured"]
