@@ -33,11 +33,18 @@ def stop_on_another(stop: Callable[[], None]) -> bool:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Once the main thread is over, no code catches an exception: the next Ctrl-C ends the process
-    at once."""
-    runs = threading.main_thread().is_alive()
+    """Once the main thread only waits for others, no code catches an exception: the next Ctrl-C
+    ends the process at once."""
+    runs = _runs_the_program(frame)
     signal.signal(signal.SIGINT, signal.default_int_handler if runs else signal.SIG_DFL)
     while _stops:
         _stops.pop()()
     if runs:
         raise KeyboardInterrupt
+
+
+def _runs_the_program(frame: FrameType | None) -> bool:
+    """Whether the main thread is in the program: it counts as alive while it waits for pools."""
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") != threading.__name__
