@@ -20,6 +20,7 @@ from gangs import wait_until
 from gcs import serving
 
 import kinetic
+from kinetic._core import layout
 from kinetic.errors import GangTimeout, HostLost, JobCancelled, JobFailed
 
 SINGLE = {"accelerator": "tpu-v6e-16", "controller": "single"}
@@ -236,9 +237,26 @@ def test_chips_that_are_not_there_are_named(with_chips, tmp_path, capfd):
 def test_machines_that_do_not_start_end_the_job(with_chips, tmp_path):
     cluster, _ = with_chips
     cluster.set_image({"pathways/server": [sys.executable, "-c", "exit('no such slice')"]})
-    # The head, whose pod is ended with the workers', may have told of its own end before.
-    told = r"Workers of Pathways ended too often.*pathways-worker-0|asked its pod to end"
-    with pytest.raises(HostLost, match=told):
+    with pytest.raises(HostLost, match=r"Workers of Pathways ended too often.*pathways-worker-0"):
         kinetic.run(**SINGLE)(seen)(str(tmp_path / "m"))
     assert not (tmp_path / "m").exists()
     cluster.wait_for(lambda: is_empty(cluster))
+
+
+@pytest.mark.double
+@pytest.mark.settles_within(60)
+def test_a_head_that_tells_of_its_own_end_first_is_explained(with_chips, tmp_path):
+    cluster, _ = with_chips
+    end = tmp_path / "end"
+    machine = (
+        f"import os, time\nwhile not os.path.exists({str(end)!r}): time.sleep(0.02)\nexit('x')"
+    )
+    cluster.set_image({"pathways/server": [sys.executable, "-c", machine]})
+    handle = kinetic.run(**SINGLE)(seen).run_async(str(tmp_path / "m"))
+    store = handle._store
+    cluster.wait_for(lambda: store.has(layout.events(handle.job_id)))
+    end.touch()
+    cluster.wait_for(lambda: store.has(layout.outcome(handle.job_id)))
+    with pytest.raises(HostLost, match=r"Workers of Pathways ended too often.*pathways-worker-0"):
+        handle.result()
+    assert not (tmp_path / "m").exists()

@@ -63,7 +63,6 @@ VARIABLE_BYTES = 131_072
 execve(2)."""
 _CANCELLED = "The job was cancelled."
 _REMOVED = "its workload was removed from the cluster"
-_NO_LONGER_THERE = "Its workload is no longer in the cluster: it may have been deleted."
 
 
 class KubernetesBackend:
@@ -307,23 +306,22 @@ class KubernetesBackend:
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From what the cluster says of its pods, nodes and queues."""
-        look = self._look([ref])
-        if look.is_remembered and look.workload(ref) is None:
-            return ""  # The watch will tell of it.
-        status = self._status(ref, look, self._there)
+        status = self.status([ref])[ref.job_id]
+        if status.phase is JobStatus.NOT_FOUND:
+            return ""  # It is about to be created.
         return (status.reason or None) if status.phase is JobStatus.PENDING else None
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """From what the cluster still has of its pods, or what was seen of them."""
         look = self._look([ref], now=True)
-        workload, seen = look.workload(ref), self._sightings.of(ref.job_id, host)
-        if not seen and workload is None:
-            is_cancelled = self._store.has(layout.cancelled(ref.job_id))
-            return "" if is_cancelled else _NO_LONGER_THERE
-        if seen or workload is None:
+        if seen := self._sightings.of(ref.job_id, host):
             return seen
+        workload = look.workload(ref)
+        if workload is None:
+            is_cancelled = self._store.has(layout.cancelled(ref.job_id))
+            return "" if is_cancelled else f"{_REMOVED.capitalize()}."
         finding = diagnose(look.observed(ref, workload, waits=False), self._api.now())
-        if finding is None or not finding.hosts or host not in _concerned(ref, finding):
+        if finding is None or host not in _concerned(ref, finding):
             return ""
         return finding.sentence
 
