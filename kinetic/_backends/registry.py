@@ -62,7 +62,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     from kinetic._backends.local import simulation  # lists of jobs do without
     from kinetic._core import checks
 
-    topology, slices = options.topology, options.slices
+    topology, slices = options.topology, options.most_slices
     single = options.controller == "single"
     several = topology.multi_host or slices > 1 or single
     name = (
@@ -88,6 +88,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         reservation=settings.reservation or "",
         controller="single" if single else "",
     )
+    _check_elastic(options, name)
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
         return Selection(place)
     if name == "ray":
@@ -99,6 +100,14 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
     return Selection(stand_in, notice)
+
+
+def _check_elastic(options: Options, name: str) -> None:
+    if options.elastic is not None:
+        raise PreflightError(
+            f"The {name} backend cannot run elastic jobs yet. Give it a fixed number of slices, "
+            f"slices={options.most_slices}."
+        )
 
 
 def make(place: Place, store: Store) -> Backend:

@@ -108,9 +108,10 @@ class PlanView:
         return "single controller x devices" if single else "hosts x devices"
 
     def _shape(self) -> str:
-        slices = self.plan.options.slices
+        slices, elastic = self.plan.options.most_slices, self.plan.options.elastic
         one = f"{self.plan.topology.kind} {self.plan.topology.shape_text}"
-        return one if slices == 1 else f"{slices} slices of {one}"
+        least = f"{elastic.least} to " if elastic and elastic.least < slices else ""
+        return one if slices == 1 else f"{least}{slices} slices of {one}"
 
     def _source(self) -> str:
         tree = self.plan.tree

@@ -19,6 +19,8 @@ Joins = bool | Literal["lazy", "program"]
 """When the hosts join to one world of JAX; see `Options`."""
 Controller = Literal["single", "multi"]
 """Which processes run the function; see `Options`."""
+OnSliceLoss = Literal["wait", "shrink"]
+"""What an elastic job does when it has lost a slice; see `Options`."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -83,6 +85,40 @@ def count(name: str, value: object, *, least: int) -> int:
     if value < least:
         raise UsageError(f"{name} must be {least} or more; it is {value}.")
     return value
+
+
+def slices(name: str, value: object) -> int | tuple[int, int]:
+    """Check a number of slices, or the least and most of an elastic job."""
+    if not isinstance(value, tuple | list):
+        return count(name, value, least=1)
+    if len(value) != 2:
+        raise UsageTypeError(
+            f"{name} must be a number, or two: the least and the most, as in (1, 2); it is "
+            f"{value!r}."
+        )
+    least, most = (count(f"{name}[{index}]", each, least=1) for index, each in enumerate(value))
+    if least > most:
+        raise UsageError(f"{name} names the least first: write ({most}, {least}), not {value!r}.")
+    if most == 1:
+        raise UsageError(
+            f"{name}={value!r} has no slice to lose: an elastic job needs two or more. Write "
+            f"{name}=1 with retries=, or a larger second number."
+        )
+    return least, most
+
+
+def failures(name: str, value: object) -> int | None:
+    """Check an optional number of failures."""
+    return None if value is None else count(name, value, least=0)
+
+
+def on_slice_loss(name: str, value: object) -> OnSliceLoss | None:
+    """Check what to do when a slice is lost."""
+    if value not in (None, "wait", "shrink"):
+        raise UsageError(f'{name} must be "wait" or "shrink"; it is {value!r}.')
+    if value is None:
+        return None
+    return "shrink" if value == "shrink" else "wait"
 
 
 def seconds(name: str, value: object) -> float | None:

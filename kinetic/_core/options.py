@@ -20,7 +20,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
-    from kinetic._core.checks import Controller, Joins
+    from kinetic._core.checks import Controller, Joins, OnSliceLoss
     from kinetic._core.duration import Duration
 
 
@@ -28,7 +28,10 @@ class Keywords(TypedDict, total=False):
     """What `kinetic.run` takes by name only, for type checkers."""
 
     name: str | None
-    slices: int
+    slices: int | tuple[int, int]
+    max_failures: int | None
+    slice_timeout: Duration | None
+    on_slice_loss: OnSliceLoss | None
     controller: Controller
     queue: str | None
     priority: str | None
@@ -48,6 +51,7 @@ class Takes(Enum):
 
     TEXT = auto()
     COUNT = auto()
+    SLICES = auto()
     DURATION = auto()
     VARIABLES = auto()
     NAMES = auto()
@@ -121,6 +125,29 @@ def _unchecked(_: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """What an elastic job does when it loses a slice.
+
+    Attributes:
+        least, most: slices that the function may run on.
+        max_failures: how many losses the job survives.
+        slice_timeout_s: how long a lost slice is waited for.
+        shrinks: whether the job goes on with the slices left meanwhile.
+    """
+
+    least: int
+    most: int
+    max_failures: int
+    slice_timeout_s: float
+    shrinks: bool = False
+
+
+MAX_FAILURES = 10
+SLICE_TIMEOUT_S = 300.0
+_OF_ELASTIC_JOBS = ("max_failures", "slice_timeout", "on_slice_loss")
+
+
+@dataclass(frozen=True)
 class Options:
     """The options of one decorated function, all valid. `accelerator` and `spot` become the
     topology."""
@@ -190,11 +217,29 @@ class Options:
         unset="",
         becomes="name",
     )
-    slices: int = option(
-        partial(checks.count, least=1),
-        "Number of slices, joined over the network.",
+    slices: int | tuple[int, int] = option(
+        checks.slices,
+        "Number of slices, joined over the network; or (least, most) of an elastic job, which goes "
+        "on when it loses one.",
         1,
-        flag=Flag(("--slices",), "N", Takes.COUNT),
+        flag=Flag(("--slices",), "N|LEAST:MOST", Takes.SLICES),
+    )
+    max_failures: int | None = option(
+        checks.failures,
+        "How many times an elastic job may lose slices before it is given up; 10 by default.",
+        flag=Flag(("--max-failures",), "N", Takes.COUNT),
+    )
+    slice_timeout_s: float | None = option(
+        checks.seconds,
+        "How long an elastic job waits for a lost slice to return; 5 minutes by default.",
+        name="slice_timeout",
+        flag=Flag(("--slice-timeout",), "DURATION", Takes.DURATION),
+    )
+    on_slice_loss: OnSliceLoss | None = option(
+        checks.on_slice_loss,
+        'What an elastic job does when it has lost a slice: "wait" for it, the default; "shrink": '
+        "go on at once with those left, and grow back later.",
+        flag=Flag(("--on-slice-loss",), "wait|shrink"),
     )
     controller: Controller = option(
         checks.controller,
@@ -280,6 +325,25 @@ class Options:
         "lazy",
     )
 
+    @property
+    def most_slices(self) -> int:
+        """Slices of the whole job, when none is lost."""
+        return self.slices if isinstance(self.slices, int) else self.slices[1]
+
+    @property
+    def elastic(self) -> Elastic | None:
+        """What an elastic job does when it loses a slice; None for any other job."""
+        if isinstance(self.slices, int):
+            return None
+        least, most = self.slices
+        return Elastic(
+            least,
+            most,
+            MAX_FAILURES if self.max_failures is None else self.max_failures,
+            self.slice_timeout_s or SLICE_TIMEOUT_S,
+            shrinks=self.on_slice_loss == "shrink",
+        )
+
     def travelling(self) -> Options:
         """Return what is sent to hosts and backends; the rest has become other parts of the
         plan."""
@@ -363,9 +427,37 @@ def _topology(before: Topology | None, given: Mapping[str, Any]) -> Topology:
 def _check_together(options: Options) -> None:
     if options.controller == "single":
         _check_pathways(options.topology)
+    _check_elastic(options)
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
         raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
+
+
+def _check_elastic(options: Options) -> None:
+    elastic = options.elastic
+    if elastic is None:
+        for name in _OF_ELASTIC_JOBS:
+            if getattr(options, _FIELD_OF[name]) is not None:
+                raise UsageError(
+                    f"{name}= is for elastic jobs, which say how many slices they need at least "
+                    "and at most: slices=(1, 2). Leave it away, or write slices= as two numbers."
+                )
+        return
+    if options.retries:
+        raise UsageError(
+            "retries= restarts a whole job, and an elastic one goes on instead: max_failures= says "
+            "how often. Leave retries= away."
+        )
+    if options.controller == "single":
+        raise UsageError(
+            'slices=(least, most) needs a process on every host, and controller="single" has one '
+            "for all slices: leave one of them away."
+        )
+    if options.debug:
+        raise UsageError(
+            "debug=True does not go with slices=(least, most): a breakpoint would hold up the "
+            "attempts after it as well. Debug with a fixed number of slices."
+        )
 
 
 def _check_pathways(topology: Topology) -> None:

@@ -122,7 +122,7 @@ class Versions:
 
 def hosts_of(options: Options, place: Place) -> int:
     """Return how many processes run the function: one on every host, or a single one for all."""
-    return 1 if place.has_single_controller else options.slices * options.topology.hosts
+    return 1 if place.has_single_controller else options.most_slices * options.topology.hosts
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Plan:
     @property
     def devices_per_host(self) -> int:
         """Devices of each process that runs the function."""
-        return self.options.slices * self.topology.chips // self.hosts
+        return self.options.most_slices * self.topology.chips // self.hosts
 
     @property
     def platform(self) -> str:

@@ -6,7 +6,7 @@ In: words of the command line. Out: numbers with units, names with values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -16,8 +16,9 @@ from kinetic.cli.lazy import suggested
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
     _PairType = click.ParamType[tuple[str, str]]
+    _SlicesType = click.ParamType[int | tuple[int, int]]
 else:  # older versions of click have no type parameter here
-    _FloatType = _PairType = click.ParamType
+    _FloatType = _PairType = _SlicesType = click.ParamType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,7 +67,31 @@ class Assignment(_PairType):
         return name, content
 
 
+class Slices(_SlicesType):
+    """A number of slices, or the least and most of an elastic job: 1:3."""
+
+    name = "N|LEAST:MOST"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | tuple[int, int]:
+        """Return one number, or two."""
+        if not isinstance(value, str):
+            return cast("int | tuple[int, int]", value)
+        least, colon, most = value.partition(":")
+        try:
+            return (int(least), int(most)) if colon else int(least)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a number of slices. Write 2, or 1:3 for the least and the most "
+                "of an elastic job.",
+                param,
+                ctx,
+            )
+
+
 DURATION = Duration()
+SLICES = Slices()
 ASSIGNMENT = Assignment()
 
 

@@ -12,7 +12,7 @@ import remote_cases
 import kinetic
 from kinetic import errors
 from kinetic._client.options import Changes
-from kinetic._core.options import TABLE, Options
+from kinetic._core.options import MAX_FAILURES, SLICE_TIMEOUT_S, TABLE, Elastic, Options
 
 backend = remote_cases.backend
 
@@ -46,6 +46,23 @@ class Trainer:
         ({"slices": -1}, "slices must be 1 or more"),
         ({"slices": True}, "slices must be a whole number"),
         ({"slices": 2.0}, "slices must be a whole number"),
+        ({"slices": (1, 2, 3)}, "slices must be a number, or two: the least and the most"),
+        ({"slices": (0, 2)}, "slices[0] must be 1 or more"),
+        ({"slices": (1, "2")}, "slices[1] must be a whole number"),
+        ({"slices": (3, 2)}, "slices names the least first: write (2, 3), not (3, 2)"),
+        ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
+        ({"slices": (1, 2), "retries": 1}, "max_failures= says how often. Leave retries= away"),
+        ({"slices": (1, 2), "debug": True}, "debug=True does not go with slices=(least, most)"),
+        (
+            {"slices": (1, 2), "controller": "single", "accelerator": "tpu-v6e-16"},
+            'controller="single" has one for all slices',
+        ),
+        ({"max_failures": 3}, "max_failures= is for elastic jobs"),
+        ({"slices": 2, "slice_timeout": 3}, "slice_timeout= is for elastic jobs"),
+        ({"slices": 2, "on_slice_loss": "wait"}, "on_slice_loss= is for elastic jobs"),
+        ({"slices": (1, 2), "max_failures": -1}, "max_failures must be 0 or more"),
+        ({"slices": (1, 2), "slice_timeout": 0}, "slice_timeout must be more than 0"),
+        ({"slices": (1, 2), "on_slice_loss": "stop"}, 'on_slice_loss must be "wait" or "shrink"'),
         ({"controller": "one"}, 'controller must be "single" or "multi"; it is \'one\''),
         ({"controller": None}, 'controller must be "single" or "multi"; it is None'),
         ({"controller": "single"}, "machines of 4 or 8 chips; cpu is something else"),
@@ -107,6 +124,24 @@ def test_slices_are_joined():
     for accelerator, hosts in (("cpu:2", 4), ("gpu-h100x8", 4), ("tpu-v6e-16", 16)):
         remote = kinetic.run(accelerator)(add).with_options(slices=4)
         assert remote.options.slices * remote.options.topology.hosts == hosts
+
+
+def test_an_elastic_job_has_a_least_and_a_most():
+    remote = kinetic.run("tpu-v6e-8", slices=(1, 3), on_slice_loss="shrink", max_failures=2)(add)
+    assert remote.options.elastic == Elastic(1, 3, 2, SLICE_TIMEOUT_S, shrinks=True)
+    assert remote.options.most_slices == 3
+    assert Options.from_json(json.loads(json.dumps(remote.options.to_json()))) == remote.options
+    fixed = remote.with_options(slices=2, on_slice_loss=None, max_failures=None)
+    assert (fixed.options.elastic, fixed.options.most_slices) == (None, 2)
+    usual = kinetic.run("cpu", slices=[2, 2], slice_timeout="90s")(add).options.elastic
+    assert usual == Elastic(2, 2, MAX_FAILURES, 90.0)
+
+
+def test_elastic_jobs_are_not_run_yet():
+    for name in ("local", "programs", "pathways"):
+        remote = kinetic.run("cpu", slices=(1, 2), backend=name, cluster="c", project="p")(add)
+        with pytest.raises(errors.PreflightError, match="cannot run elastic jobs yet"):
+            remote(1)
 
 
 def test_a_single_controller_has_slices_of_several_hosts():

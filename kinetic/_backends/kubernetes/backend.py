@@ -407,7 +407,7 @@ def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> Job
 
 def _pods_of(plan: Plan) -> int:
     """How many pods a job has: with a single controller its own, and one on each machine."""
-    machines = plan.options.slices * plan.topology.hosts
+    machines = plan.options.most_slices * plan.topology.hosts
     return machines + plan.place.has_single_controller
 
 

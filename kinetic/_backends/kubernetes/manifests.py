@@ -152,7 +152,7 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
             "failurePolicy": _failure_policy(plan.options.retries),
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "replicatedJobs": [
-                {"name": HOSTS, "replicas": plan.options.slices, "template": template}
+                {"name": HOSTS, "replicas": plan.options.most_slices, "template": template}
             ],
             "ttlSecondsAfterFinished": _kept_s(plan),
         },

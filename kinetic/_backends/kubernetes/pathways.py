@@ -93,7 +93,7 @@ def _built(plan: Plan, settings: PodSettings) -> dict[str, Any]:
         pathways_dir=f"{settings.store_uri.rstrip('/')}/{layout.pathways(plan.job_id)}",
         tpu_type=topology.machine_type,
         topology=topology.shape_text,
-        num_slices=plan.options.slices,
+        num_slices=plan.options.most_slices,
         max_slice_restarts=_STARTS_OF_A_WORKER * (1 + plan.options.retries),
         pathways_version=settings.pathways_version,
         head_pod_spec_kwargs={"node_selector": None},

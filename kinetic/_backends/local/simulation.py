@@ -37,7 +37,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "accelerator": plan.topology.name,
         "stands_in_for": plan.place.requested,
-        "slices": plan.options.slices,
+        "slices": plan.options.most_slices,
         "hosts": plan.hosts,
         "devices_per_host": plan.devices_per_host,
         "preload": list(

@@ -43,7 +43,7 @@ def start_message(
         plan.devices_per_host,
         plan.platform,
         who.simulated,
-        slices=plan.options.slices,
+        slices=plan.options.most_slices,
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
@@ -82,7 +82,7 @@ def _environ(
         "KINETIC_ACCELERATOR": plan.topology.name,
         "KINETIC_ATTEMPT": str(who.attempt),
         "KINETIC_SLICE_INDEX": str(_slice_of(who, plan)),
-        "KINETIC_NUM_SLICES": str(plan.options.slices),
+        "KINETIC_NUM_SLICES": str(plan.options.most_slices),
         kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
     }
@@ -101,7 +101,7 @@ def _environ(
 
 def _slice_of(who: Identity, plan: Plan) -> int:
     """The slice of a host; one process with the devices of all slices counts to the first."""
-    return who.host * plan.options.slices // plan.hosts
+    return who.host * plan.options.most_slices // plan.hosts
 
 
 def _python_path(

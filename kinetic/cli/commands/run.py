@@ -22,7 +22,7 @@ from kinetic.cli.commands.output import print_failure
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.lazy import suggested
 from kinetic.cli.misplaced import OptionNames
-from kinetic.cli.options import ASSIGNMENT, DURATION, json_option
+from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
 from kinetic.cli.program import Kind, Program
 from kinetic.errors import UsageError
 
@@ -122,6 +122,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.TEXT: str,
     Takes.NAMES: str,
     Takes.COUNT: int,
+    Takes.SLICES: SLICES,
     Takes.DURATION: DURATION,
     Takes.VARIABLES: ASSIGNMENT,
 }

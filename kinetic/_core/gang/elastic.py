@@ -1,0 +1,292 @@
+"""Whether an elastic job goes on after it has lost slices, when, and with which of them.
+
+In: how attempts end, which slices are there, the time. Out: a `Form`, a `Restart` or a `GiveUp`;
+whether the running gang should make room for a slice that is back. Pure: no I/O, no clock.
+
+    RUNNING ──an attempt failed──> FORMING ──all slices there, or enough and no time left──> RUNNING
+                                      └──too few in time, too many failures──> given up
+
+Promises:
+    1. A gang is never formed of fewer slices than `least`, nor of one whose hosts are not all
+       there.
+    2. It never waits for a slice longer than `slice_timeout_s`; one that shrinks waits only while
+       it has too few.
+    3. An exception of the function, a cancelled job and one that ran too long are no loss.
+    4. It gives up when it has failed more than `max_failures` times, and names every failure.
+    5. A slice that is lost again before it takes part is started again later and later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from kinetic._core.exits import Exit
+from kinetic._core.options import Elastic
+from kinetic._core.outcome import HostReport, Outcome, Verdict
+from kinetic._core.values import dataclass
+
+COMING_S = 30.0
+"""How long the hosts of a slice that was not lost may take to be ready for the next attempt."""
+_LONGEST_PAUSE_S = 30.0
+_FIRST_PAUSE_S = 0.5
+
+
+class Standing(Enum):
+    """Where a slice stands."""
+
+    TAKES_PART = auto()
+    COMING = auto()
+    """It was not lost; its hosts get ready for the next attempt."""
+    THERE = auto()
+    """All its hosts are ready."""
+    AWAY = auto()
+    """It was lost."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why an attempt has failed that another one may follow.
+
+    Attributes:
+        slices: that were lost; () when a collective broke and all hosts live.
+        why: in one line.
+    """
+
+    slices: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure of the history: a `Loss`, and the attempt after whose start it happened."""
+
+    attempt: int
+    slices: tuple[int, ...]
+    why: str
+
+    def __str__(self) -> str:
+        what = f"{name_slices(self.slices)} lost: " if self.slices else ""
+        return f"attempt {self.attempt}: {what}{self.why}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Start the next attempt on these slices, in this order."""
+
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """End what is left of these slices, and start their hosts again."""
+
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End the job; `reason` names every failure."""
+
+    reason: str
+
+
+Decision = Form | Restart | GiveUp
+
+
+def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
+    """Return which slices an attempt has lost; None where another attempt would end in the same
+    way, or nobody wants one.
+
+    Args:
+        outcome: of the attempt, on hosts in the order of slices.
+        slices: that took part, in this order.
+    """
+    first = outcome.first
+    if outcome.verdict is not Verdict.FAILED or first is None or not slices:
+        return None
+    each = len(outcome.reports) // len(slices)
+    dead = [r.host for r in outcome.reports if r.exit.kind.fatal]
+    held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
+    lost = {slices[host // each] for host in [*dead, *(outcome.blamed if held_up else ())]}
+    if held_up and len(lost) == len(slices):
+        return None  # No slice is to blame: all of them stand still.
+    if first.exit.kind.fatal or held_up or _broke(first, outcome):
+        return Loss(tuple(sorted(lost)), _line(outcome.reason))
+    return None
+
+
+def _broke(first: HostReport, outcome: Outcome) -> bool:
+    """Whether a collective broke without a cause. Hosts that have returned are one."""
+    echoes = first.error is not None and first.error.consequence
+    return echoes and not any(report.ok for report in outcome.reports)
+
+
+class Elasticity:
+    """The state machine. Attempt 1 begins with it, on all slices."""
+
+    def __init__(self, rules: Elastic) -> None:
+        self.rules = rules
+        self.attempt = 1
+        self.failures: tuple[Failure, ...] = ()
+        self.slices = tuple(range(rules.most))
+        """That take part in the current attempt, or took part in the last one."""
+        self.lost_at: float | None = None
+        """When the failure happened that the job has not recovered from."""
+        self._growths = 0
+        self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
+        self._forming_since: float | None = None
+        self._early_losses = dict.fromkeys(self.slices, 0)
+        self._start_at: dict[int, float] = {}
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def forming(self) -> bool:
+        """Whether no attempt runs."""
+        return self._forming_since is not None
+
+    @property
+    def most_attempts(self) -> int:
+        """How many attempts there may be, as things stand; growing counts as no failure."""
+        return self.rules.max_failures + 1 + self._growths
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Slices that neither take part nor are ready to."""
+        gone = (Standing.AWAY, Standing.COMING)
+        return tuple(each for each, standing in self._standing.items() if standing in gone)
+
+    @property
+    def could_grow(self) -> bool:
+        """Whether an attempt runs, and a slice is there that does not take part."""
+        return not self.forming and Standing.THERE in self._standing.values()
+
+    def stands(self, which: int) -> Standing:
+        """Return where a slice stands."""
+        return self._standing[which]
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def failed(self, loss: Loss, now: float) -> None:
+        """The attempt has failed in a way that another one may follow."""
+        self._count(loss, now)
+        self._leave(loss.slices, now)
+
+    def left(self, now: float) -> None:
+        """The attempt has ended to make room for a slice that is back."""
+        self._growths += 1
+        self._leave((), now)
+
+    def lost(self, which: int, why: str, now: float) -> None:
+        """A slice was lost that does not take part. It counts if the next attempt waits for it."""
+        if self._standing[which] is Standing.TAKES_PART:
+            return  # Its attempt is about to end, and says so.
+        if self.forming:
+            self._count(Loss((which,), _line(why)), now)
+        self._away(which, now)
+
+    def there(self, which: int) -> None:
+        """All hosts of a slice are ready for the next attempt."""
+        if self._standing[which] is not Standing.TAKES_PART:
+            self._standing[which] = Standing.THERE
+
+    def not_there(self, which: int) -> None:
+        """A host of a slice that was ready is not any more; it may come back."""
+        if self._standing[which] is Standing.THERE:
+            self._standing[which] = Standing.COMING
+
+    def recovered(self) -> None:
+        """The function runs again."""
+        self.lost_at = None
+
+    def decide(self, now: float) -> Decision | None:
+        """Return what to do now, if anything. A `Form` and a `Restart` take effect at once."""
+        if self._forming_since is None:
+            return self._due(now)
+        if len(self.failures) > self.rules.max_failures:
+            return GiveUp(self._too_many())
+        waited_s = now - self._forming_since
+        if waited_s >= COMING_S and (late := self._which(Standing.COMING)):
+            for which in late:
+                self.lost(which, f"its hosts were not ready within {COMING_S:g} s", now)
+            return self.decide(now)
+        ready, over = self._which(Standing.THERE), waited_s >= self.rules.slice_timeout_s
+        enough = len(ready) >= self.rules.least and not self._which(Standing.COMING)
+        if len(ready) == self.rules.most or (enough and (over or self.rules.shrinks)):
+            return self._form(ready)
+        if over and not self._which(Standing.COMING):
+            return GiveUp(self._too_few(ready))
+        return self._due(now)
+
+    # -- details -----------------------------------------------------------------------------------
+
+    def _count(self, loss: Loss, now: float) -> None:
+        self.failures = (*self.failures, Failure(self.attempt, loss.slices, loss.why))
+        if self.lost_at is None:
+            self.lost_at = now
+
+    def _leave(self, lost: Sequence[int], now: float) -> None:
+        self._forming_since = now
+        for which, standing in self._standing.items():
+            if which in lost:
+                self._early_losses[which] = 0
+                self._away(which, now)
+            elif standing is Standing.TAKES_PART:
+                self._standing[which] = Standing.COMING
+
+    def _away(self, which: int, now: float) -> None:
+        times = self._early_losses[which]
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (times - 1), _LONGEST_PAUSE_S) if times else 0.0
+        self._early_losses[which] = times + 1
+        self._standing[which], self._start_at[which] = Standing.AWAY, now + pause_s
+
+    def _due(self, now: float) -> Restart | None:
+        due = tuple(sorted(each for each, at in self._start_at.items() if now >= at))
+        for which in due:
+            del self._start_at[which]
+        return Restart(due) if due else None
+
+    def _which(self, standing: Standing) -> tuple[int, ...]:
+        return tuple(each for each, its in self._standing.items() if its is standing)
+
+    def _form(self, ready: tuple[int, ...]) -> Form:
+        self.attempt += 1
+        self.slices, self._forming_since = ready, None
+        for which in ready:
+            self._standing[which] = Standing.TAKES_PART
+        return Form(ready)
+
+    def _too_many(self) -> str:
+        most = self.rules.max_failures
+        times = "once" if most == 0 else f"{most + 1} times"
+        return f"Given up: it failed {times}, and max_failures is {most}. {self._history()}"
+
+    def _too_few(self, ready: Sequence[int]) -> str:
+        gone, limit_s = self._which(Standing.AWAY), self.rules.slice_timeout_s
+        left = f"{count_slices(len(ready))} left of at least {self.rules.least}"
+        return (
+            f"Given up: {name_slices(gone)} did not return within {limit_s:g} s (slice_timeout), "
+            f"and there {'is' if len(ready) == 1 else 'are'} {left}. {self._history()}"
+        )
+
+    def _history(self) -> str:
+        return "; ".join(str(failure).rstrip(".") for failure in self.failures) + "."
+
+
+def name_slices(which: Sequence[int]) -> str:
+    """Return "slice 1" or "slices 0 and 2"."""
+    names = [str(each) for each in which]
+    if len(names) == 1:
+        return f"slice {names[0]}"
+    return f"slices {', '.join(names[:-1])} and {names[-1]}" if names else "no slice"
+
+
+def count_slices(number: int) -> str:
+    """Return "1 slice" or "2 slices"."""
+    return f"{number} slice{'' if number == 1 else 's'}"
+
+
+def _line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[0] if lines else ""

@@ -1,0 +1,259 @@
+"""When an elastic job goes on, with which slices, and when it gives up: tables and random
+interleavings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic._core.exits import Exit
+from kinetic._core.gang.elastic import (
+    COMING_S,
+    Elasticity,
+    Form,
+    GiveUp,
+    Loss,
+    Restart,
+    Standing,
+    loss_of,
+)
+from kinetic._core.options import Elastic
+from kinetic._core.outcome import HostReport, RemoteError, judge
+
+DIED = "host 2 of 4: the worker process was killed by SIGKILL"
+
+
+def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
+    return Elasticity(Elastic(least, most, failures, timeout, shrinks=shrinks))
+
+
+def lost(machine, *slices, now=0.0):
+    """These slices are lost, the others are ready at once."""
+    machine.failed(Loss(slices, DIED), now)
+    for each in machine.missing:
+        if each not in slices:
+            machine.there(each)
+
+
+# -- what counts as a loss -------------------------------------------------------------------------
+
+
+def ended(*exits, error=None, blamed=()):
+    reports = [HostReport(host, exit, error=error) for host, exit in enumerate(exits)]
+    return judge(len(exits), reports, blamed=blamed, reason="why\nmore", now=1.0)
+
+
+ECHO = RemoteError("JaxRuntimeError", "gloo: connection closed", "", consequence=True)
+OWN = RemoteError("ValueError", "no", "")
+STOPPED, RAISED = Exit.STOPPED, Exit.RAISED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "slices"),
+    [
+        (ended(STOPPED, STOPPED, Exit.SIGNAL, STOPPED), (5,)),
+        (ended(Exit.AGENT_LOST, STOPPED, STOPPED, STOPPED), (2,)),
+        (ended(Exit.OUT_OF_MEMORY, STOPPED, STOPPED, Exit.SIGNAL), (2, 5)),
+        (ended(Exit.OS_EXIT, Exit.OS_EXIT, STOPPED, STOPPED), (2,)),
+        (ended(Exit.EVICTED, STOPPED, STOPPED, STOPPED), (2,)),
+        (ended(STOPPED, STOPPED, STOPPED, Exit.NEVER_JOINED), (5,)),
+        (ended(STOPPED, STOPPED, Exit.HANG, STOPPED, blamed=(2,)), (5,)),
+        (ended(*[Exit.HANG] * 4, blamed=(0, 1, 2, 3)), None),
+        (ended(RAISED, STOPPED, STOPPED, STOPPED, error=OWN), None),
+        (ended(RAISED, STOPPED, Exit.SIGNAL, STOPPED, error=OWN, blamed=(0,)), None),
+        (ended(RAISED, RAISED, RAISED, RAISED, error=ECHO), ()),
+        (ended(Exit.RETURNED, RAISED, RAISED, RAISED, error=ECHO), None),
+        (ended(*[Exit.CANCELLED] * 4), None),
+        (ended(*[Exit.TIMEOUT] * 4), None),
+        (ended(Exit.SYS_EXIT, STOPPED, STOPPED, STOPPED), None),
+        (ended(Exit.SETUP_FAILED, STOPPED, STOPPED, STOPPED), None),
+        (ended(*[Exit.RETURNED] * 4), None),
+    ],
+)
+def test_what_is_a_loss(outcome, slices):
+    found = loss_of(outcome, (2, 5))
+    assert (None if found is None else found.slices) == slices
+    assert found is None or found.why == "why"
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+def test_one_that_waits_goes_on_when_its_slice_is_back():
+    machine = elasticity()
+    lost(machine, 1)
+    assert machine.decide(0.0) == Restart((1,))
+    assert machine.decide(59.0) is None
+    assert machine.missing == (1,)
+    machine.there(1)
+    assert machine.decide(59.5) == Form((0, 1, 2))
+    assert (machine.attempt, machine.lost_at, machine.forming) == (2, 0.0, False)
+    machine.recovered()
+    assert machine.lost_at is None
+
+
+@pytest.mark.parametrize(("least", "decision"), [(2, Form((0, 2))), (3, None)])
+def test_one_that_has_waited_long_enough(least, decision):
+    machine = elasticity(least=least)
+    lost(machine, 1)
+    machine.decide(0.0)
+    found = machine.decide(60.0)
+    if decision is not None:
+        assert found == decision
+    else:
+        assert found == GiveUp(
+            "Given up: slice 1 did not return within 60 s (slice_timeout), and there are 2 slices "
+            f"left of at least 3. attempt 1: slice 1 lost: {DIED}."
+        )
+
+
+def test_it_does_not_form_while_hosts_of_a_living_slice_are_coming():
+    machine = elasticity(shrinks=True)
+    machine.failed(Loss((1,), DIED), 0.0)
+    machine.there(0)
+    assert machine.decide(0.0) == Restart((1,))
+    assert machine.decide(1.0) is None
+    machine.there(2)
+    assert machine.decide(1.0) == Form((0, 2))
+
+
+def test_hosts_that_never_come_back_are_lost_in_the_end():
+    machine = elasticity(shrinks=True)
+    machine.failed(Loss((1,), DIED), 0.0)
+    machine.there(0)
+    machine.decide(0.0)
+    assert machine.decide(COMING_S) == Form((0,))
+    assert [failure.slices for failure in machine.failures] == [(1,), (2,)]
+
+
+# -- shrinking and growing -------------------------------------------------------------------------
+
+
+def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
+    machine = elasticity(shrinks=True)
+    lost(machine, 0)
+    assert machine.decide(0.0) == Form((1, 2)), "also without the first slice"
+    assert machine.decide(0.0) == Restart((0,)), "it is started again meanwhile"
+    assert not machine.could_grow
+    machine.there(0)
+    assert machine.could_grow
+    machine.left(5.0)
+    for each in (1, 2):
+        machine.there(each)
+    assert machine.decide(5.0) == Form((0, 1, 2))
+    assert (machine.attempt, machine.most_attempts, len(machine.failures)) == (3, 7, 1)
+
+
+def test_never_fewer_than_least():
+    machine = elasticity(least=2, most=3, shrinks=True)
+    lost(machine, 0, 1)
+    machine.decide(0.0)
+    assert machine.decide(59.0) is None
+    machine.there(1)
+    assert machine.decide(59.0) == Form((1, 2))
+    lost(machine, 1, 2, now=60.0)
+    machine.decide(60.0)
+    assert isinstance(machine.decide(120.0), GiveUp)
+
+
+def test_a_slice_that_is_lost_while_it_waits_does_not_count_but_is_started_later_and_later():
+    machine = elasticity(shrinks=True)
+    lost(machine, 2)
+    assert machine.decide(0.0) == Form((0, 1))
+    starts, now = [], 0.0
+    while now < 10.0:
+        if machine.decide(now) == Restart((2,)):
+            starts.append(now)
+            machine.lost(2, "killed again", now)
+        now += 0.25
+    assert starts == [0.0, 0.5, 1.5, 3.5, 7.5]
+    assert len(machine.failures) == 1
+
+
+# -- giving up -------------------------------------------------------------------------------------
+
+
+def test_it_gives_up_with_the_whole_history():
+    machine = elasticity(failures=1)
+    lost(machine, 1)
+    machine.there(1)
+    assert machine.decide(0.0) == Form((0, 1, 2))
+    lost(machine, 0, 2, now=9.0)
+    assert machine.decide(9.0) == GiveUp(
+        "Given up: it failed 2 times, and max_failures is 1. "
+        f"attempt 1: slice 1 lost: {DIED}; attempt 2: slices 0 and 2 lost: {DIED}."
+    )
+
+
+def test_a_second_loss_during_the_recovery_counts():
+    machine = elasticity(failures=1)
+    lost(machine, 1)
+    machine.decide(0.0)
+    machine.lost(0, "the agent was killed\n...", 0.5)
+    assert machine.decide(0.5) == GiveUp(
+        "Given up: it failed 2 times, and max_failures is 1. "
+        f"attempt 1: slice 1 lost: {DIED}; attempt 1: slice 0 lost: the agent was killed."
+    )
+
+
+def test_no_failure_at_all():
+    machine = elasticity(failures=0)
+    machine.failed(Loss((), "a collective broke"), 0.0)
+    found = machine.decide(0.0)
+    assert isinstance(found, GiveUp)
+    assert "it failed once, and max_failures is 0. attempt 1: a collective broke." in found.reason
+
+
+# -- random interleavings --------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["fail", "lose", "there", "gone", "grow", "wait"]),
+        st.integers(0, 3),
+        st.floats(0.0, 20.0),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(least=st.integers(1, 4), shrinks=st.booleans(), failures=st.integers(0, 6), steps=STEPS)
+def test_promises_hold_in_any_order(least, shrinks, failures, steps):
+    machine = elasticity(least, 4, failures, 50.0, shrinks)
+    now, since = 0.0, None
+    for what, which, pause_s in steps:
+        now += pause_s
+        if what == "fail" and not machine.forming:
+            machine.failed(Loss((machine.slices[which % len(machine.slices)],), DIED), now)
+            since = now
+        elif what == "grow" and machine.could_grow:
+            machine.left(now)
+            since = now
+        elif what == "lose":
+            machine.lost(which, DIED, now)
+        elif what == "there" and machine.stands(which) is not Standing.AWAY:
+            machine.there(which)
+        elif what == "gone":
+            machine.not_there(which)
+        forming, counted = machine.forming, len(machine.failures)
+        decision = machine.decide(now)
+        while isinstance(decision, Restart):
+            for each in decision.slices:
+                assert machine.stands(each) is Standing.AWAY
+                machine.there(each)
+            decision = machine.decide(now)
+        if isinstance(decision, GiveUp):
+            assert forming
+            assert decision.reason.count("attempt ") == len(machine.failures)
+            return
+        if isinstance(decision, Form):
+            assert forming
+            assert least <= len(decision.slices) == len(set(decision.slices))
+            assert decision.slices == tuple(sorted(decision.slices))
+            assert all(machine.stands(each) is Standing.TAKES_PART for each in decision.slices)
+            assert machine.attempt <= machine.most_attempts
+        assert len(machine.failures) >= counted
+        if machine.forming:
+            assert len(machine.failures) <= failures, "it gives up as soon as there are more"
+            assert now - since <= 50.0 + COMING_S
