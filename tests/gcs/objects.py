@@ -167,10 +167,7 @@ class Buckets:
         assert isinstance(metadata, dict)
         with self._lock:
             there = self._of(bucket)
-            found = there.get(name)
-            if found is None or query.get("generation") not in (None, str(found.generation)):
-                raise Refusal(404, f"No such object: {bucket}/{name}")
-            check_preconditions(found, query)
+            found = self._meant(bucket, name, query)
             merged = {k: v for k, v in (found.metadata | metadata).items() if v is not None}
             there[name] = replace(
                 found,
@@ -191,11 +188,16 @@ class Buckets:
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
         with self._lock:
             there = self._of(bucket)
-            found = there.get(name)
-            if found is None or query.get("generation") not in (None, str(found.generation)):
-                raise Refusal(404, f"No such object: {bucket}/{name}")
-            check_preconditions(found, query)
+            self._meant(bucket, name, query)
             del there[name]
+
+    def _meant(self, bucket: str, name: str, query: dict[str, str]) -> Object:
+        """The object that a change is for; the lock is held."""
+        found = self._of(bucket).get(name)
+        if found is None or query.get("generation") not in (None, str(found.generation)):
+            raise Refusal(404, f"No such object: {bucket}/{name}")
+        check_preconditions(found, query)
+        return found
 
     def page(self, bucket: str, query: dict[str, str]) -> dict[str, object]:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
