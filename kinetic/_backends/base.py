@@ -261,6 +261,30 @@ class Signals(Protocol):
 
 
 @runtime_checkable
+class Kills(Protocol):
+    """Optional: a backend whose hosts can be killed on purpose, to rehearse the loss of one."""
+
+    def kill(
+        self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
+    ) -> tuple[int, ...]:
+        """Send a signal to the processes that run the function on these hosts; return those that
+        it was sent to, () where nothing of the job runs there now.
+
+        Args:
+            ref: the job.
+            hosts: by index.
+            signum: SIGKILL ends a host as a crash does, SIGTERM as its cluster does that takes it
+                away.
+            agents: signal the agents of the hosts instead: what a lost machine looks like. Where
+                hosts are pods, both always end together.
+
+        Raises:
+            UsageError: hosts cannot be sent this signal here.
+        """
+        ...
+
+
+@runtime_checkable
 class Explains(Protocol):
     """Optional: a backend where jobs may wait for long, for reasons that users want to know."""
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from kinetic._backends.base import Backend, LogRequest
-from kinetic._client import following, futures, notebook
+from kinetic._backends.base import Backend, Kills, LogRequest
+from kinetic._client import following, futures, killing, notebook
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._client.board.console import Printer, leads_to_the_caller
@@ -26,7 +26,7 @@ from kinetic._client.view import JobView
 from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import Outcome
+from kinetic._core.outcome import Outcome, name_of
 from kinetic._core.ref import JobRef
 from kinetic._store import index as stored
 from kinetic._store.base import Store
@@ -319,6 +319,45 @@ class JobHandle(JobView, Generic[R_co]):
         self._backend.cancel(self.ref)
         if limit_s:
             self._wait_for_the_end(limit_s)
+
+    def kill_hosts(
+        self,
+        slice: int | None = None,
+        host: int | None = None,
+        *,
+        signal: str | int = "KILL",
+        agents: bool = False,
+    ) -> tuple[int, ...]:
+        """Kill hosts of the running job on purpose, to see what it does when it loses them. It
+        fails, or goes on with another attempt, as if a machine had failed.
+
+        Args:
+            slice: the slice whose hosts to kill, from 0.
+            host: only this one of the slice; without `slice`, this one of the job.
+            signal: KILL is a crash; TERM asks the function to end, and with `agents` takes the
+                host away as preemption does. On a cluster the pods are deleted: with KILL at once,
+                with TERM they have their time to end.
+            agents: signal the agents of the hosts instead of the processes that run the function.
+
+        Returns:
+            The hosts that were sent the signal, by index in the job.
+
+        Raises:
+            UsageError: there is no such slice, host or signal.
+            NotFound: the job has ended, or nothing of it runs on these hosts now.
+        """
+        hosts, signum = killing.chosen(self.ref, slice, host), killing.signal_of(signal)
+        if self.status().ended:
+            raise NotFound(f"{self.job_id} has ended: it has no hosts to kill any more.")
+        if not isinstance(self._backend, Kills):
+            raise UsageError(f"Hosts of the backend {self._backend.name!r} cannot be killed.")
+        killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
+        if not killed:
+            raise NotFound(
+                f"Nothing of {self.job_id} runs on {name_of(hosts, self.hosts)} just now: it "
+                "starts, or has ended. Nothing was killed."
+            )
+        return killed
 
     def _wait_for_the_end(self, limit_s: float) -> None:
         try:

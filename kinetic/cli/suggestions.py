@@ -136,3 +136,10 @@ def profiles(incomplete: str) -> Iterable[CompletionItem]:
 def folders(incomplete: str) -> Iterable[CompletionItem]:
     """Folders: the shell lists them itself."""
     return [CompletionItem(incomplete, type="dir")]
+
+
+@_quiet
+def signals(incomplete: str) -> Iterable[CompletionItem]:
+    """Signals that end a process, or hold it."""
+    names = ("KILL", "TERM", "INT", "ABRT", "SEGV", "STOP", "CONT")
+    return [CompletionItem(name) for name in names if name.startswith(incomplete.upper())]

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import signal
 import time
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from kinetic._backends.base import (
     Capacity,
     Controls,
     Explains,
+    Kills,
     LogRequest,
     Processes,
     Signals,
@@ -377,3 +379,18 @@ def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, store):
     ended(backend, ref)
     assert backend.why_waiting(ref) is None
     assert backend.why_lost(ref, 0) == ""
+
+
+@pytest.mark.promise("Kills")
+@pytest.mark.parametrize("agents", [False, True])
+def test_a_host_can_be_killed_and_the_job_fails(backend, store, agents):
+    needs(backend, Kills)
+    ref, _ = running(backend, store)
+    assert backend.kill(ref, (1,), signal.SIGKILL, agents=agents) == (), "there is no host 1"
+    while not backend.kill(ref, (0,), signal.SIGKILL, agents=agents):
+        time.sleep(0.01)  # What is told of its pod may be a moment behind.
+    read(backend, ref)
+    while not (phase := phase_of(backend, ref)).ended:
+        time.sleep(0.01)
+    assert phase is JobStatus.FAILED
+    assert backend.kill(ref, (0,), signal.SIGKILL, agents=agents) == ()

@@ -107,7 +107,13 @@ class Api(Protocol):
         ...
 
     def delete(
-        self, resource: Resource, name: str, *, propagation: str = "Background", uid: str = ""
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        propagation: str = "Background",
+        uid: str = "",
+        grace_s: int | None = None,
     ) -> bool:
         """Delete an object with what belongs to it; return whether it was there.
 
@@ -116,6 +122,8 @@ class Api(Protocol):
             propagation: Background: it is gone at once, what belongs to it soon. Foreground: it is
                 gone when all that belongs to it is.
             uid: delete it only if it is still this one; "" for whichever has the name.
+            grace_s: how long a pod may take to end, 0 for not at all; None for what it asks for
+                itself.
         """
         ...
 

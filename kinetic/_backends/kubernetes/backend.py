@@ -8,7 +8,9 @@ they are there when the pods are gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,9 +34,9 @@ from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
 from kinetic._backends.kubernetes.live import Live, live_of
 from kinetic._backends.kubernetes.look import Look, resource_of
-from kinetic._backends.kubernetes.observed import current_pods
+from kinetic._backends.kubernetes.observed import Pod, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
-from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, SECRETS, Resource
+from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
 from kinetic._backends.kubernetes.sightings import Sightings
 from kinetic._core import layout, record
 from kinetic._core.endpoint import Endpoint
@@ -45,7 +47,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic.errors import BackendUnavailable, PreflightError
+from kinetic.errors import BackendUnavailable, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.kubernetes.bundled import BundledImages
@@ -61,6 +63,9 @@ PATIENT_TRIES = 5
 VARIABLE_BYTES = 131_072
 """How long a variable may be, with its name, where a program is started: MAX_ARG_STRLEN of
 execve(2)."""
+_GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
+"""How long a pod may take to end that is deleted in place of these signals; None for what it asks
+for itself."""
 _CANCELLED = "The job was cancelled."
 _REMOVED = "its workload was removed from the cluster"
 
@@ -324,6 +329,32 @@ class KubernetesBackend:
         if finding is None or host not in _concerned(ref, finding):
             return ""
         return finding.sentence
+
+    def kill(
+        self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
+    ) -> tuple[int, ...]:
+        """Delete their pods: at once (SIGKILL), or with the time to end that they ask for
+        (SIGTERM)."""
+        if signum not in _GRACES_S:
+            raise UsageError(
+                "A cluster ends pods, it sends them no signals of your choice: use KILL, which "
+                "deletes them at once, or TERM, which gives them their time to end."
+            )
+        if self._store.has(layout.outcome(ref.job_id)):
+            return ()  # The pods of a job that has ended go by themselves.
+        look = self._look([ref], now=True)
+        workload = look.workload(ref)
+        pods = () if workload is None else current_pods(workload, look.pods(ref))
+        return tuple(
+            pod.host
+            for pod in pods
+            if pod.host in hosts and not pod.has_ended and self._delete_pod(pod, signum)
+        )
+
+    def _delete_pod(self, pod: Pod, signum: int) -> bool:
+        with contextlib.suppress(Conflict):  # Another one has taken its place meanwhile.
+            return self._api.delete(PODS, pod.name, uid=pod.uid, grace_s=_GRACES_S[signum])
+        return False
 
     # -- output ------------------------------------------------------------------------------------
 

@@ -159,7 +159,13 @@ class HttpApi:
         return self._document("GET", path, call)
 
     def delete(
-        self, resource: Resource, name: str, *, propagation: str = "Background", uid: str = ""
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        propagation: str = "Background",
+        uid: str = "",
+        grace_s: int | None = None,
     ) -> bool:
         """As in `Api`."""
         call = Call("delete", resource, self._in(resource), name)
@@ -171,6 +177,8 @@ class HttpApi:
         }
         if uid:
             body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
         path = resource.path(call.namespace, name)
         try:
             self._repeated(call, lambda _: self._document("DELETE", path, call, body))

@@ -268,6 +268,18 @@ class LocalBackend:
             return None
         return GangProcesses(told["pid"], {int(host): pid for host, pid in told["agents"].items()})
 
+    def kill(
+        self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
+    ) -> tuple[int, ...]:
+        """Send the signal to their workers, or to their agents."""
+        found, role = self.processes(ref), "agent" if agents else "worker"
+        there = {} if found is None else found.agents
+        return tuple(
+            host
+            for host in hosts
+            if host in there and liveness.signal_host(there[host], role, ref.job_id, host, signum)
+        )
+
     def ending_fd(self, ref: JobRef) -> int | None:
         """A descriptor of the supervisor's process."""
         watch = liveness.SupervisorWatch(self._folder(ref))

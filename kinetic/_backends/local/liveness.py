@@ -96,3 +96,14 @@ def is_agent(pid: int, job_id: str) -> bool:
         can_end = processes.state(pid) not in ("", "T", "t", "Z", "X")
         return can_end and job_id.encode() in processes.command_line(pid)
     return False
+
+
+def signal_host(first: int, role: str, job_id: str, host: int, signum: int) -> bool:
+    """Send a signal to the process of a host that is its "agent" or "worker", which is `first` or
+    below it; return whether there is one."""
+    title = f"kinetic-{role} {job_id} host {host}".encode()
+    for pid in (first, *processes.descendants(first)):
+        with contextlib.suppress(OSError):
+            if processes.command_line(pid).rstrip(b"\0 ") == title:
+                return processes.kill(pid, signum)
+    return False

@@ -29,7 +29,7 @@ from kinetic._backends.base import (
     LogRequest,
     Status,
 )
-from kinetic._backends.local import family, simulation
+from kinetic._backends.local import family, liveness, simulation
 from kinetic._backends.programs import folders
 from kinetic._core import events, layout, record
 from kinetic._core.endpoint import Endpoint
@@ -205,6 +205,18 @@ class ProgramsBackend:
             return None
         pids = {host: program.pid for host, program in enumerate(gang.hosts)}
         return GangProcesses(supervisor=pids[0], agents=pids)
+
+    def kill(
+        self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
+    ) -> tuple[int, ...]:
+        """Send the signal to their workers, or to their agents."""
+        found, role = self.processes(ref), "agent" if agents else "worker"
+        there = {} if found is None else found.agents
+        return tuple(
+            host
+            for host in hosts
+            if host in there and liveness.signal_host(there[host], role, ref.job_id, host, signum)
+        )
 
     # -- what is kept ------------------------------------------------------------------------------
 

@@ -1,0 +1,62 @@
+"""Which hosts of a job `kill_hosts` and `kinetic jobs kill` mean, and which signal. Pure.
+
+In: a reference, a slice, a host, a signal's name. Out: indices of hosts, a number; errors that say
+which there are.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+
+from kinetic._client.board import shape
+from kinetic._core.ref import JobRef
+from kinetic.errors import UsageError
+
+
+def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
+    """Return the hosts of a slice, or the one that is the `host`-th of it; without a slice, the
+    `host`-th of the job.
+
+    Raises:
+        UsageError: there is none, or nothing was chosen.
+    """
+    if slice is None and host is None:
+        raise UsageError(
+            f"Say which hosts of {ref.job_id} to kill: a slice, a host, or both. To stop the job, "
+            "cancel it."
+        )
+    if slice is None:
+        return (_checked(ref, "host", host, ref.hosts),)
+    if ref.place.has_single_controller:
+        raise UsageError(
+            f"{ref.job_id} has a single controller, one host with the devices of all slices: leave "
+            "the slice away, and name host 0."
+        )
+    topology = shape.topology_of(ref)
+    each = ref.hosts if topology is None else topology.hosts
+    first = _checked(ref, "slice", slice, ref.hosts // each) * each
+    if host is None:
+        return tuple(range(first, first + each))
+    return (first + _checked(ref, "host", host, each, f" of slice {slice}"),)
+
+
+def _checked(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        some = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
+        raise UsageError(f"There is no {noun} {value!r}{where}: {ref.job_id} has {some}{where}.")
+    return value
+
+
+def signal_of(name: str | int) -> signals.Signals:
+    """Return the signal with this name or number: "KILL", "SIGKILL", "9" or 9.
+
+    Raises:
+        UsageError: there is none.
+    """
+    text = str(name).strip().upper()
+    known = {each.name: each for each in signals.Signals}
+    known |= {each.name.removeprefix("SIG"): each for each in signals.Signals}
+    known |= {str(each.value): each for each in signals.Signals}
+    if text not in known:
+        raise UsageError(f"There is no signal {name!r}. Give a name or a number: KILL, TERM, 9.")
+    return known[text]

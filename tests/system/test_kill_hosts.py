@@ -1,0 +1,77 @@
+"""Hosts that are killed on purpose: the job loses them as if their machines had failed.
+
+In: jobs wherever they run, `kill_hosts` and `kinetic jobs kill`. Out: errors, values of later
+attempts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gangs import wait_until
+from places import EVERYWHERE
+
+import kinetic
+from kinetic.errors import HostLost, NotFound
+
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+pytestmark = pytest.mark.settles_within(30)
+everywhere = pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+
+
+def wait_at_first(marker):
+    """Leave a mark, then wait for ever in the first attempt."""
+    mark = Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
+    if mark.exists():
+        return f"attempt {os.environ['KINETIC_ATTEMPT']}"
+    mark.touch()
+    while True:
+        time.sleep(0.05)
+
+
+def begun(place, **options):
+    marker = place.marker()
+    handle = kinetic.run("tpu-v6e-8", slices=2, **options)(wait_at_first).run_async(str(marker))
+    there = [Path(f"{marker}-{host}") for host in range(4)]
+    wait_until(lambda: all(path.exists() for path in there), "the function has not begun")
+    return handle
+
+
+@everywhere
+def test_a_slice_is_lost_and_the_next_attempt_succeeds(place):
+    handle = begun(place, retries=1)
+    assert handle.kill_hosts(slice=1) == (2, 3)
+    assert handle.result(timeout=120) == "attempt 2"
+
+
+@everywhere
+def test_without_retries_the_host_is_named(place):
+    handle = begun(place)
+    shell = subprocess.run(
+        [*KINETIC, "jobs", "kill", "--yes", "--json", handle.job_id, "--slice", "1", "--host", "0"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert shell.returncode == 0, shell.stderr
+    told = {"job_id": handle.job_id, "signal": "SIGKILL", "hosts": [2]}
+    assert json.loads(shell.stdout) == told
+    with pytest.raises(HostLost, match=r"hosts? 2(-3)? of 4 (died|was lost|were lost)"):
+        handle.result(timeout=120)
+    with pytest.raises(NotFound, match="has ended"):
+        handle.kill_hosts(slice=0)
+
+
+def test_an_agent_is_lost_with_its_worker(home):
+    from places import Place
+
+    handle = begun(Place("local", home.parent))
+    assert handle.kill_hosts(host=3, agents=True) == (3,)
+    with pytest.raises(HostLost, match="host 3 of 4 was lost"):
+        handle.result(timeout=120)
