@@ -160,10 +160,22 @@ def cluster_checks(settings: Settings) -> tuple[Check, ...]:
 
     try:
         api = _connected(_cluster(settings), variables(), Patience(connect_s=5.0, tries=2))
-        facts = checks.gather(api, service_account=settings.service_account)
+        facts = checks.gather(
+            api, service_account=settings.service_account, queue=settings.queue or ""
+        )
     except KineticError as error:
         return (checks.Check("cluster", checks.Level.PROBLEM, str(error)),)
-    return checks.checks_of(facts)
+    return checks.checks_of(facts) + _image_checks(settings)
+
+
+def _image_checks(settings: Settings) -> tuple[Check, ...]:
+    """Where images are built, unless settings say that none are."""
+    from kinetic._backends.kubernetes import bundled, checks, images
+
+    place = _cluster(settings)
+    if settings.image_builds == "off" or not images.has_registry(place):
+        return ()
+    return (checks.registry(images.registry(place), bundled.why_none(place)),)
 
 
 @contextmanager

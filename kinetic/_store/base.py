@@ -5,7 +5,7 @@ In: keys with "/" between parts, bytes. Out: bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from kinetic.errors import UsageError
@@ -137,6 +137,19 @@ class Watchable(Protocol):
     def watched(self, on_sent: Callable[[int], None]) -> Store:
         """Return the same store, which calls this with the number of further bytes sent, many times
         and from any thread."""
+        ...
+
+
+@runtime_checkable
+class Expires(Protocol):
+    """A store whose service may delete objects by itself."""
+
+    def expiry(self) -> Sequence[str]:
+        """Return what it deletes that jobs may still need, a phrase for each rule.
+
+        Raises:
+            StoreError: the rules may not be read, or the service does not answer.
+        """
         ...
 
 

@@ -311,6 +311,12 @@ class Bucket:
                 return bool(tries.failed)  # An earlier try deleted it, and its answer was lost.
             return True
 
+    def lifecycle_rules(self) -> tuple[dict[str, Any], ...]:
+        """Return by which rules the service deletes objects, as it writes them."""
+        with self._explained(f"read the settings of gs://{self.name}", "storage.buckets.get"):
+            found = self._connections.client.get_bucket(self.name, retry=self._tries().retry())
+            return tuple(dict(rule) for rule in found.lifecycle_rules)
+
     @property
     def _connections(self) -> _Connections:
         # A forked process must not use its parent's connections.

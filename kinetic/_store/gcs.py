@@ -14,12 +14,12 @@ import copy
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from kinetic._store import files
+from kinetic._store import expiry, files
 from kinetic._store.base import FRESH_S, Entry, check_key
 from kinetic._store.bucket import CHUNK_BYTES, Blob, Bucket
 from kinetic._store.many import at_once
@@ -138,6 +138,10 @@ class GcsStore:
             self._name(entry.key), entry.size_bytes, "", int(generation), int(metageneration)
         )
         return self._bucket.delete(listed.name, unchanged=listed)
+
+    def expiry(self) -> Sequence[str]:
+        """Return which rules of the bucket delete what jobs may still need."""
+        return expiry.threats(self._bucket.lifecycle_rules(), self._prefix)
 
     def _name(self, key: str) -> str:
         check_key(key)

@@ -60,6 +60,26 @@ def test_what_a_cluster_lacks(configured: FakeCluster, monkeypatch: pytest.Monke
     assert found["service account"] == ("problem", "nobody does not exist")
 
 
+def test_jobset_is_tried_out(configured: FakeCluster) -> None:
+    assert examined()["JobSet"] == ("ok", "is installed, and takes jobs of several hosts")
+    assert configured.objects("jobsets") == []
+    configured.api.webhook_down = True
+    level, said = examined()["JobSet"]
+    assert (level, "webhook" in said) == ("problem", True)
+
+
+def test_the_queue_that_settings_name(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_QUEUE", "team-a")
+    assert examined()["Kueue"][0] == "problem"
+    configured.install_kueue({"team-b": {"cpu": "4"}})
+    level, said = examined()["Kueue"]
+    assert (level, "no queue team-a in namespace default" in said) == ("problem", True)
+    monkeypatch.setenv("KINETIC_QUEUE", "team-b")
+    assert examined()["Kueue"] == ("ok", "is installed; the queue team-b admits jobs")
+
+
 def test_a_cluster_that_is_away(configured: FakeCluster) -> None:
     configured.stop_server()
     found = examined()
@@ -134,3 +154,19 @@ def test_a_bucket_that_is_not_there(bucket: Double, monkeypatch: pytest.MonkeyPa
 def test_a_bucket_that_one_may_not_use(bucket: Double) -> None:
     bucket.denied.add("storage.objects.create")
     assert "storage.objects.create" in facts.access("gs://bucket").fault
+
+
+def test_rules_of_a_bucket_that_delete_what_jobs_need(
+    bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = {"type": "Delete"}
+    bucket.buckets.lifecycle["bucket"] = [{"action": delete, "condition": {"age": 30}}]
+    monkeypatch.setenv("KINETIC_STORE", "gs://bucket/jobs")
+    found = examined()
+    assert found["store access"][0] == "ok"
+    level, said = found["store expiry"]
+    assert (level, "objects after 30 days" in said) == ("warn", True)
+    bucket.denied.add("storage.buckets.get")
+    found = examined()
+    assert found["store access"][0] == "ok"
+    assert "store expiry" not in found

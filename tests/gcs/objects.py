@@ -89,6 +89,8 @@ class Buckets:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, Object]] = {}
+        self.lifecycle: dict[str, list[dict[str, object]]] = {}
+        """Rules by bucket: shown, and not obeyed."""
         self._generations = itertools.count(int(time.time() * 1e6))
 
     def create(self, bucket: str) -> None:
@@ -111,7 +113,7 @@ class Buckets:
             "projectNumber": "1",
             "storageClass": "STANDARD",
             "metageneration": "1",
-        }
+        } | ({"lifecycle": {"rule": self.lifecycle[bucket]}} if bucket in self.lifecycle else {})
 
     def find(self, bucket: str, name: str, query: dict[str, str]) -> Object:
         with self._lock:

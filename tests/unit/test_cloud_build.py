@@ -10,9 +10,10 @@ import tarfile
 import pytest
 from google_services import LOG, Google, Login, path_of
 
-from kinetic._backends.kubernetes import credentials, images
+from kinetic._backends.kubernetes import bundled, credentials, images
 from kinetic._backends.kubernetes.cloud_build import CLAIM_S, CloudBuild
 from kinetic._backends.kubernetes.google_calls import GoogleLogin
+from kinetic._core.place import Place
 from kinetic.errors import BackendUnavailable, PreflightError
 
 URI = "us-central1-docker.pkg.dev/p/kn-c/base:tpu-0123"
@@ -236,3 +237,12 @@ def test_a_claim_of_a_caller_that_was_killed_is_taken_over_once(google, builds):
     )
     assert later.claim(URI, "b")
     assert not later.claim(URI, "b")
+
+
+def test_the_doctor_hears_what_keeps_images_from_being_built(google, builds):
+    place = Place("gke", cluster="tpus", project="lab", zone="us-central1-a")
+    assert bundled.why_none(place, builds) == ""
+    google.refusals["/v2/"] = (403, {"error": {"message": "no reader"}})
+    assert "refused (403)" in bundled.why_none(place, builds)
+    google.permissions = []
+    assert bundled.why_none(place, builds).startswith("You may not storage.objects.create")

@@ -13,6 +13,7 @@ from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, Listing, Selection, Version
 from kinetic._backends.kubernetes.checks import RIGHTS, Facts, Level, checks_of, gather, why_not
+from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
 from kinetic.errors import BackendUnavailable, NotFound
 
@@ -21,7 +22,7 @@ WELL = Facts(
     "ml",
     version=Version("v1.33.4", 1, 33),
     rights=dict.fromkeys(RIGHTS, True),
-    has_jobsets=True,
+    jobsets=JobSets(True),
     nodes=[node("n0", "tpu", "4x4")],
     service_account="kinetic",
     has_account=True,
@@ -43,7 +44,7 @@ def test_a_cluster_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "name", "level", "one_host", "four_hosts"),
     [
-        ({"has_jobsets": False}, "JobSet", Level.WARN, "", "The cluster does not know jobsets"),
+        ({"jobsets": JobSets()}, "JobSet", Level.WARN, "", "The cluster does not know jobsets"),
         (
             {"rights": without(("create", JOBS), ("watch", PODS))},
             "rights",
@@ -67,6 +68,11 @@ def test_a_cluster_that_is_well() -> None:
             "The service account kinetic does not exist",
         ),
         ({"version": Version("v1.22.0", 1, 22)}, "cluster", Level.WARN, "", ""),
+        ({"jobsets": JobSets(True, "0.8.1", is_old=True)}, "JobSet", Level.WARN, "", ""),
+        ({"jobsets": JobSets(True, fault="No.")}, "JobSet", Level.PROBLEM, "", ""),
+        ({"queues": Queues(queue="team-a")}, "Kueue", Level.PROBLEM, "", ""),
+        ({"queues": Queues(True, "", "team-a", False)}, "Kueue", Level.PROBLEM, "", ""),
+        ({"queues": Queues(True, "", "team-a", True, "Stopped")}, "Kueue", Level.WARN, "", ""),
     ],
 )
 def test_what_is_missing_is_named(
@@ -99,7 +105,13 @@ class FakeApi:
     def knows(self, resource: Resource) -> bool:
         return resource == JOBSETS
 
-    def get(self, _resource: Resource, name: str) -> dict[str, Any]:
+    def create(
+        self, _resource: Resource, document: dict[str, Any], *, dry_run: bool
+    ) -> dict[str, Any]:
+        assert dry_run
+        return document
+
+    def get(self, _resource: Resource, name: str, *, namespace: str = "") -> dict[str, Any]:
         if name != "kinetic":
             raise NotFound("There is none.")
         return {}

@@ -90,8 +90,8 @@ class Api(Protocol):
         what it says of objects is of that clock, and clocks of laptops go wrong."""
         ...
 
-    def create(self, resource: Resource, document: Document) -> Document:
-        """Create an object and return it as the server has it.
+    def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
+        """Create an object and return it as the server has it; with `dry_run`, as it would be.
 
         Raises:
             Conflict: an object with this name exists, and this call has not made it.

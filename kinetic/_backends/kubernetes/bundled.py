@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from kinetic._backends.kubernetes import images
 from kinetic._backends.kubernetes.cloud_build import Build, CloudBuild
 from kinetic._backends.kubernetes.google_calls import GoogleLogin, Patience
+from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
@@ -181,6 +182,24 @@ class BundledImages:
     def _builds(self, plan: Plan, patience: Patience | None) -> CloudBuild:
         place = plan.place
         return self._open(place.project, images.region(place.zone), patience)
+
+
+def why_none(place: Place, builds: CloudBuild | None = None) -> str:
+    """Return what keeps images from being built and found in the registry of a place; "" when
+    nothing does.
+
+    Args:
+        place: one with a registry.
+        builds: for tests.
+    """
+    builds = builds or CloudBuild(place.project, images.region(place.zone), patience=BRIEF)
+    uri = f"{images.registry(place)}/base:kinetic-doctor"
+    try:
+        builds.check(uri, images.bucket(place))
+        builds.has(uri)
+    except KineticError as error:
+        return str(error)
+    return ""
 
 
 def _bundled(plan: Plan) -> Plan:

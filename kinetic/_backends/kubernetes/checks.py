@@ -11,9 +11,11 @@ from dataclasses import field
 from enum import StrEnum
 from functools import partial
 
+from kinetic._backends.kubernetes import controllers
 from kinetic._backends.kubernetes import nodes as pools
 from kinetic._backends.kubernetes.answers import Forbidden, not_installed
 from kinetic._backends.kubernetes.api import Api, Version
+from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.nodes import NodePool
 from kinetic._backends.kubernetes.observed import Document
 from kinetic._backends.kubernetes.resources import (
@@ -22,7 +24,6 @@ from kinetic._backends.kubernetes.resources import (
     JOBSETS,
     NODES,
     PODS,
-    QUEUE_WORKLOADS,
     SECRETS,
     SERVICE_ACCOUNTS,
     Resource,
@@ -100,7 +101,7 @@ class Facts:
         problem: why it could not be asked; the rest is unknown then.
         version: of the server.
         rights: which of them the caller has.
-        has_jobsets, has_queues: whether JobSet and Kueue are installed.
+        jobsets, queues: JobSet and Kueue; without the doctor only whether JobSet is installed.
         nodes: None when they may not be listed.
         service_account: the account that pods use, or "".
         has_account: whether it exists; None when unknown.
@@ -111,26 +112,25 @@ class Facts:
     problem: KineticError | None = None
     version: Version | None = None
     rights: Mapping[Right, bool] = field(default_factory=dict)
-    has_jobsets: bool = False
-    has_queues: bool = False
+    jobsets: JobSets = JobSets()
+    queues: Queues = Queues()
     nodes: Sequence[Document] | None = None
     service_account: str = ""
     has_account: bool | None = None
 
 
-def gather(api: Api, *, service_account: str = "", rights: Iterable[Right] = RIGHTS) -> Facts:
-    """Ask a cluster, a few calls at a time.
+def gather(api: Api, *, service_account: str = "", queue: str = "") -> Facts:
+    """Ask a cluster all there is to ask, a few calls at a time.
 
     Args:
         api: the cluster.
         service_account: what pods run as, or "".
-        rights: which of them to ask for.
+        queue: what admits jobs, or "".
     """
-    wanted = tuple(rights)
     try:
         version = api.version()
-        answers = at_once(lambda r: api.may(r.verb, r.resource), wanted, CALLS_AT_ONCE)
-        has_jobsets, has_queues = api.knows(JOBSETS), queue_workloads(api) is not None
+        answers = at_once(lambda r: api.may(r.verb, r.resource), RIGHTS, CALLS_AT_ONCE)
+        jobsets, queues = controllers.jobsets(api), controllers.queues(api, queue)
         has_account = _has_account(api, service_account)
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
@@ -145,9 +145,9 @@ def gather(api: Api, *, service_account: str = "", rights: Iterable[Right] = RIG
         server=api.server,
         namespace=api.namespace,
         version=version,
-        rights=dict(zip(wanted, answers, strict=True)),
-        has_jobsets=has_jobsets,
-        has_queues=has_queues,
+        rights=dict(zip(RIGHTS, answers, strict=True)),
+        jobsets=jobsets,
+        queues=queues,
         nodes=found,
         service_account=service_account,
         has_account=has_account,
@@ -176,7 +176,7 @@ def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
         server=api.server,
         namespace=api.namespace,
         rights=dict(zip(rights, map(bool, allowed), strict=True)),
-        has_jobsets=bool(has_jobsets),
+        jobsets=JobSets(bool(has_jobsets)),
         service_account=service_account,
         has_account=has_account,
     )
@@ -192,12 +192,6 @@ def _has_account(api: Api, name: str) -> bool | None:
     except PreflightError:
         return None  # pods may still use what their creator may not read
     return True
-
-
-def queue_workloads(api: Api) -> Resource | None:
-    """Return Kueue's Workloads in the version that a cluster has, or None where Kueue is not
-    installed."""
-    return next((kind for kind in QUEUE_WORKLOADS if api.knows(kind)), None)
 
 
 class Level(StrEnum):
@@ -236,7 +230,7 @@ def checks_of(facts: Facts) -> tuple[Check, ...]:
         *_allowed(facts),
         _account(facts),
         _pools(facts),
-        Check("Kueue", Level.OK, "is installed" if facts.has_queues else "is not installed"),
+        _queues(facts),
     )
 
 
@@ -250,9 +244,43 @@ def _version(facts: Facts, where: str) -> Check:
 
 
 def _jobsets(facts: Facts) -> Check:
-    if facts.has_jobsets:
-        return Check("JobSet", Level.OK, "is installed")
-    return Check("JobSet", Level.WARN, "is not installed", not_installed(JOBSETS))
+    found = facts.jobsets
+    if not found.is_installed:
+        return Check("JobSet", Level.WARN, "is not installed", not_installed(JOBSETS))
+    named = f"{found.version} " if found.version else ""
+    if found.fault:
+        remedy = "Show this to an administrator: no job of several hosts can be created."
+        return Check("JobSet", Level.PROBLEM, f"{named}takes no jobs: {found.fault}", remedy)
+    if found.is_old:
+        text = (
+            f"{named}is older than 0.10: when a function raises, its pods are started again as "
+            "often as retries= says, only to end"
+        )
+        return Check("JobSet", Level.WARN, text, "Ask an administrator for a newer one.")
+    return Check("JobSet", Level.OK, f"{named}is installed, and takes jobs of several hosts")
+
+
+def _queues(facts: Facts) -> Check:
+    found = facts.queues
+    queue = f"the queue {found.queue}"
+    named = f"{found.version} is installed" if found.version else "is installed"
+    if not found.is_installed and found.queue:
+        remedy = "Ask an administrator for Kueue, or name no queue: KINETIC_QUEUE, the profile."
+        return Check("Kueue", Level.PROBLEM, f"is not installed, so {queue} is not there", remedy)
+    if not found.is_installed:
+        return Check("Kueue", Level.OK, "is not installed")
+    if not found.queue:
+        return Check("Kueue", Level.OK, named)
+    if found.has_queue is None:
+        return Check("Kueue", Level.OK, f"{named}; {queue} may not be looked up")
+    if not found.has_queue:
+        remedy = f"`kubectl get localqueues -n {facts.namespace}` shows which there are."
+        text = f"{named}, and there is no queue {found.queue} in namespace {facts.namespace}"
+        return Check("Kueue", Level.PROBLEM, text, remedy)
+    if found.stopped:
+        remedy = "Jobs wait until an administrator has mended it, or name another queue."
+        return Check("Kueue", Level.WARN, f"{queue} admits no jobs: {found.stopped}", remedy)
+    return Check("Kueue", Level.OK, f"{named}; {queue} admits jobs")
 
 
 def _allowed(facts: Facts) -> list[Check]:
@@ -306,6 +334,22 @@ def _pools(facts: Facts) -> Check:
     return Check("node pools", Level.OK, "; ".join(offered))
 
 
+def registry(uri: str, fault: str) -> Check:
+    """Return what the doctor says of the registry for built images.
+
+    Args:
+        uri: of the registry.
+        fault: what keeps images from being built and found there, or "".
+    """
+    if not fault:
+        return Check("images", Level.OK, f"can be built, and are found in {uri}")
+    remedy = (
+        'Only container_image="bundled" needs it: without, pods start from a public image and '
+        "install what the project requires. KINETIC_IMAGE_BUILDS=off asks for no builds."
+    )
+    return Check("images", Level.WARN, fault, remedy)
+
+
 def why_not(facts: Facts, *, hosts: int) -> str:
     """Return why a job cannot be created at all, as a sentence; "" when it can.
 
@@ -315,7 +359,7 @@ def why_not(facts: Facts, *, hosts: int) -> str:
     """
     if facts.problem is not None:
         return str(facts.problem)
-    if hosts > 1 and not facts.has_jobsets:
+    if hosts > 1 and not facts.jobsets.is_installed:
         return not_installed(JOBSETS)
     needs = (Need.ALL, Need.SEVERAL_HOSTS) if hosts > 1 else (Need.ALL,)
     missing = [r for r, allowed in facts.rights.items() if not allowed and r.need in needs]

@@ -92,11 +92,11 @@ class HttpApi:
 
     # --- verbs
 
-    def create(self, resource: Resource, document: Document) -> Document:
+    def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
         """As in `Api`."""
         name = str((document.get("metadata") or {}).get("name", ""))
         call = Call("create", resource, self._in(resource), name)
-        path = f"{resource.path(call.namespace)}?fieldValidation=Strict"
+        path = f"{resource.path(call.namespace)}?fieldValidation=Strict{'&dryRun=All' * dry_run}"
         unsure = False
 
         def made(tries: int) -> Document:

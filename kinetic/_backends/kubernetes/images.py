@@ -97,6 +97,11 @@ def _registry(plan: Plan) -> str:
             f'container_image="bundled" lies in a registry that has the cluster\'s name, and '
             f"{place.cluster!r} can be none. Name the cluster as GKE does, or {advice}"
         )
+    return registry(place)
+
+
+def registry(place: Place) -> str:
+    """Return where built images lie, if `has_registry`."""
     return f"{region(place.zone)}{REGISTRIES}/{place.project}/kn-{place.cluster}"
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from kinetic._backends.kubernetes import names
 from kinetic._backends.kubernetes.api import Api, Document, Selection
-from kinetic._backends.kubernetes.checks import queue_workloads
+from kinetic._backends.kubernetes.controllers import queue_workloads
 from kinetic._backends.kubernetes.diagnosis import Observed
 from kinetic._backends.kubernetes.observed import QUEUE_LABEL, condition, labels, metadata
 from kinetic._backends.kubernetes.resources import EVENTS, JOBS, JOBSETS, NODES, PODS, Resource

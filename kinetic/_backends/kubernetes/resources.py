@@ -59,6 +59,10 @@ QUEUE_WORKLOADS = tuple(
     Resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta2", "v1beta1")
 )
 """Kueue's Workloads: the newest version that a cluster has is the one to ask for."""
+LOCAL_QUEUES = tuple(
+    Resource("kueue.x-k8s.io", kind.version, "localqueues") for kind in QUEUE_WORKLOADS
+)
+DEPLOYMENTS = Resource("apps", "v1", "deployments")
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False
 )

@@ -88,11 +88,13 @@ class Access:
         uri: its address.
         is_folder: whether it is a folder of this machine, which `Folder` tells of.
         fault: why it could not be written, read and tidied up; "" when it could.
+        deletes: what its service deletes by itself that jobs may still need.
     """
 
     uri: str
     is_folder: bool = False
     fault: str = ""
+    deletes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,21 @@ def cluster(found: Iterable[Check]) -> list[Finding]:
     return [Finding(c.name, Level(str(c.level)), c.detail, c.remedy) for c in found]
 
 
+def _expiry(store: Access) -> list[Finding]:
+    """A rule of the bucket knows nothing of jobs."""
+    if not store.deletes:
+        return []
+    return [
+        warn(
+            "store expiry",
+            f"Rules of the bucket of {store.uri} delete {'; '.join(store.deletes)}: also what new "
+            "jobs count on.",
+            "Take them out (`gcloud storage buckets describe` shows them), or name a bucket "
+            "without: `kinetic jobs prune` removes what is old.",
+        )
+    ]
+
+
 def access(store: Access, *, has_cluster: bool, pods_store: str) -> list[Finding]:
     """Check that jobs can be kept where they are to be kept.
 
@@ -340,7 +357,7 @@ def access(store: Access, *, has_cluster: bool, pods_store: str) -> list[Finding
         remedy = "Check the address and your rights: KINETIC_STORE, or `kinetic profile show`."
         return [problem("store access", f"{store.uri} cannot be used: {store.fault}", remedy)]
     if not store.is_folder:
-        return [ok("store access", f"{store.uri} can be written to and read.")]
+        return [ok("store access", f"{store.uri} can be written to and read."), *_expiry(store)]
     if not has_cluster:
         return []
     if pods_store:

@@ -31,6 +31,7 @@ from kinetic._core.place import Place
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
 from kinetic._store import index, privacy
+from kinetic._store.base import Expires
 from kinetic._store.local import LocalStore
 from kinetic._store.many import has_many
 from kinetic._store.open import open_store
@@ -126,7 +127,13 @@ def access(uri: str) -> Access:
             store.delete(key)
     except KineticError as error:
         return Access(uri, fault=str(error))
-    return Access(uri, fault="" if found else "what was written is not there.")
+    if not found:
+        return Access(uri, fault="what was written is not there.")
+    deletes: Sequence[str] = ()
+    if isinstance(store, Expires):
+        with contextlib.suppress(KineticError):  # Who runs jobs need not see the bucket's settings.
+            deletes = store.expiry()
+    return Access(uri, deletes=tuple(deletes))
 
 
 def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> ZygoteStart | None:
