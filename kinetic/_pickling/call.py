@@ -1,4 +1,4 @@
-"""Calls as bytes: what travels to a host.
+"""Calls as bytes, to be sent to a host.
 
 In: a function and its arguments. Out: bytes that a host turns back into them. cloudpickle is
 imported only when something is packed or unpacked.
@@ -37,8 +37,8 @@ class Packed:
         digest: SHA-256 of `data`, 64 hex digits.
         size_bytes: length of `data`.
         versions: of what made it.
-        warnings: what the caller should know of it, one sentence each.
-        parts: returns the sizes of the call's parts, largest first, by pickling them again.
+        warnings: for the caller, one sentence each.
+        parts: pickles the call's parts again and returns their sizes, largest first.
         external: objects that are not in `data`, which holds their positions here.
     """
 
@@ -68,8 +68,8 @@ def pack(
         args: positional arguments.
         kwargs: keyword arguments.
         env_vars: variables to set before the call.
-        shipped: what the host can import; None when it imports all that is imported here.
-        external: objects of this class do not travel in the pickle; None when all do.
+        shipped: what the host can import; None if it can import everything that is imported here.
+        external: objects of this class are left out of the pickle; None for none.
 
     Raises:
         PicklingError: a part of the call cannot be pickled; it is named.
@@ -86,11 +86,11 @@ def instances(
     func: Callable[..., Any],
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> tuple[object, ...]:
-    """Return the objects of a class that some calls of a function take along, wherever they are:
+    """Return the objects of a class that calls of a function hold, wherever they are:
     in arguments, in what these hold, in what the function uses.
 
-    It pickles everything and keeps nothing. A call that cannot be pickled has none: `pack` says
-    why.
+    Pickles everything and keeps nothing. For a call that cannot be pickled the list is empty;
+    `pack` says why.
     """
     process = _Process(func, None, kind)
     found: dict[int, object] = {}
@@ -112,7 +112,7 @@ class _NullFile(io.BytesIO):
 
 
 class _Process:
-    """What this process has loaded, and how a host gets it.
+    """What this process has loaded, and how a host gets each part of it.
 
     Attributes:
         script: the definitions of `__main__`.
@@ -127,12 +127,12 @@ class _Process:
         # The script, in a process that multiprocessing has spawned.
         spawned = sys.modules.get("__mp_main__")
         self._modules = found.by_value
-        # What was found to need itself, in any attempt.
+        # Ids of what turned out to need itself, in any attempt.
         self._rebuilt: frozenset[int] = frozenset()
         if spawned is not None and spawned.__name__ == "__mp_main__":
             self._modules += (spawned,)
         self._edited = found.edited
-        # A test runner has loaded many modules of a project; a script, only those that it uses.
+        # A test runner loads many modules of a project; a script only those that it uses.
         self._registering = found.registering if self.script.uses(found.imported) else ()
 
     def packed(
@@ -140,8 +140,8 @@ class _Process:
         make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     ) -> Packed:
-        """Make a record; an edited module that cannot be pickled by value is imported by the host
-        as its file is now.
+        """Make a record. An edited module that cannot be pickled by value is imported by the host
+        from its file as it is now.
 
         Raises:
             PicklingError: it cannot be pickled; the part of the call that cannot is named.
@@ -167,7 +167,7 @@ class _Process:
 
         def size(value: object) -> int:
             file = io.BytesIO()
-            # It is measured alone, and may be picklable only as a part of the whole.
+            # Alone, a part may not be picklable.
             with suppress(Exception):
                 self.dump(file, value, registrations=False)
             return file.tell()
@@ -184,8 +184,8 @@ class _Process:
         what = "the function gets what was imported, but " if as_imported else ""
         return (
             f"{', '.join(self._edited)} {'has' if len(self._edited) == 1 else 'have'} changed "
-            f"since being imported here: {what}what hosts import is the file as it is now. Reload "
-            "it (importlib.reload, %autoreload) or start this program again to have one version.",
+            f"since being imported here: {what}hosts import the file as it is now. Reload it "
+            "(importlib.reload, %autoreload) or restart this program to have one version.",
         )
 
     def by_value(self) -> AbstractContextManager[None]:
@@ -197,8 +197,8 @@ class _Process:
         return modules.by_value(self._modules, cloudpickle)
 
     def dump(self, file: io.BytesIO, call: object, *, registrations: bool = True) -> CallPickler:
-        """Pickle, and then what the script has registered; return the pickler, which knows what it
-        has written."""
+        """Pickle the call, then what the script has registered; return the pickler, which knows
+        what it has written."""
         from kinetic._pickling.pickler import CallPickler, Circular, ExternalObjectPickler
 
         start = file.tell()
@@ -242,7 +242,7 @@ class _Process:
 
 
 def _users(traceback: TracebackType | None) -> TracebackType | None:
-    """Drop the leading frames, down to the code of the object that could not be pickled, if it has
+    """Drop the leading frames, up to the code of the object that could not be pickled, if it has
     any."""
     import cloudpickle
 
@@ -269,8 +269,8 @@ def _packed(
 
 
 class BatchPickler:
-    """Calls of one function, which is pickled once; a call's record holds its arguments and names
-    the function's record.
+    """Calls of one function, which is pickled once; a call's record holds its arguments and the
+    digest of the function's record.
 
     Attributes:
         function: the function's record.
@@ -335,11 +335,11 @@ def unpack(
     Args:
         data: the record of the call.
         function: the record of the function, for a call of a batch.
-        main: globals of `__main__`, for functions that come from a script; None for a namespace of
+        main: globals of `__main__` for functions of a script; None for a namespace of
             their own.
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
-        external: what stands here for each object that did not travel in the pickle.
+        external: what stands here for each object that was left out of the pickle.
 
     Raises:
         CorruptRecord: the bytes are not what was written.
@@ -348,11 +348,11 @@ def unpack(
     header = envelope.verified(data, "call")
     here = envelope.versions_here()
     if header.versions.python != here.python:
-        # Byte code of another minor version does not fail cleanly, it crashes.
+        # Byte code of another minor version would crash the process.
         raise SetupFailed(
-            f"The call was made with Python {header.versions.python}, this host runs "
-            f"{here.python}: it cannot run here. Use Python {here.python} on the calling side, or "
-            f"an image with Python {header.versions.python}."
+            f"The call was made with Python {header.versions.python}, and this host runs "
+            f"{here.python}. Use Python {here.python} on the calling side, or an image with "
+            f"Python {header.versions.python}."
         )
     body = memoryview(data)[header.body_offset :]
     function_body = _function_body(header, function)
@@ -376,7 +376,7 @@ def unpack(
 
 
 def _load_registrations(reader: pickle.Unpickler) -> None:
-    """Execute what the script has registered, if the record has that."""
+    """Execute the script's registrations, if the record has any."""
     with suppress(EOFError):
         reader.load()
 

@@ -1,10 +1,9 @@
-"""Source that lies in no file: what was typed into a notebook's cells, or at a prompt. It travels
-with the code made of it.
+"""Source that lies in no file: typed into a notebook's cells or at a prompt. It is sent with the
+code made of it.
 
-In: pickles, and what the interpreter remembers of source. Out: `Cell`s of a plan; on a host,
-tracebacks that show their lines.
-
-Only definitions travel: what else was typed into a cell, a password for example, is left blank.
+In: pickles, and the interpreter's cache of source lines. Out: `Cell`s of a plan; on a host,
+tracebacks that show their lines. Only definitions are sent: anything else in a cell, a password for
+example, is left blank.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     import ast
 
 _LOOKED_AT_BYTES = 64 << 20
-"""A function's code comes early in its pickle, the data that it uses does not matter here."""
+"""Of a pickle. A function's code comes early in it; the data after that do not matter here."""
 _MOST_BYTES = 1 << 20
-"""Of source, in one plan."""
+"""The most source in one plan."""
 
 
 def referenced(
@@ -52,7 +51,7 @@ def referenced(
 
 
 def definitions(source: str) -> str:
-    """Return the source with every line blank that belongs to no definition; "" when it is not
+    """Return the source, blank except for definitions; "" when it is not
     Python."""
     import ast
 
@@ -70,7 +69,7 @@ def definitions(source: str) -> str:
 
 
 def remember(cells: Sequence[Mapping[str, str]]) -> None:
-    """Let tracebacks of this process show the lines of these cells."""
+    """Make tracebacks of this process show the lines of these cells."""
     for cell in cells:
         source = cell["source"]
         # Without a time of change the entry is never compared with a file.
@@ -78,7 +77,7 @@ def remember(cells: Sequence[Mapping[str, str]]) -> None:
 
 
 def _lines(source: str) -> list[str]:
-    """Return the lines as Python counts them: a form feed ends none."""
+    """Return the lines as Python counts them: a form feed does not end one."""
     return io.StringIO(source, newline=None).readlines()
 
 
@@ -90,7 +89,7 @@ def titled(text: str, cells: Sequence[Mapping[str, str]]) -> str:
 
 
 def _without_file(cache: Mapping[str, Any]) -> dict[bytes, str]:
-    """What is remembered of source and was never read from a file, by name."""
+    """Source in the cache that was never read from a file, by name."""
     entries = [
         (name, entry) for name, entry in list(cache.items()) if len(entry) == 4 and entry[1] is None
     ]

@@ -1,6 +1,6 @@
-"""Why a call cannot be pickled, and what makes it large: its parts, in words.
+"""Why a call cannot be pickled, and what makes it large: its parts, named.
 
-In: the call and a way to try pickling. Out: a `Diagnosis`; parts with their sizes.
+In: the call, and a function that tries to pickle. Out: a `Diagnosis`; parts with their sizes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Diagnosis:
 
     Attributes:
         component: the part of the call: "argument 2 (list)", "global 'client' used by train".
-        type_name: class of the innermost thing that fails.
+        type_name: class of the innermost part that fails.
         path: how to get from the component to it, "" when it is the component itself:
             "[3]['lock']".
-        returned: whether it was on its way back, so that the function has made it.
+        returned: whether it is a return value, which the function made.
     """
 
     component: str
@@ -151,7 +151,7 @@ def _of_used(thing: Any, component: str, attempt: Attempt, seen: set[int]) -> Di
 
 
 def uses(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield what is pickled along with the thing, in words."""
+    """Yield what is pickled along with the thing, each with a description."""
     if isinstance(thing, FunctionType):
         yield from _uses_of_function(thing)
     elif isinstance(thing, MethodType):
@@ -239,7 +239,7 @@ def _advice(type_name: str, *, returned: bool) -> str:
         return "Return what it is made from, or what it holds."
     if "wrapper" in kind or "reader" in kind or "writer" in kind:
         return "Pass the file's path and open it inside the function."
-    # absl's are parsed where the program starts, and there only.
+    # absl parses them only where the program starts.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
     return "Create it inside the function, or pass what it is made from."
@@ -270,7 +270,7 @@ def sizes_of_call(
 
 
 def _used_by(thing: Any, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield what goes with a function, and with the functions that it uses."""
+    """Yield what is pickled along with a function, and with the functions that it uses."""
     if id(thing) in seen:
         return
     seen.add(id(thing))

@@ -1,10 +1,10 @@
-"""How what was pickled lies in the store: a line that can be read without unpickling anything, and
-the pickle.
+"""The format of pickles in the store: a line that can be read without unpickling anything, then the
+pickle.
 
 In: a way to pickle; bytes. Out: bytes; `Header`.
 
-The line is JSON: schema, kind, versions of the maker, variables of the environment, SHA-256 of the
-pickle.
+The line is JSON: schema, kind, versions of the software that made it, variables of the environment,
+SHA-256 of the pickle.
 """
 
 from __future__ import annotations

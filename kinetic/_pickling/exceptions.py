@@ -4,12 +4,12 @@ In: an exception, or its nodes. Out: the other.
 
 Plain pickling loses causes, contexts and frames, fails for classes whose constructor wants more
 than `args`, and changes those whose constructor edits its message. So each exception of the tree
-becomes a node of its own, and a node that does not survive a trial round trip travels as class,
-arguments and attributes instead. A node is a plain dict:
+becomes a node, and one that does not survive a trial round trip is sent as class, arguments and
+attributes instead. A node is a plain dict:
 
     type, text          what a traceback shows
     body                pickle of the exception itself, or of its parts;
-                        None when the class cannot travel
+                        None when the class cannot be pickled
     whole               whether `body` is the exception itself
     frames              as `frames` describes them, outermost first
     cause, context      index of the node, or None
@@ -82,7 +82,7 @@ def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
 
 def _tree(root: BaseException) -> list[BaseException]:
     found, seen = [root], {id(root)}
-    for error in found:  # Grows while it is walked.
+    for error in found:  # Grows during the loop.
         members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
         for other in (*members, error.__cause__, error.__context__):
             if (
@@ -119,7 +119,7 @@ def _node(
 
 
 def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
-    """Return what to send of the exception itself, and whether that is the whole of it."""
+    """Return the pickle to send, and whether it is of the whole exception."""
     if not isinstance(error, BaseExceptionGroup):
         with suppress(Exception, SystemExit):
             data = dumps(error)
@@ -177,7 +177,7 @@ def _from_parts(
     *,
     members: list[BaseException] | None,
 ) -> BaseException:
-    """Make the exception without calling the constructor of its class, whose arguments are
+    """Make the exception without calling its class's constructor, whose arguments are
     unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     init_args = (*args, members) if members is not None else args

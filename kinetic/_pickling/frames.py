@@ -1,9 +1,8 @@
-"""Frames of a traceback as plain tuples, and tracebacks made of them again: what was raised
-elsewhere is shown as if here.
+"""Frames of a traceback as plain tuples, and tracebacks made of them again: an exception raised on
+a host is shown as if it were raised here.
 
-In: a traceback, or what was made of it. Out: the other. Pure. Terminals, notebooks and debuggers
-show the result as they show their own: the right file, function and line, and a mark below what was
-being evaluated.
+In: a traceback, or frames. Out: the other. Pure. Terminals, notebooks and debuggers show the result
+like their own: the right file, function and line, with carets below the expression.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ _UNITS_PER_ENTRY = 8
 
 
 def described(traceback: TracebackType, file: str) -> Frame:
-    """Return what is needed to show the outermost frame of the traceback, in a file of another
-    name."""
+    """Return what is needed to show the traceback's outermost frame, under another file name."""
     code = traceback.tb_frame.f_code
     line = max(traceback.tb_lineno or 1, 1)
     found = next(islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4)
@@ -33,7 +31,7 @@ def described(traceback: TracebackType, file: str) -> Frame:
 
 
 def traceback_of(frames: Sequence[Frame]) -> TracebackType | None:
-    """Make a traceback of frames, outermost first; each runs code that does nothing but raise."""
+    """Make a traceback of frames, outermost first; each runs code that only raises."""
     made: TracebackType | None = None
     for frame in reversed(frames):
         below, made = made, _raised_in(frame)
@@ -62,7 +60,7 @@ def _raised_in(frame: Frame) -> TracebackType | None:
 
 
 class _Marker(Exception):
-    """Raised in the made frames, and caught here."""
+    """Raised in the frames, and caught here."""
 
 
 def _table(code: CodeType, delta: int, positions: Sequence[int | None], line: int) -> bytes:

@@ -1,15 +1,15 @@
 """Which loaded modules a host cannot import: only these are pickled by value, all others by
 reference.
 
-In: the loaded modules, and what is shipped. Out: the modules to pickle by value, and a context in
+In: the loaded modules, what is shipped. Out: the modules to pickle by value, and a context in
 which they are.
 
-A module that is pickled by value although the host can import it exists there twice: its classes do
+A module that is pickled by value although the host can import it exists there twice: classes do
 not match in `isinstance` and `except`, and what registered them (JAX, Keras, an ABC) knows only one
 of the two.
 
-The registry of cloudpickle belongs to the process: spans of several threads are counted, and the
-last one cleans up. What the user registered stays.
+The registry of cloudpickle belongs to the process: entries of several threads are counted, and the
+last one cleans up. The user's registrations stay.
 """
 
 # ruff: noqa: PTH113, PTH116, PTH118, PTH120
@@ -40,7 +40,7 @@ _LOCK = threading.Lock()
 _SPANS: Counter[str] = Counter()
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _KNOWN: dict[str, _Imported] = {}
-"""The modules that were looked at, by name."""
+"""The modules that were examined, by name."""
 _PYC_HEADER_BYTES = 16
 
 
@@ -53,7 +53,7 @@ class Shipped:
         search: folders that go first on the host's import path, relative to the root, in order; ""
             is the root.
         manifests: the lists of the tree, as in `Bundle`.
-        python_path: the PYTHONPATH of the host's interpreter, as far as it leads to the same
+        python_path: the PYTHONPATH of the host's interpreter: those entries that are the same
             folders as here.
     """
 
@@ -82,7 +82,7 @@ class LoadedModules:
         by_value: the modules that the host cannot import as they are here.
         edited: names of those whose file has changed since it was imported.
         imported: names of those that the host imports from the tree.
-        registering: names of those of them that seem to register something.
+        registering: names of those that also seem to register something.
     """
 
     by_value: tuple[ModuleType, ...] = ()
@@ -142,7 +142,7 @@ def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
         if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
         if not isinstance(module, ModuleType) or type(module) is util._LazyModule:  # type: ignore[attr-defined]
-            continue  # Asking a lazy module would load it.
+            continue  # An attribute access would load it.
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or module.__name__ != name:
             continue
@@ -151,8 +151,8 @@ def _uninstalled() -> Iterator[tuple[ModuleType, str]]:
 
 
 def _made_here() -> list[ModuleType]:
-    """Return the modules that the program made without importing them; a package makes those in
-    it."""
+    """Return the modules that the program made without importing them; one made inside a package
+    belongs to it."""
     return [
         module
         for name, module in list(sys.modules.items())
@@ -172,7 +172,7 @@ def _installed() -> tuple[str, ...]:
 
 
 def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
-    """Return, by name, where in the tree a host finds the same file when it imports the module."""
+    """Return by name where in the tree a host finds the same file when it imports the module."""
     if shipped.root is None or not shipped.manifests:
         return {}
     real = functools.cache(os.path.realpath)  # Of folders: there are few.
@@ -191,7 +191,7 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                # To the host, that is the one of the standard library.
+                # A host imports the standard library's.
                 if top not in _shadows.INDISPENSABLE:
                     places[name] = _inside(own, root) or entry + inner
                 break
@@ -219,9 +219,9 @@ def _is_found_elsewhere(top: str, shipped: Shipped) -> bool:
     if any(_is_module(f"{place}/{top}") for place in places):
         return True
     for finder in sys.meta_path:
-        # Of an editable installation, as build backends name them.
+        # Build backends name the finders of editable installations so.
         if "editable" in str(getattr(finder, "__module__", "")):
-            with suppress(Exception):  # It is code of another project.
+            with suppress(Exception):  # It is third-party code.
                 if finder.find_spec(top, None) is not None:
                     return True
     return False
@@ -250,7 +250,7 @@ def _pth_entries() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _registers(file: str, stamp: Stamp) -> bool:
-    """Whether the source mentions registering. `stamp` is that of the file as it is read."""
+    """Whether the source mentions registering. `stamp` is the file's, and invalidates the cache."""
     return b"regist" in _read(file).lower()
 
 

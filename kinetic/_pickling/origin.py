@@ -3,7 +3,7 @@ saw it.
 
 In: functions. Out: a `Script`.
 
-A program may run for hours, and its file is edited or removed meanwhile. What counts is the source
+A program may run for hours while its file is edited or removed. What counts is the source
 that runs.
 """
 
@@ -23,12 +23,12 @@ MAIN = ("__main__", "__mp_main__")
 """The script; the second is its name in a process that multiprocessing has spawned."""
 _DEEPEST = 32
 _SEEN: dict[str, tuple[dict[str, Any], bytes]] = {}
-"""By file: the globals that it made, and what it held."""
+"""By file: the globals it made, and its content."""
 _NONE: tuple[dict[str, Any], bytes] = ({}, b"")
 
 
 def see(func: object) -> None:
-    """Read the source of the function's script, unless that is known."""
+    """Read the source of the function's script, unless it was read before."""
     space = _namespace(func)
     file = None if space is None else _file(func, space)
     if space is not None and file is not None and space is not _SEEN.get(file, _NONE)[0]:
@@ -57,8 +57,8 @@ def script_of(func: object) -> Script:
 
 
 def _namespace(func: object) -> dict[str, Any] | None:
-    """Return the globals of a function of a script. They need not be those of the module
-    `__main__`: see `python -m cProfile`."""
+    """Return the globals of a script's function. They are not always those of the module
+    `__main__`: with `python -m cProfile`, for example."""
     found: Any = func
     for _ in range(_DEEPEST):
         space = getattr(found, "__globals__", None)

@@ -1,10 +1,9 @@
-"""Whether a module has been brought to a new version of its source without being imported again, as
-`%autoreload` does.
+"""Whether a module was patched in place to a new version of its source, as `%autoreload` does,
+instead of being imported again.
 
 In: the module, its source then and now. Out: yes or no.
 
-IPython puts new code into the functions that a module has, where nothing else in its file has
-changed.
+IPython puts new code into a module's existing functions if nothing else in its file has changed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _DEEPEST = 32
 
 
 def is_patched(module: ModuleType, old: bytes, new: bytes) -> bool:
-    """Whether the module is what the new source says: only functions have changed, and it has the
-    new ones."""
+    """Whether the module matches the new source: only functions have changed, and it has the new
+    ones."""
     try:
         if _rest(old) != _rest(new):
             return False
@@ -34,7 +33,7 @@ def is_patched(module: ModuleType, old: bytes, new: bytes) -> bool:
 
 
 def _rest(source: bytes) -> str:
-    """Return what a source says besides its functions."""
+    """Return the source without its functions, as a normalized dump."""
 
     class WithoutFunctions(ast.NodeTransformer):
         def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -50,14 +49,14 @@ def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
     """Yield the functions of a module and of its classes, by qualified name."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            if not inner.co_flags & 1:  # The body of a class: functions have the flag CO_OPTIMIZED.
+            if not inner.co_flags & 1:  # A class body: only functions have the flag CO_OPTIMIZED.
                 yield from _functions(inner)
             elif not inner.co_name.startswith("<"):
                 yield inner.co_qualname, inner
 
 
 def _code_of(module: ModuleType, qualname: str) -> CodeType | None:
-    """Return the code that the module has under this name, below its decorators."""
+    """Return the module's code under this name, without decorators."""
     found: Any = module
     for name in qualname.split("."):
         found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
@@ -70,7 +69,7 @@ def _code_of(module: ModuleType, qualname: str) -> CodeType | None:
 
 
 def _is_same(one: CodeType, other: CodeType | None) -> bool:
-    """Whether two functions do the same, wherever they stand."""
+    """Whether two functions have the same code, regardless of their lines."""
     if other is None:
         return False
     parts = (

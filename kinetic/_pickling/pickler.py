@@ -1,5 +1,5 @@
-"""How a call is pickled: cloudpickle, except that what the host can import stays one thing there,
-and classes of a script are defined there again by their own source.
+"""How a call is pickled: cloudpickle, except that what the host can import is not duplicated there,
+and that classes of a script are defined there again from their own source.
 
 In: live objects, and the script they come from. Out: a pickle, for `CallUnpickler`.
 
@@ -11,8 +11,8 @@ cloudpickle pickles by reference only what it finds under its own name. Here als
   copy of some of them;
 - functions of `__main__` share one namespace on the host: its `__main__`;
 - a class of `__main__` whose definition does more than make a class (a decorator, a metaclass,
-  `__init_subclass__`): rebuilt from its parts it would lack what the definition did, for example
-  its registration as a pytree. Its class statement is sent and executed (see `script`).
+  `__init_subclass__`): rebuilt from its parts it would lack those effects, for example its
+  registration as a pytree. Its class statement is sent and executed (see `script`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from kinetic._pickling.script import Script
 from kinetic._pickling.unpickler import Definition
 
 _DEEPEST = 32
-"""Decorators on one function."""
+"""The most decorators on one function."""
 
 
 class Circular(Exception):
-    """The definition of a class needs the class itself: it must be rebuilt from its parts."""
+    """The definition of a class needs the class itself, which must be rebuilt from its parts."""
 
     def __init__(self, made: object) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
     Args:
         file: where to write.
         script: the definitions of `__main__`.
-        rebuilt: ids of what is rebuilt from its parts although there is source for it.
+        rebuilt: ids of what must be rebuilt from its parts although there is source for it.
 
     Attributes:
         external: what was left out of the pickle; see `ExternalObjectPickler`.
@@ -131,7 +131,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         needs_unfinished = any(
             id(self._script.namespace[name]) in self._seen for name in found.needed
         )
-        # Asked for a second time before it is finished.
+        # Reached again before it is finished.
         if id(obj) in self._begun or needs_unfinished:
             raise Circular(obj)
         self._begun.add(id(obj))
@@ -152,8 +152,8 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return {name: self._script.namespace[name] for name in names}
 
     def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
-        """Write what is loaded after what this pickler has written, by the same unpickler; this one
-        remembers nothing of it. Return the pickler that has written it.
+        """Write what the same unpickler loads after this pickle; this pickler's memo does not
+        change. Return the pickler that wrote it.
 
         What both hold (classes, globals, objects) is shared, as in a single pickle.
         """
@@ -167,7 +167,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return CallPickler(file, self._script, self._rebuilt)
 
     def dump_registrations(self, modules: Sequence[str], objects: Sequence[object]) -> None:
-        """Write, after the call, what registers something on the host whether the call uses it or
+        """Write, after the call, what registers something on the host, whether the call uses it or
         not.
 
         Args:
@@ -197,13 +197,13 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class ExternalObjectPickler(CallPickler):
-    """Leaves the objects of one class out, wherever it meets them: they travel beside the pickle,
+    """Leaves the objects of one class out wherever they occur: they are sent beside the pickle,
     which holds their numbers. A separate class, because `persistent_id` runs for every object.
 
     Args:
         file, script, rebuilt: as of `CallPickler`.
         kind: the class.
-        before: what has numbers already.
+        before: objects that have numbers already.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class ExternalObjectPickler(CallPickler):
 
     @property
     def external(self) -> tuple[object, ...]:  # type: ignore[override]
-        """What was left out, each object once, in the order of the numbers."""
+        """The objects that were left out, each once, by number."""
         return tuple(self._left_out)
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -230,7 +230,7 @@ class ExternalObjectPickler(CallPickler):
             return None
         if id(obj) not in self._number:
             self._number[id(obj)] = len(self._left_out)
-            self._left_out.append(obj)  # which keeps the id its own
+            self._left_out.append(obj)  # keeps its id from being reused
         return self._number[id(obj)]
 
     def _another(self, file: BinaryIO) -> CallPickler:
@@ -238,7 +238,7 @@ class ExternalObjectPickler(CallPickler):
 
 
 class _Again:
-    """Something that is done when it is unpickled."""
+    """A function call that happens when it is unpickled."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._done = function, args
@@ -292,7 +292,7 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
 
 
 def _is_global(obj: Any) -> bool:
-    """Whether an object that decorates a function (a jitted one, a cache) is what its module has
+    """Whether a decorated function (jitted, cached) is what its module has
     under the function's name."""
     if _wrapped(obj) is None:
         return False
@@ -311,7 +311,7 @@ def _is_global(obj: Any) -> bool:
 
 
 def _is_made_of_arguments(kind: type) -> bool:
-    """Whether pickle would make an object without the arguments that its `__new__` needs, as of
+    """Whether pickle would create an object without the arguments that its `__new__` needs, as for
     `jax.custom_vjp`."""
     methods = ("__reduce_ex__", "__reduce__", "__getstate__")
     return isinstance(kind.__new__, FunctionType) and all(
@@ -320,7 +320,7 @@ def _is_made_of_arguments(kind: type) -> bool:
 
 
 def _wrapped(obj: Any) -> Any:
-    """Return what a decorator has wrapped, without running code of the object's."""
+    """Return what a decorator has wrapped, without running the object's code."""
     try:
         fields = object.__getattribute__(obj, "__dict__")
     except AttributeError:
@@ -329,7 +329,7 @@ def _wrapped(obj: Any) -> Any:
 
 
 def _module_of(func: FunctionType) -> ModuleType | None:
-    """Return the module whose globals the function has, if the host imports it and the function
+    """Return the module whose globals the function has, if the host can import it and the function
     needs them as they are there."""
     name = str(func.__globals__.get("__name__"))
     module = sys.modules.get(name)
@@ -350,7 +350,7 @@ def _needs_module(func: FunctionType) -> bool:
     is found elsewhere.
 
     Otherwise it is rebuilt without its module, which may take long to import on a host, or need
-    what only the caller has.
+    something that only the caller has.
     """
     used = [
         func.__globals__[name]

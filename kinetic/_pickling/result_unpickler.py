@@ -2,10 +2,10 @@
 
 In: bytes of a pickle, and the internals of cloudpickle. Out: the value.
 
-A class that was sent by value comes back by value. cloudpickle finds the one that left this
-process, but then overwrites its methods with those that travelled, bound to globals of their own;
-and in another process (`attach`) it makes a new class that no `except` clause names. Here a class
-that is known is left alone, and one that its module already defines is that one.
+A class that was sent by value comes back by value. cloudpickle finds the original in this process,
+but then overwrites its methods with those that came back, bound to globals of their own; and in
+another process (`attach`) it makes a new class that no `except` clause names. Here a class that is
+known is left alone, and one that its module already defines is used.
 
 Code of another version of Python is refused: running it would crash the process.
 """
@@ -26,7 +26,7 @@ class ResultUnpickler(pickle.Unpickler):
     Args:
         data: the pickle.
         internals: the module cloudpickle.cloudpickle.
-        python: the version that made the pickle, when it is not the one that reads it.
+        python: the version that made the pickle, if not this one.
     """
 
     def __init__(self, data: bytes | memoryview, internals: Any, python: str = "") -> None:

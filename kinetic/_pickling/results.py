@@ -101,7 +101,7 @@ def _attempt(value: object) -> Exception | None:
 
 
 def _loads(data: bytes | memoryview, made: Versions | None = None) -> Any:
-    """Unpickle what comes back from a host, without touching the classes that are known here."""
+    """Unpickle what comes back from a host, without changing the classes that are known here."""
     from cloudpickle import cloudpickle as internals
 
     from kinetic._pickling.result_unpickler import ResultUnpickler

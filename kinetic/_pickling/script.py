@@ -3,13 +3,13 @@
 In: the globals of `__main__`, and its source. Out: `Definition`s.
 
 A class is executed again if its definition does more than make a class: a decorator, a metaclass or
-a base's `__init_subclass__` that comes from a module may register it there, and no copy of its
-parts would be registered on the host. So are functions with a decorator that registers, and
-statements such as `register_pytree_node(Point, …)` that name a class of the script. What registers
-them in the script itself is pickled by value, with all that it knows. Nothing else of a script runs
-again: what it computes at its top level stays what it was here. (Importing the whole script, as
-`multiprocessing` does, would run it again where no `if __name__ == "__main__"` guards it, and
-notebooks cannot be imported.)
+a base's `__init_subclass__` that comes from a module may register it there, and a copy of its parts
+would not be registered on the host. The same holds for functions with a decorator that registers,
+and for statements such as `register_pytree_node(Point, …)` that name a class of the script. If what
+registers them belongs to the script itself, it is pickled by value with all its state. Nothing else
+of a script runs again: what it computes at its top level stays what it was here. (Importing the
+whole script, as `multiprocessing` does, would run it again where no `if __name__ == "__main__"`
+guards it, and notebooks cannot be imported.)
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _NEVER_AGAIN = (atexit.register,)
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _LINE_END = re.compile(r"\r\n|\r|\n")
-"""Python's lines: `splitlines` also divides at form feeds and the like."""
+"""Ends of lines for Python; `splitlines` also splits at form feeds and the like."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _OPTIMIZED = 1
-"""The compiler's mark of functions; class bodies lack it."""
+"""The compiler's flag for functions; class bodies do not have it."""
 _Block = ast.If | ast.Try | ast.With
 _Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -68,7 +68,7 @@ class Script:
 
     Args:
         namespace: its globals.
-        sources: its source, the newest last: of two definitions of a name the later one counts.
+        sources: its source, newest last: of two definitions of a name the later one counts.
     """
 
     def __init__(self, namespace: dict[str, Any], sources: Sequence[ScriptSource] = ()) -> None:
@@ -105,7 +105,7 @@ class Script:
         return self._defined(source, node) if does_more else None
 
     def changed(self, made: FunctionType | type) -> dict[str, Any]:
-        """Return the attributes of a class that may differ from those that its statement gives it
+        """Return the attributes of a class that may differ from what its statement gives it
         when it is executed again."""
         found = self._statement(made) if isinstance(made, type) else None
         if found is None:
@@ -120,7 +120,7 @@ class Script:
         }
 
     def _statement(self, made: FunctionType | type) -> tuple[ScriptSource, _Made] | None:
-        """Return the statement that has made a class or function which the script still has under
+        """Return the statement that made a class or function which the script still has under
         its name."""
         if made.__module__ not in MAIN or self.namespace.get(made.__qualname__, self) is not made:
             return None
@@ -145,7 +145,7 @@ class Script:
         ]
 
     def registrations(self) -> list[Definition]:
-        """Return the statements of their own that register a class of the script."""
+        """Return separate statements that register a class of the script."""
         made = [
             self._defined(source, node)
             for source in self._registering
@@ -204,7 +204,7 @@ class Script:
         )
 
     def _is_registering(self, node: ast.stmt) -> bool:
-        """Whether a statement registers a class of the script, or some of them in a loop."""
+        """Whether a statement registers classes of the script, possibly in a loop."""
         if isinstance(node, ast.For):
             calls = [
                 each.value if isinstance(each, ast.Expr) else None
@@ -231,7 +231,7 @@ class Script:
         )
 
     def _value(self, node: ast.expr) -> Any:
-        """Return what a dotted name of modules and classes means; None when that cannot be told
+        """Return what a dotted name of modules and classes refers to; None if that cannot be known
         without running code."""
         if isinstance(node, ast.Name):
             return self.namespace.get(node.id)
@@ -256,7 +256,7 @@ class Script:
             return None
         needed.discard(getattr(node, "name", ""))
         if any(name not in self.namespace and not hasattr(builtins, name) for name in needed):
-            return None  # The script has deleted a name since.
+            return None  # The script has since deleted a name.
         existing = {
             name
             for name in (*needed, *used)
@@ -293,7 +293,7 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _text_of(source: ScriptSource, node: ast.stmt) -> tuple[str, int]:
-    """Return a statement on lines of its own, and the number of the first of them."""
+    """Return a statement on lines of its own, and its first line number."""
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
     lines = _LINE_END.split(source.text)[first - 1 : node.end_lineno]
     before = lines[node.lineno - first].encode()[: node.col_offset].strip()
@@ -307,7 +307,8 @@ def _text_of(source: ScriptSource, node: ast.stmt) -> tuple[str, int]:
 
 @functools.lru_cache(maxsize=64)
 def _attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
-    """Return what a source sets attributes on, and their names; "" for the class of a method."""
+    """Return (object, attribute) for every attribute that a source sets; "" for a method's
+    class."""
     found = set()
     for statement in _parsed(source):
         for node in ast.walk(statement):
@@ -320,7 +321,7 @@ def _attributes_set(source: ScriptSource) -> frozenset[tuple[str, str]]:
 
 
 def _assigned(node: _Made) -> dict[str, ast.expr]:
-    """Return what the body of a class assigns."""
+    """Return the assignments in the body of a class."""
     found: dict[str, ast.expr] = {}
     for each in node.body:
         targets = (
@@ -341,12 +342,12 @@ def _assigned(node: _Made) -> dict[str, ast.expr]:
 
 
 def _may_differ(value: object, made_by: ast.expr) -> bool:
-    """Whether an expression, evaluated again, may give something else than this plain value."""
+    """Whether an expression, evaluated again, may give another value than this plain one."""
     if type(value) not in (*_SCALARS, list, dict, set, tuple):
         return False
     try:
         return bool(value != ast.literal_eval(made_by))
-    except Exception:  # noqa: BLE001 - no literal, or a comparison of the user's own objects
+    except Exception:  # noqa: BLE001 - not a literal, or user-defined comparison
         return type(value) in _SCALARS
 
 
@@ -362,8 +363,8 @@ def _has_values_of(made: type, node: _Made) -> bool:
 
 
 def _is_of(made: Any, source: ScriptSource, node: _Made, set_later: set[str]) -> bool:
-    """Whether this statement, as the source now stands, is the one that made the object, but for
-    attributes set later."""
+    """Whether this statement, as the source stands now, made the object, apart from attributes set
+    later."""
     fields = (
         [value for name, value in vars(made).items() if name not in set_later]
         if isinstance(made, type)
@@ -409,8 +410,8 @@ def _called(node: ast.expr) -> ast.expr:
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether this comes from a module, whose state does not travel; what comes from the script
-    keeps its state."""
+    """Whether this comes from a module, whose state is not sent; what comes from the script keeps
+    its state."""
     return value is not None and getattr(value, "__module__", "__main__") not in MAIN
 
 

@@ -1,11 +1,11 @@
-"""Unpickling a call on a host: the script's functions get the `__main__` of the host, and code
-names the files of the host's tree.
+"""Unpickling a call on a host: the script's functions get the host's `__main__`, and code objects
+name files of the host's tree.
 
 In: bytes of a pickle that `pickler` made. Out: the value.
 
-Code objects carry the name of the file that they were compiled from, on the caller's machine. On
-another machine no such file exists: a debugger finds no breakpoint there, and a traceback no line
-to show.
+Code objects carry the name of the file that they were compiled from on the caller's machine, which
+does not exist on a host: a debugger would find no breakpoint there, and a traceback no line to
+show.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kinetic.errors import SetupFailed
 def _without_hooks(
     make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any
 ) -> type:
-    """Make an empty class without running what the script does at its definition: that was done,
-    and its effects were sent."""
+    """Make an empty class without running the script's hooks: that has happened,
+    and their effects were sent."""
     if getattr(metaclass, "__module__", None) in MAIN:
         foreign = next(each for each in metaclass.__mro__ if each.__module__ not in MAIN)
         kind, metaclass = (
@@ -98,7 +98,7 @@ def define(
 
 
 def use(made: Any, state: tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any]]) -> None:
-    """Give what was defined the globals that it needs when it runs, and a class the attributes that
+    """Give a definition the globals that it needs when it runs, and a class the attributes that
     it had.
 
     Both may need the definition itself.
@@ -128,7 +128,7 @@ def module_namespace(name: str) -> dict[str, Any]:
 def imported(name: str) -> ModuleType:
     """Import as pickle does: a file of the project comes before a module of the standard library
     with its name."""
-    __import__(name, globals())  # `_shadows` looks there for who imports.
+    __import__(name, globals())  # `_shadows` sees from the globals who imports.
     return sys.modules[name]
 
 
@@ -155,7 +155,7 @@ def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> A
 
 
 def bare(kind: type) -> Any:
-    """Return an object without attributes, which are set next."""
+    """Return an object without attributes; they are set next."""
     return object.__new__(kind)
 
 
@@ -178,7 +178,7 @@ class CallUnpickler(pickle.Unpickler):
             own.
         source_map: (folder there, folder here): code from a file below the first names the one
             below the second.
-        external: what stands here for each object that did not travel in the pickle.
+        external: what stands here for each object that was left out of the pickle.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class CallUnpickler(pickle.Unpickler):
         return found
 
     def persistent_load(self, pid: Any) -> object:
-        """Return what stands for an object that did not travel in the pickle."""
+        """Return what stands for an object that was left out of the pickle."""
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The call needs its data {pid}, which is not on this host. Submit the job again."
