@@ -1,1 +1,1 @@
-"""The source tree: what of it travels, and how it gets to a store and out of it."""
+"""The source tree: what is sent of it, and how it gets into a store and out again."""

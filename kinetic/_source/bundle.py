@@ -1,5 +1,4 @@
-"""The project's source tree on its way to the hosts, by content: what is there already is not sent
-again.
+"""The project's source tree, packed by content: what the store has already is not sent again.
 
 In: a folder, later a store. Out: a `Bundle`, its content in the store, on the host the same folder.
 """
@@ -27,7 +26,7 @@ from kinetic.errors import UsageError
 _LARGEST = 5
 _NAMED = 10
 _WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
-"""The warnings about what a walk has found."""
+"""Makes the warnings about what a walk found."""
 
 __all__ = ["Bundle", "Sent", "build", "build_data", "build_unmarked", "unpack", "upload"]
 
@@ -43,7 +42,7 @@ class Bundle:
         root: the folder it was packed from.
         warnings: for the caller, one sentence each.
         largest: the largest files, (path, bytes), largest first.
-        note: the file in the user's cache that says what the tree held; None for no cache.
+        note: the file in the user's cache that records what the tree held; None without a cache.
     """
 
     manifests: bytes
@@ -82,16 +81,16 @@ def build(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack the tree below the root; creates nothing but a note in the cache.
+    """Pack the tree below the root; creates only a note in the cache.
 
     Args:
         root: the folder.
-        exclude: files and folders to leave out besides what the ignore files say.
+        exclude: files and folders to leave out in addition to the ignore files'.
         outputs: folders in which jobs leave files: left out like caches, unless an ignore file
             keeps them.
         default_excludes: whether virtual environments, caches and the like are left out.
-        sparing: whether folders that begin with a dot, and what looks like keys, are left out.
-        git: where git finds what it ignores in every repository.
+        sparing: whether hidden folders, and what looks like keys, are left out.
+        git: where git's settings lie.
         cache_dir: the user's cache folder; also left out.
         clock_ns: nanoseconds since the epoch.
 
@@ -116,13 +115,13 @@ def build_unmarked(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack a script from a folder that nothing marks as a project: all of it where it is small,
+    """Pack a script from a folder that nothing marks as a project: the whole folder if it is small,
     else what belongs to the script.
 
     Args:
         root: the folder.
         seeds: what is known to belong to the script.
-        whole: whether all of the folder may be taken.
+        whole: whether the whole folder may be taken.
         exclude, outputs, default_excludes, git, cache_dir, clock_ns: as for `build`. Keys are
             always left out.
 
@@ -194,7 +193,7 @@ def build_data(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack declared data: a whole folder, or a file as a tree of one file. Nothing is left out but
+    """Pack declared data: a whole folder, or a file as a tree of one file. Leaves out only
     `exclude`.
 
     Raises:
@@ -236,7 +235,7 @@ def _packed(
     *,
     outputs: tuple[str, ...] = (),
 ) -> Bundle:
-    """Pack, unless nothing has changed since that was done last."""
+    """Pack, unless nothing has changed since the last time."""
     old = cache.load(note)
     if old is None or old.outputs != outputs or not cache.unchanged(old):
         began_ns = clock_ns()
@@ -259,7 +258,7 @@ def _pack(
     for path, found in scan.files.items():
         content = contents.get(found.path)
         if content is None:
-            # Otherwise it was removed since the walk, and counts as never there.
+            # Otherwise it was removed since the walk, and is ignored.
             if os.path.lexists(found.path):
                 scan.unreadable.append(path)
             continue
@@ -292,8 +291,8 @@ def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
     texts = (
         (scan.secrets, "These files of the data look like secrets and are sent: {}."),
         (scan.broken, "Links in the data that lead nowhere are left out: {}."),
-        (scan.loops, "Links in the data to a folder that they lie in are left out: {}."),
-        (scan.special, "What is neither file nor folder is left out of the data: {}."),
+        (scan.loops, "Links in the data to a folder that contains them are left out: {}."),
+        (scan.special, "Left out of the data, because they are neither files nor folders: {}."),
     )
     return tuple(text.format(_named(found)) for found, text in texts if found)
 
@@ -308,8 +307,8 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
         (scan.kept_back, "Left out, because they look like keys or passwords: {}."),
         (scan.broken, "Links that lead nowhere are left out: {}."),
         (scan.unreadable, "What cannot be read is left out: {}."),
-        (scan.loops, "Links to a folder that they lie in are left out: {}."),
-        (scan.special, "What is neither file nor folder is left out: {}."),
+        (scan.loops, "Links to a folder that contains them are left out: {}."),
+        (scan.special, "Left out, because they are neither files nor folders: {}."),
     )
     return tuple(text.format(_named(found)) for found, text in texts if found)
 

@@ -2,10 +2,10 @@
 
 In: the user's cache folder. Out: `Snapshot`, or None.
 
-A snapshot names everything that its result rests on (folders, files, ignore files, also those that
-were absent) with the stamp that it had. When every stamp is as it was, so is the tree. A stamp from
-less than two seconds before the walk is not trusted: a later change could carry the same times.
-A damaged cache counts as none.
+A snapshot names everything that its result depends on (folders, files, ignore files, also absent
+ones) with its stamp. As long as all stamps are the same, so is the tree. A stamp from less than two
+seconds before the walk is not trusted: a later change could have the same times. A damaged cache is
+treated as absent.
 """
 
 # ruff: noqa: PTH105, PTH108
@@ -42,7 +42,7 @@ _SENT = "sent"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A packed tree, and what it rests on.
+    """A packed tree, and what it depends on.
 
     Attributes:
         manifests: the lists of its folders, one a line, the root's last.
@@ -64,12 +64,12 @@ class Snapshot:
 
 
 def own_folders(cache_dir: Path) -> tuple[Path, Path]:
-    """Return the folders that this module writes to: never source."""
+    """Return the folders that this module writes to, which are never source."""
     return cache_dir / _PACKED, cache_dir / _SENT
 
 
 def note_of_sent(note: Path, store_uri: str) -> Path:
-    """Return the file that says what of a tree was sent to a store, given that of the tree."""
+    """Return the file that records what was sent of a tree to a store, given the tree's file."""
     name = hashlib.sha256(os.fsencode(f"{note.name}:{store_uri}")).hexdigest()[:32]
     return note.parent.parent / _SENT / name
 
@@ -121,7 +121,7 @@ def read(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not what was written.
+        ValueError: it is damaged.
     """
     check, _, content = files.content(path).partition(b"\n")
     if check != b"%08x" % zlib.crc32(content):
@@ -170,7 +170,7 @@ def _decode(content: bytes) -> Snapshot:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the oldest files, and what killed writers left."""
+    """Remove the oldest files, and leftovers of killed writers."""
     with os.scandir(folder) as listing:
         entries = list(listing)
     if len(entries) <= _MOST_SNAPSHOTS:

@@ -1,11 +1,11 @@
-"""What hosts must install: what the project asks for, its accelerator's packages, kinetic's own.
+"""What hosts must install: the project's requirements, those of its accelerator, kinetic's own.
 
 In: the folder of the function's file, the versions that the caller has. Out: `Requirements`.
 
-The nearest file says what the project asks for: requirements.txt, or a pyproject.toml that names
+The nearest file has the project's requirements: requirements.txt, or a pyproject.toml that names
 dependencies. A pyproject.toml with a `[tool.kinetic]` table comes before a requirements.txt beside
-it. What a host has for its accelerator depends on that, not on what the caller has for its own, so
-these packages are taken from neither, but in the caller's version.
+it. Packages for the accelerator (JAX's) depend on the host's accelerator and not on the caller's,
+so they are taken from neither, but in the caller's version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kinetic.errors import UsageError
 OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
 OWN = ("cryptography>=42", "grpcio>=1.71", "protobuf>=5.29", "setproctitle>=1.3.3")
-"""What kinetic itself needs on a host, beside cloudpickle: the caller's, as pickles must agree."""
+"""What kinetic itself needs on a host, besides cloudpickle, which must match the caller's."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 _NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
@@ -37,7 +37,7 @@ class Requirements:
 
     Attributes:
         lines: options, then requirements.
-        source: the file that says what the project asks for; "" if there is none.
+        source: the file with the project's requirements; "" if there is none.
         sha: SHA-256 of `text`.
     """
 
@@ -53,20 +53,20 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a project asks for, and where."""
+    """The requirements of a project, and their file."""
 
     lines: Lines = Lines()
     source: str = ""
 
 
 def find(start: Path, *, home: Path) -> Declared:
-    """Find what the project asks for.
+    """Find the project's requirements.
 
     The search goes up from the function's folder and ends at the first folder with a `.git`; home
-    and `/` are only looked at when it begins there.
+    and `/` are searched only if it begins there.
 
     Raises:
-        UsageError: a file cannot be read, or asks for what hosts cannot install.
+        UsageError: a file cannot be read, or names what hosts cannot install.
     """
     for folder in _upward(start, home):
         listed, project = folder / "requirements.txt", folder / "pyproject.toml"
@@ -93,10 +93,10 @@ def for_hosts(
     """Return what hosts that start from a bare image must install.
 
     Args:
-        declared: what the project asks for.
-        kind: of accelerator: "tpu", "gpu" or "cpu"; "proxy" where Pathways has it.
+        declared: the project's requirements.
+        kind: of accelerator: "tpu", "gpu" or "cpu"; "proxy" for Pathways.
         installed: versions of packages that the caller has, by normalized name.
-        bucket: whether the store is one.
+        bucket: whether the store is a bucket.
         also: requirements of this job, such as a debugger.
     """
     kept: list[Line] = []
@@ -121,7 +121,7 @@ def for_hosts(
 def of_kinetic(
     installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
 ) -> Requirements:
-    """Return what kinetic needs in an image that has what the project asks for."""
+    """Return what kinetic needs in an image that has the project's requirements."""
     return _made((*_own(installed, bucket), *also), "")
 
 
@@ -131,7 +131,7 @@ def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
 
 
 def _as_here(name: str, installed: Mapping[str, str], *, otherwise: str = "") -> str:
-    """A requirement of the caller's version."""
+    """A requirement that pins the caller's version."""
     return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 
@@ -145,7 +145,7 @@ def _text(lines: Collection[str]) -> str:
 
 
 def _jax_version(dropped: Collection[Line], installed: Mapping[str, str]) -> str:
-    """The caller's version; one that no index has, or none, leaves it to the project."""
+    """The caller's version; "" if there is none, or no index has it: the project then decides."""
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
@@ -190,5 +190,5 @@ def _read(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"{file} cannot be read: {reason}. It says what hosts must install."
+            f"{file} cannot be read: {reason}. It lists what hosts must install."
         ) from error

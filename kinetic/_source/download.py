@@ -2,10 +2,10 @@
 
 In: a store, the tree's digest, an empty folder. Out: the files.
 
-Nothing is taken on trust: the root's list must have the digest that the plan names, everything else
-the digest that its list names, and nothing is written outside the folder. Where something is
-damaged or missing, it is removed from the store with the records of all trees that need it, so that
-the next submission sends it again.
+Nothing is trusted: the root's list must have the digest that the plan names, everything else the
+digest that its list names, and nothing is written outside the folder. Damaged content is removed
+from the store together with the records of all trees that need it, so that the next submission
+sends it again.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -57,8 +57,8 @@ class StoredTree:
     Attributes:
         store: where it is.
         tree: its digest.
-        packs: by the digests of what lies in them.
-        entries: what it holds, folders before what is in them.
+        packs: by the digests of their contents.
+        entries: its entries, folders before what is in them.
     """
 
     store: Store
@@ -67,7 +67,7 @@ class StoredTree:
     entries: list[manifest.Entry] = field(default_factory=list)
 
     def small(self, digest: str, what: str) -> bytes:
-        """Return a content that lies in a pack.
+        """Return a content from a pack.
 
         Raises:
             CorruptRecord: it is not there, or not what was sent; the message begins with `what`.
@@ -93,7 +93,7 @@ class StoredTree:
 
 
 def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
-    """Write the tree into `dest`, which is empty or does not exist, and return what it holds.
+    """Write the tree into `dest`, which is empty or does not exist, and return its entries.
 
     Permission bits are restored; folders stay usable by their owner.
 
@@ -165,7 +165,7 @@ def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> 
     if (at := store.as_folder()) is not None:
         paths = [at / layout.pack(name) for name in names]
     else:
-        from tempfile import TemporaryDirectory  # a store in a folder does without
+        from tempfile import TemporaryDirectory  # not needed for a store in a folder
 
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kn-packs-")))
         paths = [folder / name for name in names]
@@ -251,8 +251,8 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
 
 
 def _large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
-    """Yield a content that is a file of the store's folder, and fail at its end when it is another;
-    never all of it in memory."""
+    """Yield a content that is a file in the store's folder, in parts; fail at the end if it is
+    damaged."""
     digest = hashlib.sha256()
     try:
         with files.opened(at / layout.blob(file.digest)) as source:
@@ -279,8 +279,8 @@ def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) 
 
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
-    """Remove the record of a tree, and the object with this name with all records that vouch for
-    it. A host that may only read the store only reports what is wrong."""
+    """Remove the record of a tree; with a name, also that object and all records that vouch for
+    it. Does nothing where the host may only read the store."""
     with suppress(StoreError):
         store.delete(layout.tree(tree.manifest.digest))
     if not name:

@@ -1,9 +1,8 @@
-"""Which file git reads for what it ignores in every repository of this user.
+"""Which file lists what git ignores in every repository of this user.
 
-In: where git's settings lie, a way to read them. Out: a path.
+In: where git's settings lie, a function that reads them. Out: a path.
 
-git itself is not started, and need not be installed. Settings under a condition (`includeIf`) are
-not read.
+git itself is not run and need not be installed. Conditional settings (`includeIf`) are not read.
 """
 
 # Paths are compared and joined as git does it: as text.
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from kinetic._core.values import dataclass
 
 _DEEPEST = 10
-"""Files that include one another; as git has it."""
+"""The deepest chain of includes, as in git."""
 _BLANK = re.compile(r"(?:\s|[#;][^\n]*)+")
 _SECTION = re.compile(r'\[\s*([\w.-]+)(?:\s+"((?:[^"\\\n]|\\.)*)")?\s*\]')
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9-]*)[ \t]*(=?)[ \t]*")
@@ -30,8 +29,8 @@ class GitFiles:
     """Where git looks on this machine.
 
     Attributes:
-        configs: settings of the system and of the user; a later one wins over those before it.
-        excludes: what is ignored everywhere, where no setting names another file; "" for none.
+        configs: settings of the system and of the user; later ones win.
+        excludes: the default file, where no setting names another; "" for none.
         home: the user's home folder, "" if unknown.
     """
 
@@ -44,8 +43,8 @@ NO_FILES = GitFiles()
 
 
 def folder(dot_git: str, read: Callable[[str], bytes]) -> str:
-    """Return the folder with a repository's own settings: `.git`, or for one more working tree of a
-    repository the folder that its file `.git` leads to."""
+    """Return the folder with a repository's own settings: `.git`, or, in a linked working tree, the
+    folder that the file `.git` names."""
     if not os.path.isfile(dot_git):
         return dot_git
     leads_to = read(dot_git).decode("utf-8", "surrogateescape").removeprefix("gitdir:").strip()
@@ -61,7 +60,7 @@ def excludes_file(files: GitFiles, top: str, own: str, read: Callable[[str], byt
         files: where git looks.
         top: the repository's top folder.
         own: the repository's own settings.
-        read: returns the content of a file; nothing when there is none.
+        read: returns the content of a file, empty if there is none.
     """
     found = files.excludes
     for config in (*files.configs, own):
@@ -74,7 +73,7 @@ def excludes_file(files: GitFiles, top: str, own: str, read: Callable[[str], byt
 def _settings(
     config: str, home: str, read: Callable[[str], bytes], depth: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a file says, and what it includes, in the order in which it counts."""
+    """Yield the settings of a file and of those it includes, in order."""
     for key, value in parse(read(config).decode("utf-8", "surrogateescape")):
         yield key, value
         if key == "include.path" and value and depth < _DEEPEST:
@@ -89,8 +88,8 @@ def _path(value: str, home: str, folder: str) -> str:
 
 
 def parse(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a file, as "section.key" in small letters, with their values. What
-    follows a mistake is left out; https://git-scm.com/docs/git-config#_syntax."""
+    """Yield the settings of a file as ("section.key" in lower case, value). Stops at a syntax
+    error; https://git-scm.com/docs/git-config#_syntax."""
     text, section, at = text.removeprefix("\ufeff").replace("\r\n", "\n"), "", 0
     while at < len(text):
         if found := _BLANK.match(text, at):

@@ -1,6 +1,6 @@
 """The digest of a file's content, read only when it may have changed.
 
-In: files as a walk found them, what was known before. Out: `FileDigest`.
+In: files found by a walk, what was known before. Out: `FileDigest`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file held; the stamp is from the same moment, or empty when the file changed while it
+    """A file's content; the stamp is from the same moment, or empty if the file changed while it
     was read."""
 
     digest: str
@@ -33,7 +33,7 @@ class FileDigest:
 
 
 def known(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
-    """Return what a snapshot knows of contents, by the path that was read."""
+    """Return the contents in a snapshot, by the path that was read."""
     if old is None:
         return {}
     found: dict[str, FileDigest] = {}
@@ -46,8 +46,8 @@ def known(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
 
 
 def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> dict[str, FileDigest]:
-    """Return what the files hold, by path, reading only those whose stamp is new; without those
-    that cannot be read."""
+    """Return the content of the files by path, reading only those with a new stamp and skipping
+    those that cannot be read."""
     held: dict[str, FileDigest] = {}
     new: list[str] = []
     new_bytes = 0
@@ -72,11 +72,11 @@ def _read_if_possible(path: str) -> FileDigest | None:
 
 
 def read(path: str) -> FileDigest:
-    """Read and hash a file, up to where it ended when it was opened: what is appended meanwhile
-    does not count.
+    """Read and hash a file, up to where it ended when it was opened: what is appended later does
+    not count.
 
-    One that is written to is read again a few times, so that half a change is seldom taken for the
-    content; then what was read counts. Its stamp is empty, because what it holds now is unknown.
+    A file that is being written is read again a few times, to avoid taking half a change for the
+    content; then the last reading counts, with an empty stamp, because the file may change again.
     """
     for _ in range(_TRIES):
         with opened(path) as file:
@@ -88,7 +88,7 @@ def read(path: str) -> FileDigest:
             after = os.fstat(file.fileno())
         if stamp_of(before) == stamp_of(after):
             return FileDigest(digest.hexdigest(), size, stamp_of(after))
-        # It grew, as logs do: to read it again would only find it longer.
+        # It grew, as logs do: reading it again would only find it longer.
         if size == before.st_size < after.st_size:
             break
     return FileDigest(digest.hexdigest(), size, ())
@@ -98,7 +98,7 @@ def opened(path: str) -> FileIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it cannot be read, or something else has taken its place: a pipe, a device, a
+        OSError: it cannot be read, or has been replaced by a pipe, a device or a
             folder.
     """
     file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

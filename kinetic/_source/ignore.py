@@ -1,6 +1,6 @@
 """What is left out of the source tree.
 
-In: the text of ignore files. Out: for each file or folder, whether a rule leaves it out or keeps
+In: the text of ignore files. Out: for a file or folder, whether a rule leaves it out or keeps
 it.
 
 Two languages. `.gitignore` as git reads it (wildmatch: "*" stops at "/", "**" does not; nested
@@ -8,9 +8,9 @@ files; the last rule that matches decides). `.kineticignore`, at the root only, 
 against the path and against the name, "*" crosses "/". In both "#" starts a comment, a trailing "/"
 means folders only, a leading "!" keeps what an earlier rule leaves out.
 
-The rules of git are translated here and not by the pathspec package: version 1.1.1 of that
-disagrees with git on lists such as "*", "!*/", "!ab" (the test that asks git shows it), and it
-would add 30 ms to the first walk of a tree.
+Git's rules are translated here instead of by the pathspec package: its version 1.1.1 disagrees with
+git on lists such as "*", "!*/", "!ab" (the test that compares with git shows it), and it would add
+30 ms to the first walk of a tree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULTS = frozenset(
 )
 
 OF_ENVIRONMENT = frozenset({"pyvenv.cfg", "bin", "include", "lib", "lib64"})
-"""What a virtual environment consists of, where it was made in the project's own folder."""
+"""The parts of a virtual environment, for one made in the project's own folder."""
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 _CACHE = "CACHEDIR.TAG"
 _STORE = frozenset({".tmp", "blobs", "refs"})
@@ -83,7 +83,7 @@ class IgnoreRules:
     """The rules of one ignore file."""
 
     def __init__(self, rules: Iterable[Rule], *, of_bytes: bool = False) -> None:
-        """Compile the rules; with `of_bytes` each of their characters stands for one byte of a
+        """Compile the rules; with `of_bytes` each character of them stands for one byte of a
         path."""
         self._of_bytes = of_bytes
         self._rules = [
@@ -104,7 +104,7 @@ class IgnoreRules:
         matches decides."""
         if self._of_bytes and not path.isascii():
             path, name = _as_bytes(path), _as_bytes(name)
-        # Most files match nothing, which two expressions with all rules find out.
+        # Most files match nothing, which two combined expressions find out.
         if not (
             (self._names and self._names.match(name)) or (self._paths and self._paths.match(path))
         ):
@@ -119,7 +119,7 @@ class IgnoreRules:
 
 @dataclass(frozen=True)
 class Gitignore:
-    """The rules of one `.gitignore`, and how to see a path from its folder.
+    """The rules of one `.gitignore`, and how to make a path relative to its folder.
 
     Attributes:
         rules: the rules.
@@ -135,7 +135,7 @@ class Gitignore:
 def ignored_by_git(
     gitignores: Sequence[Gitignore], path: str, name: str, *, is_folder: bool
 ) -> bool | None:
-    """Return the verdict of the nearest `.gitignore` (the last) that has one."""
+    """Return the verdict of the nearest `.gitignore` (the last one) with a matching rule."""
     for gitignore in reversed(gitignores):
         verdict = gitignore.rules.decide(
             gitignore.prefix + path[gitignore.cut :], name, is_folder=is_folder
@@ -146,10 +146,10 @@ def ignored_by_git(
 
 
 def is_not_source(names: Set[str], *, default_excludes: bool) -> bool:
-    """Whether a folder that holds these names is something else: a kinetic store, an environment,
+    """Whether a folder with these names in it is not source: a kinetic store, an environment,
     or a cache.
 
-    Environments are recognised by what venv and conda put there, caches by the tag of
+    Environments are recognised by the files of venv and conda, caches by the tag of
     https://bford.info/cachedir/.
     """
     if names >= _STORE:
@@ -237,7 +237,7 @@ def _stars(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
         end += 1
     if not whole_path:
         return end, ".*"
-    # git first cuts off what has no wildcard, and takes what is left for the start of a pattern.
+    # git strips the literal prefix first, and treats the rest as the start of a pattern.
     opens = at == 0 or pattern[at - 1] == "/" or not re.search(r"[*?\[\\]", pattern[:at])
     if end - at > 1 and opens:
         if end == len(pattern):
@@ -250,7 +250,7 @@ def _stars(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
 
 
 def _bracket(pattern: str, at: int, whole_path: bool) -> tuple[int, str]:
-    """Translate a set of characters, from behind its "["; an unterminated set matches nothing."""
+    """Translate a character set, starting after its "["; an unterminated one matches nothing."""
     negated = pattern[at : at + 1] in ("!", "^")
     at += negated
     members, before, first = "", "", True

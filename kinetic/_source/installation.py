@@ -1,4 +1,4 @@
-"""What pods of a cluster get installed: kinetic itself, and a list of requirements.
+"""What pods of a cluster install: kinetic itself, and a list of requirements.
 
 In: the plan, the folder of the function's file, the caller's packages. Out: `Installation`, and its
 content for the store.
@@ -17,7 +17,7 @@ from kinetic._source import dependencies, runtime
 from kinetic._source.dependencies import Requirements
 
 _MATTER = ("cloudpickle", "jax", "keras", "pathwaysutils")
-"""Packages that hosts have in the caller's version."""
+"""Packages that hosts install in the caller's version."""
 _DEBUGGER = ("debugpy>=1.8.1",)
 
 
@@ -28,7 +28,7 @@ class Installation:
     Attributes:
         runtime: kinetic's archive.
         requirements: the list, as a requirements.txt.
-        contents: of both, by digest.
+        contents: both, by digest.
     """
 
     runtime: Blob
@@ -37,17 +37,17 @@ class Installation:
 
 
 def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installation:
-    """Return what pods install for a function. An image of the caller's own has what the project
-    asks for: only kinetic's requirements may be missing there.
+    """Return what pods install for a function. An image of the caller's already has the project's
+    requirements; only kinetic's may be missing.
 
     Args:
-        plan: as far as it is known.
+        plan: as far as it is complete.
         start: the folder of the function's file.
         cache_dir: the user's cache folder.
-        bucket: whether the store is one.
+        bucket: whether the store is a bucket.
 
     Raises:
-        UsageError: the project asks for what hosts cannot install.
+        UsageError: the project requires what hosts cannot install.
     """
     installed, also = _installed(), _DEBUGGER if plan.options.debug else ()
     if plan.place.has_complete_image:
@@ -59,7 +59,7 @@ def of(plan: Plan, start: Path, *, cache_dir: Path, bucket: bool) -> Installatio
 
 
 def of_base(kind: str, *, cache_dir: Path) -> Installation:
-    """Return what an image for any project has, for a kind of accelerator."""
+    """Return what an image without a project contains, for a kind of accelerator."""
     wanted = dependencies.for_hosts(dependencies.Declared(), kind, _installed())
     return _made(wanted, cache_dir)
 

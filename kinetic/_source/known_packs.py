@@ -1,12 +1,12 @@
-"""Which packs the store has that a tree could use, found with few calls.
+"""Which packs in the store a tree could use, found with few calls.
 
-In: a bundle, a store. Out: indexes of packs, which may be fewer than the store has. No sweep takes
+In: a bundle, a store. Out: indexes of packs, possibly fewer than the store has. No sweep takes
 these packs before a plan names the tree.
 
-What a tree was sent as is noted in the user's cache. The next submission of the tree looks whether
-the store still has the record of the last one, which vouches for its packs. Without that (another
-machine, a cache that was removed, a record that a host found broken) it lists the indexes in the
-store and reads some of them. A damaged cache counts as none.
+A note in the user's cache says as what a tree was sent last. The next submission checks that the
+store still has the record of that, which vouches for its packs. Without a note (another machine, a
+removed cache, a record that a host found broken) it lists the indexes in the store and reads some
+of them. A damaged cache is treated as absent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def chosen(bundle: Bundle, store: Store, needed: Mapping[str, int]) -> list[Inde
 
 
 def remember(bundle: Bundle, store: Store, indexes: Iterable[Index]) -> None:
-    """Note as what the tree was sent; failure to do so is ignored."""
+    """Note how the tree was sent; failure to do so is ignored."""
     content = bundle.tree.manifest.digest.encode() + b"".join(index.data for index in indexes)
     note = _note(bundle, store)
     if note is not None:

@@ -1,11 +1,11 @@
-"""What a source tree holds: a list for each folder, named by its digest. The digest of the root's
-list is the tree's.
+"""The entries of a source tree: a list for each folder, named by its digest. The digest of the
+root's list is the tree's.
 
 In: entries, or lists. Out: the other.
 
-A list names the lists of the folders inside by their digests, so what has not changed has the list
-that it had. Canonical JSON: the same content gives the same bytes on every machine, so it holds no
-times and no owners. Sorted by name:
+A list names the lists of the folders inside by their digests, so an unchanged folder keeps its
+list. Canonical JSON: the same content gives the same bytes on every machine, without times and
+owners. Sorted by name:
 
     ["d", name, mode, digest]           folder, and its list
     ["f", name, mode, size, digest]     regular file
@@ -34,10 +34,10 @@ from kinetic.errors import CorruptRecord
 
 SCHEMA = 2
 _WIDE = 64
-_MOST_ENTRIES = 5_000_000  # A few lists that name each other twice could unfold into any number.
+_MOST_ENTRIES = 5_000_000  # Against a few lists that unfold into any number.
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _LISTS_KEPT = 1024
-"""A tree is read before and after a change, and most of its lists are the same."""
+"""A tree is read before and after a change, and most of its lists stay the same."""
 _MODES = 0o777
 _NO_NAMES = frozenset(("", ".", ".."))
 _Row = tuple[str | int, ...]
@@ -45,7 +45,7 @@ _Row = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder; `digest` is that of its list, where that is known already."""
+    """A folder; `digest` is that of its list, if known."""
 
     path: str
     mode: int
@@ -82,8 +82,8 @@ Entry = Folder | File | Symlink
 
 
 def encode(entries: Iterable[Entry]) -> dict[str, bytes]:
-    """Return the lists of these entries by digest, each after those that it names: the root's is
-    the last."""
+    """Return the lists of these entries by digest, each after those that it names; the root's is
+    last."""
     inside: dict[str, list[_Row]] = defaultdict(list)
     folders: list[Folder] = []
     for entry in entries:
@@ -103,7 +103,7 @@ def encode(entries: Iterable[Entry]) -> dict[str, bytes]:
 
 
 def _add(lists: dict[str, bytes], rows: list[_Row], depth: int = 0) -> str:
-    """Add the list of these rows, below it its parts; return its digest."""
+    """Add the list of these rows, and its parts; return its digest."""
     if len(rows) > _WIDE:
         parts: dict[str, list[_Row]] = defaultdict(list)
         for row in rows:
@@ -125,7 +125,7 @@ def decode(root: str, read: Callable[[Sequence[tuple[str, str]]], Iterable[bytes
 
     Args:
         root: digest of the root's list.
-        read: returns lists, of which it is given the folder's path and the digest; called once for
+        read: takes (path of the folder, digest) and returns the lists; called once for
             each level of the tree.
 
     Raises:
@@ -177,7 +177,7 @@ def connected(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def join(lists: dict[str, bytes]) -> bytes:
-    """Return lists as one text, a line each, in their order."""
+    """Return lists as one text, one per line, in order."""
     return b"\n".join(lists.values())
 
 
@@ -278,8 +278,8 @@ def _verify(entries: list[Entry]) -> None:
 
 
 def _resolved(link: Symlink) -> str:
-    """Return the path in the tree that the target means, or one that no entry has."""
+    """Return the path in the tree that the link points to, or one that no entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
-        return "/"  # Builders write normal paths; a detour could lead out through another link.
+        return "/"  # Bundles have normalized paths; a detour could lead out through another link.
     path = posixpath.normpath(posixpath.join(link.path.rpartition("/")[0], link.target))
     return "" if path == "." else path

@@ -1,10 +1,10 @@
-"""Folders in which jobs have left files: they are results, not source, also for later jobs that
-write elsewhere.
+"""Folders in which jobs left files: results, not source, also for later jobs that write elsewhere.
+
 
 In: the user's cache folder, a path. Out: a note there, and the paths noted.
 
-One file, to which paths are appended, each ended by a NUL byte. Without it the only loss is that
-old results may be sent.
+One file, to which paths are appended, each ended by a NUL byte. If it is lost, old results may be
+sent.
 """
 
 # ruff: noqa: PTH118
@@ -21,7 +21,7 @@ _MOST = 2000
 
 
 def note(cache_dir: Path, output_dir: str | None) -> None:
-    """Remember a job's output folder; failure to do so is ignored, and so are None and URIs."""
+    """Remember a job's output folder; failure to do so is ignored, as are None and URIs."""
     if output_dir is None or "://" in output_dir:
         return
     known = noted(cache_dir)
@@ -30,7 +30,7 @@ def note(cache_dir: Path, output_dir: str | None) -> None:
     file = os.path.join(cache_dir, _NAME)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The oldest half is dropped. A path that another process adds meanwhile may be lost.
+        # The oldest half is dropped. A path that another process adds at the same time may be lost.
         if len(known) >= _MOST:
             _replace(file, known[_MOST // 2 :])
         with open(file, "ab") as notes:

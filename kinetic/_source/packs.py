@@ -1,16 +1,16 @@
 """Packs: many small contents in one object, so that a tree is few objects and few calls.
 
-In: contents by digest. Out: packs; from the index of a pack, where each content lies in it.
+In: contents by digest. Out: packs; from a pack's index, where each content lies in it.
 
-A pack is its index, then its contents one after the other. The index is kept as an object of its
-own as well: a submission learns from it what need not be sent. A pack has the name of its index's
-SHA-256, and each content is verified by its own digest, so all of a pack is.
+A pack is its index, then its contents one after the other. The index is also an object of its own,
+which tells a submission what need not be sent. A pack is named by its index's SHA-256, and each
+content is verified by its own digest, so the whole pack is.
 
     index       magic, number of members, then for each member
                 its SHA-256, its length in the pack, and whether it is deflated
 
-Lists of folders are deflated, because half of a list is digests in hexadecimal. Files are stored as
-they are.
+Lists of folders are deflated, because half of a list is hexadecimal digests. Files are stored as
+is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kinetic.errors import CorruptRecord
 SMALL_BYTES = 256 << 10
 """Larger files are objects of their own."""
 PACK_BYTES = 16 << 20
-"""A pack takes contents until it is as large as this."""
+"""A pack takes contents until it reaches this size."""
 _MOST_PARTIAL = 6
 _SCHEMA = 1
 _MAGIC = b"KNPACK1\n"
@@ -62,7 +62,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Contents:
-    """Where everything lies that a tree is made of.
+    """Where everything in a tree lies.
 
     Attributes:
         packs: names of packs.
@@ -112,7 +112,7 @@ def build(files: Mapping[str, bytes], lists: Mapping[str, bytes]) -> tuple[Index
 
 
 def index_bytes(head: bytes) -> int:
-    """Return how long the index is that begins with these `HEAD_BYTES` bytes.
+    """Return the length of the index that begins with these `HEAD_BYTES` bytes.
 
     Raises:
         CorruptRecord: they do not begin an index.
@@ -155,7 +155,7 @@ def parse_many(data: bytes) -> Iterator[Index]:
 
 
 def inflated(data: bytes) -> bytes:
-    """Return a content that is stored deflated; "" for what is damaged."""
+    """Return a content that is stored deflated; "" if it is damaged."""
     try:
         return zlib.decompress(data)
     except zlib.error:
@@ -165,9 +165,9 @@ def inflated(data: bytes) -> bytes:
 def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:
     """Return the packs from which a tree takes contents that need not be sent again.
 
-    A host fetches every pack of a tree in one call, whole. So a tree uses few packs, and none that
-    is less than half useful to it; the rest goes into the pack that is sent. Over time this merges
-    the packs of single changes.
+    A host fetches every pack of a tree, whole, in one call each. So a tree uses few packs, and none
+    that is less than half useful to it; the rest goes into the pack that is sent. Over time this
+    merges the packs of single changes.
 
     Args:
         needed: sizes of what the tree needs, by digest.
@@ -195,7 +195,7 @@ def _weight(pack: Index, wanted: Collection[str]) -> int:
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in their order."""
+    """Distribute contents to packs, in order."""
     packs: list[list[str]] = [[]]
     filled = 0
     for digest, size_bytes in sizes.items():
@@ -208,7 +208,7 @@ def groups(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def naming(needed: Collection[str], packs: Sequence[Index]) -> Contents:
-    """Return where all of this lies, given packs of which some may not be needed."""
+    """Return where these contents lie; some of the packs may not be needed."""
     used = [pack for pack in packs if not pack.spans.keys().isdisjoint(needed)]
     packed = {digest for pack in used for digest in pack.spans}
     return Contents(

@@ -1,4 +1,4 @@
-"""Poetry's own notation of dependencies, in the one that all installers understand.
+"""Poetry's notation of dependencies, translated to the standard one.
 
 In: tables of a pyproject.toml. Out: requirements as in PEP 508.
 """
@@ -15,7 +15,7 @@ _PARTS = re.compile(r"\s*,\s*|(?<=[\w.*])\s+(?=[<>=!~^])")
 
 
 def requirements(where: str, table: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield what a table of dependencies asks for, and whether each is optional.
+    """Yield the requirements of a table of dependencies, and whether each is optional.
 
     Raises:
         UsageError: one of them cannot be installed by a host.

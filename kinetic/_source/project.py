@@ -15,15 +15,15 @@ from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
 WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
-"""Set by `kinetic run` in the module that stands in for a program: the words of its command line,
-and the module that it runs."""
+"""Set by `kinetic run` in the module that stands in for a program: its command line, and the module
+that it runs."""
 OWN_MARKER = ".kineticignore"
 _INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 
 @dataclass(frozen=True)
 class Project:
-    """A source tree and the places in it that matter.
+    """A source tree and the relevant places in it.
 
     Attributes:
         root: the folder that is shipped, without symbolic links in it; None when there is none.
@@ -31,7 +31,7 @@ class Project:
         cwd_rel: the caller's working directory, relative to the root, or None when it lies outside.
         sys_path_rel: entries of the caller's sys.path inside the root, relative to it, in order; ""
             is the root.
-        marked: whether something says that the folder is a project. Else it may hold anything.
+        marked: whether something marks the folder as a project; otherwise it may hold anything.
         shared: whether the folder is home, `/` or one for temporary files, which is never a
             project.
     """

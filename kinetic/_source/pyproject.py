@@ -1,7 +1,7 @@
-"""What a pyproject.toml asks for: of the standard, of dependency groups, of Poetry, or locked.
+"""The requirements of a pyproject.toml: standard, from dependency groups, of Poetry, or locked.
 
-In: its parsed content, that of a uv.lock, and what is chosen in `[tool.kinetic]`. Out: `Lines`, or
-None where it says nothing of dependencies.
+In: its parsed content, that of a uv.lock, and the choices in `[tool.kinetic]`. Out: `Lines`, or
+None if it declares no dependencies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?\s*(.*)", re.DOT
 
 @dataclass(frozen=True)
 class Chosen:
-    """What of a project hosts need beside its dependencies.
+    """What hosts need besides the project's dependencies.
 
     Attributes:
         extras: of `[project.optional-dependencies]`.
@@ -33,7 +33,7 @@ class Chosen:
 
 
 def normalized(name: str) -> str:
-    """Return the name as in the index: "Flax_Extra" is "flax-extra"."""
+    """Return the name as the package index has it: "Flax_Extra" is "flax-extra"."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -66,17 +66,17 @@ def parse(
     *,
     unlocked: Collection[str],
 ) -> Lines | None:
-    """Return what the project asks for, in the versions of the lock if there is one.
+    """Return the project's requirements, in the versions of the lock if there is one.
 
     Args:
         file: the pyproject.toml.
-        content: of it.
+        content: its content.
         lock: content of the uv.lock that belongs to it.
-        read: reads other files that it names.
-        unlocked: names of packages that are not taken from the lock, with what only they need.
+        read: reads the other files that it names.
+        unlocked: names of packages that are not taken from the lock, nor what only they need.
 
     Raises:
-        UsageError: it asks for what hosts cannot install.
+        UsageError: it requires what hosts cannot install.
     """
     wanted = chosen(str(file), content)
     project, of_poetry = _table(content, "project"), _table(content, "tool", "poetry")
@@ -103,7 +103,7 @@ def parse(
     )
     if pins is None:
         return lines
-    # The accelerator's own packages are needed as they were asked for, to see which version.
+    # Only the accelerator's packages, as written: their version is read from them.
     named = [each for each in lines.requirements if _name(each.text) in unlocked]
     return Lines((*named, *map(Line, pins)), lines.options)
 
@@ -145,7 +145,7 @@ class _Parts:
         return found
 
     def extra(self, name: str, around: tuple[str, ...] = ()) -> Lines:
-        """An extra; those of the project itself that it names are taken with it."""
+        """An extra, with those of the project itself that it names."""
         known = self._project.get("optional-dependencies", {})
         of_poetry = self._poetry.get("extras", {}) if not known else {}
         key = self._known(name, {**known, **of_poetry}, "extra")
@@ -209,7 +209,7 @@ class _Parts:
         return found
 
     def _sourced(self, text: str) -> Lines:
-        """A requirement, from where `[tool.uv.sources]` says."""
+        """A requirement, with its source from `[tool.uv.sources]`."""
         parts = _NAME.match(text)
         assert parts is not None
         sources = _table(self.content, "tool", "uv", "sources").items()

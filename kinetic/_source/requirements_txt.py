@@ -1,7 +1,8 @@
-"""What a requirements.txt asks for.
+"""The requirements of a requirements.txt.
 
-In: a file, and a way to read those that it includes. Out: `Lines`: options, requirements, with the
-included ones in their place. What a host could not install (paths of this machine) is refused.
+In: a file, a function that reads those it includes. Out: `Lines`: options and requirements, with
+the included ones in their place. Paths of this machine, which a host could not install, are
+refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Read = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class Line:
-    """One requirement: as written, and whether it is kept whatever it names."""
+    """One requirement: as written, and whether it is marked to be kept."""
 
     text: str
     keep: bool = False
@@ -39,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a project asks for.
+    """The requirements of a project.
 
     Attributes:
         requirements: in order.
@@ -54,10 +55,10 @@ class Lines:
 
 
 def parse(file: Path, read: Read) -> Lines:
-    """Return what the file and those that it includes ask for.
+    """Return the requirements of the file and of those that it includes.
 
     Raises:
-        UsageError: it asks for what hosts cannot install, or cannot be read.
+        UsageError: it names what hosts cannot install, or cannot be read.
     """
     return _parse(file, read, ())
 
@@ -82,7 +83,7 @@ def _parse(file: Path, read: Read, around: tuple[Path, ...]) -> Lines:
 
 
 def _logical(content: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (number, text, comment) of each line that says something, with continuations."""
+    """Yield (number, text, comment) of each line that is not blank, with continuations joined."""
     begun, parts = 0, ""
     for number, line in enumerate([*content.splitlines(), ""], 1):
         begun = begun if parts else number
@@ -123,17 +124,17 @@ def _option(where: str, text: str) -> tuple[str, ...]:
 
 
 def check_index(where: str, url: str) -> None:
-    """Refuse an index that hosts cannot reach, or whose address tells a password.
+    """Refuse an index that hosts cannot reach, or whose address contains a password.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is such an index.
     """
     if "://" not in url or url.startswith("file:"):
         raise UsageError(f"{where}: {url} is on this machine, where hosts cannot read it.")
     password = urlsplit(url).password
     if password and "${" not in password:
         raise UsageError(
-            f"{where}: the address holds a password, which would lie in the store. Write "
+            f"{where}: the address holds a password, which would be stored with the job. Write "
             "${NAME} in its place and set NAME in the image."
         )
 
@@ -150,7 +151,7 @@ def checked(where: str, text: str) -> str:
     """Return the requirement.
 
     Raises:
-        UsageError: it is none, or names a path of this machine.
+        UsageError: it is not a requirement, or names a path of this machine.
     """
     place = text.partition("@")[2].strip() or text
     if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):

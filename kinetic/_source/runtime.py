@@ -1,10 +1,11 @@
-"""kinetic itself as an archive: hosts of a cluster run the very version that submitted the job.
+"""kinetic itself as an archive: hosts of a cluster run exactly the version that submitted the job.
 
 In: the package as it is installed here (a wheel, an editable checkout, a zip). Out: `Archive`, and
 the program that unpacks it in a pod.
 
-The same files give the same bytes: names are sorted, and no time, owner or mode is kept. What the
-package needs (gRPC, cloudpickle, ...) is not in it: hosts install that (see dependencies).
+The same files give the same bytes: names are sorted, and times, owners and modes are left out. The
+package's dependencies (gRPC, cloudpickle, ...) are not in it: hosts install them (see
+dependencies).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _log = logging.getLogger("kinetic.packaging")
 
 _PACKAGE = Path(__file__).parents[1]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip can tell."""
+"""The earliest time that a zip can hold."""
 _MODE = 0o100644 << 16
 _LEFT_OUT = ("__pycache__", ".")
 _SCHEMA = 1
@@ -133,7 +134,7 @@ def _zip_around(package: Path) -> Path | None:
 
 
 def _stamps(package: Path, began_ns: int) -> tuple[str, bool]:
-    """What changes when a file does, as text, and whether a later change might not show."""
+    """What changes when a file does, as text; and whether a later change might not show in it."""
     zipped = _zip_around(package)
     found = (
         {entry.path: stamp_of(entry.stat()) for entry in _entries(str(package))}

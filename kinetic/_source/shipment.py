@@ -1,4 +1,4 @@
-"""What a call ships of the caller's files: which folder, and what of it.
+"""What a call ships of the caller's files: which folder, and which parts of it.
 
 In: the function, and what the process knows (cwd, home, sys.path, sys.modules). Out: `Project`,
 `Bundle`.
@@ -27,14 +27,14 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """What is known of the caller's machine.
+    """The settings of the caller's machine that matter here.
 
     Attributes:
         store: root of kinetic's own store, never source.
         cache_dir: the user's cache folder, never source.
         package_root: the folder to ship, in place of the one that would be found.
         default_excludes: whether virtual environments, caches and the like are left out.
-        git: where git finds what it ignores in every repository.
+        git: where git's settings lie.
         temporary: folders for temporary files, never source.
     """
 
@@ -53,7 +53,7 @@ def of(
     data: Sequence[Path] = (),
     output_dir: str | None = None,
 ) -> tuple[Project, Bundle | None]:
-    """Pack what a call of the function ships; creates nothing but a note in the cache.
+    """Pack what a call of the function ships; creates only a note in the cache.
 
     Args:
         func: the function.
@@ -111,7 +111,7 @@ def of(
 
 
 def _own_search_path() -> list[str]:
-    """Return sys.path without the interpreter's own folders, which look like the user's where
+    """Return sys.path without the interpreter's own folders, which look like the user's if
     Python is installed below home."""
     own = tuple(
         f"{os.path.realpath(prefix)}/lib/"
@@ -121,8 +121,8 @@ def _own_search_path() -> list[str]:
 
 
 def _seeds(func: Callable[..., Any], found: Project, cwd: Path) -> standalone.Seeds:
-    """Return what belongs to a function that lies in no project: its file, what its program names,
-    what is loaded from there."""
+    """Return what belongs to a function outside any project: its file, files that its program's
+    command line names, modules loaded from there."""
     assert found.root is not None
     module = sys.modules.get(_module_of(func))
     named = [
@@ -149,7 +149,7 @@ def _loaded() -> list[str]:
     )
     found: list[str] = []
     for name, module in list(sys.modules.items()):
-        # Asking a lazy module would load it.
+        # An attribute access would load a lazy module.
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if (
             isinstance(file, str)
@@ -161,14 +161,14 @@ def _loaded() -> list[str]:
 
 
 def _is_foreign(rel: str) -> bool:
-    """Whether a file below the folder is installed, or in a hidden folder."""
+    """Whether a file is installed, or in a hidden folder."""
     return any(part in _INSTALLED or part.startswith(".") for part in rel.split("/")[:-1])
 
 
 def _inside(found: Project, places: Sequence[str | Path]) -> list[Path]:
-    """Return those of the places that lie in the project and hold no code of it."""
+    """Return the places that lie in the project and contain none of its code."""
     assert found.root is not None
-    # A loop of links is reported by the store.
+    # The store reports loops of links.
     real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
     code = _holding_code(found)
     return [each for each in real if each.is_relative_to(found.root) and each not in code]
@@ -200,8 +200,8 @@ def _home() -> Path:
 
 
 def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
-    """Return the folder that the function's project is looked for in: its file's, or the caller's
-    for a notebook.
+    """Return the folder in which the search for the function's project begins: its file's, or the
+    working directory for a notebook.
 
     A function of an installed package, of a console script or of kinetic itself does not make its
     folder the project.

@@ -1,12 +1,12 @@
 """A script outside any project: itself, the modules that it imports from around it, and small files
 beside it.
 
-In: the folder of the script, where to begin. Out: a `Scan` of what belongs to it.
+In: the script's folder, where to begin. Out: a `Scan` of what belongs to it.
 
 Home, `/tmp` and `/` hold everything else as well, and nothing marks what is the script's. So the
-only files taken just for being there are small ones in the same folder: never folders, never
-dot-files, never what looks like keys. In a folder that all programs use, like `/tmp`, these are
-only files whose names the script has in its text.
+only files taken merely for being there are small ones in the same folder: never folders, dot-files
+or what looks like keys. In a folder that all programs use, like `/tmp`, these are only files whose
+names occur in the script.
 """
 
 # ruff: noqa: PTH116
@@ -27,7 +27,7 @@ from kinetic._source import ignore, walk
 from kinetic._source.walk import FoundFile, Scan, leads_to_hidden, looks_secret, stamp_at, stamp_of
 
 NEIGHBOUR_BYTES = 1_000_000
-"""The largest file that is taken just for being there."""
+"""The largest file that is taken merely for being there."""
 MOST_NEIGHBOURS = 100
 MOST_NEIGHBOUR_BYTES = 10_000_000
 _MOST_PARSED_BYTES = 2_000_000
@@ -89,8 +89,8 @@ class _Gathering:
         self._modules += sorted(new)
 
     def _find(self, name: str, folders: Sequence[str], *, inside: bool = False) -> None:
-        """Take the module of this name; `inside` a folder that is a package without `__init__.py`,
-        or anywhere on the way."""
+        """Take the module of this name; `inside` is whether a package without `__init__.py` is
+        around it, anywhere on the way."""
         first, _, rest = name.partition(".")
         for folder in folders:
             rel = f"{folder}/{first}" if folder else first
@@ -112,7 +112,7 @@ class _Gathering:
         return Path(path).is_file()
 
     def _is_free(self, name: str) -> bool:
-        """Whether an import of the name finds nothing elsewhere: a folder without `__init__.py`
+        """Whether an import finds nothing of this name elsewhere: a folder without `__init__.py`
         comes last."""
         if name in sys.stdlib_module_names:
             return False
@@ -124,8 +124,8 @@ class _Gathering:
         return spec is None or spec.loader is None
 
     def _take_with_package(self, rel: str) -> None:
-        """Take a file, and the package that it belongs to: relative imports may lead anywhere in
-        that."""
+        """Take a file and the package that it belongs to, in which relative imports may lead
+        anywhere."""
         folder = rel.rpartition("/")[0]
         top = ""
         while folder and self._is_file(f"{folder}/__init__.py"):
@@ -209,8 +209,8 @@ class _Gathering:
         walk.check_size(self._root, len(self._found.files), self._size_bytes)
 
     def _take_neighbours(self) -> None:
-        """Take the smallest files beside the script, up to a bound in number and size; none of
-        another user."""
+        """Take the smallest files beside the script, up to a limit in number and size; never
+        another user's."""
         sizes: list[tuple[int, str]] = []
         for name, is_folder in self._listed(""):
             if not is_folder and name not in self._found.files:
@@ -247,7 +247,7 @@ def read(path: str) -> Text:
     """Parse a Python file; empty for anything else."""
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of its syntax: Python shows them when it runs.
+            warnings.simplefilter("ignore")  # About its syntax: Python shows them when it runs.
             nodes = list(ast.walk(ast.parse(file.read(_MOST_PARSED_BYTES))))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return Text()

@@ -24,5 +24,6 @@ def worth_it(count: int, size_bytes: int) -> bool:
 
 
 def in_threads(act: Callable[[T], R], items: Sequence[T], *, worth: bool) -> list[R]:
-    """Return `act` of each item; the first exception is raised once the running ones have ended."""
+    """Return `act` of each item; the first exception is raised once the running calls have
+    ended."""
     return at_once(act, items, THREADS if worth else 1)

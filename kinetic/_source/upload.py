@@ -1,16 +1,16 @@
-"""A source tree into a store, by content: what is there already is not sent again.
+"""Uploading a source tree by content: what the store has already is not sent again.
 
 In: a `Bundle`, a store. Out: `Sent`.
 
 Small files and the lists of folders travel in packs, large files one by one. Last comes the record
-of the tree, which names them all: one that is there vouches for everything that the tree needs, and
-a submission looks no further. What is there and counted on is renewed, so that no sweep takes it
+of the tree, which names them all: if it exists, everything that the tree needs is there, and a
+submission looks no further. What is there and will be used is renewed, so that no sweep takes it
 before a plan names it (see `_store.gc_lock`).
 
-Files may change while a tree is on its way. Each is sent as it is read, under the digest of what
-was read; where that is not what the tree was packed with, the lists are made again to name what was
-sent. So every list in the store is true, and no writer can make a submission fail. Of a file that
-only grows, the part that was packed is sent.
+Files may change during the upload. Each is sent as it is read, under the digest of what was read;
+where that differs from what was packed, the lists are rewritten to name what was sent. So every
+list in the store is true, and no writer can make a submission fail. Of a file that only grows, the
+part that was packed is sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAMED = 5
 _Sources = Mapping[str, Sequence[manifest.File]]
 """Files by the digest of the content that they had."""
 Changes = Mapping[str, manifest.File | None]
-"""Files that were not what they were packed as, by path: what was sent instead, or None for one
+"""Files that changed since they were packed, by path: what was sent instead, or None for one
 that could not be read."""
 
 
@@ -55,7 +55,7 @@ class Sent:
     lists, indexes and records which name them.
 
     Attributes:
-        changed: the tree as it was sent, where that is not how it was packed; else None.
+        changed: the tree as it was sent, if that is not how it was packed; else None.
     """
 
     files: int
@@ -72,7 +72,7 @@ class _Staged:
         store: where they go.
         small: contents by digest.
         written: sizes of the large files that the store did not have.
-        changes: files that were not what they were packed as.
+        changes: files that changed since they were packed.
     """
 
     store: Store
@@ -98,7 +98,7 @@ class _SentPack:
 
 
 class _Differs(Exception):
-    """The file does not hold what it held when it was packed."""
+    """The file has changed since it was packed."""
 
 
 def upload(
@@ -125,7 +125,7 @@ def upload(
     now = _as_sent(bundle, staged, on_change)
     if now is not bundle:
         sources, lists = _sources(now), manifest.split(now.manifests)
-    # Among the files are some that were large when they were packed.
+    # Some of the files were large when they were packed.
     files = {digest: data for staged_files in staged for digest, data in staged_files.small.items()}
     made += _send_pack(store, files, {d: data for d, data in lists.items() if d not in there})
     found = [*chosen, *(pack.index for pack in made)]
@@ -142,8 +142,8 @@ def upload(
 def _send_files(
     bundle: Bundle, store: Store, sources: _Sources, there: Collection[str]
 ) -> tuple[list[_Staged], list[_SentPack]]:
-    """Send the contents that are not there; those of the last pack are only read, because the lists
-    go with them."""
+    """Send the contents that the store lacks; those of the last pack are only read, because the
+    lists go into the same pack."""
     absent = {digest: same for digest, same in sources.items() if digest not in there}
     small = _small(absent)
     *groups, last = packs.groups(small)
@@ -216,7 +216,7 @@ def _send_pack(
 
 
 def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequence[Index]) -> int:
-    """Put the record of a tree whose contents are all there; return its size."""
+    """Write the record of a tree whose contents are all there; return its size."""
     data = record.to_json()
     store.put(layout.tree(bundle.tree.manifest.digest), data, if_absent=True)
     known_packs.remember(bundle, store, [each for each in found if each.name in record.packs])
@@ -224,7 +224,7 @@ def _record(bundle: Bundle, store: Store, record: packs.Contents, found: Sequenc
 
 
 def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File]]) -> _Staged:
-    """Read contents, each from one of the files that had it."""
+    """Read each content from one of the files that had it."""
     staged_files = _Staged(store)
     for same in sources:
         for file in same:
@@ -245,7 +245,7 @@ def _read(bundle: Bundle, store: Store, sources: Iterable[Sequence[manifest.File
 
 
 def _read_file(bundle: Bundle, staged_files: _Staged, file: manifest.File) -> manifest.File:
-    """Read the content that a file was packed with, or else the one it has; return the file as
+    """Read the content that a file was packed with, or else its current one; return the file as
     read."""
     with hashing.opened(str(bundle.root / file.path)) as source:
         try:
@@ -257,7 +257,7 @@ def _read_file(bundle: Bundle, staged_files: _Staged, file: manifest.File) -> ma
 
 
 def _verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
-    """Yield the content, and fail at its end when it is another: the store keeps nothing of a write
+    """Yield the content, and fail at the end if it differs: the store keeps nothing of a write
     that fails."""
     digest = hashlib.sha256()
     try:
@@ -273,7 +273,7 @@ def _verified(source: FileIO, file: manifest.File) -> Iterator[bytes]:
 def _read_changed(
     bundle: Bundle, staged_files: _Staged, source: FileIO, file: manifest.File
 ) -> manifest.File:
-    """Read what a changed file holds; a large one is copied aside first, where nothing changes it
+    """Read a changed file; a large one is copied first, so that it cannot change
     between hashing and sending."""
     size = os.fstat(source.fileno()).st_size
     with _aside(bundle, large=size > _WHOLE_BYTES) as copy:
@@ -288,7 +288,7 @@ def _read_changed(
 
 
 def _aside(bundle: Bundle, *, large: bool) -> IO[bytes]:
-    import tempfile  # an unchanged tree does without
+    import tempfile  # not needed for an unchanged tree
 
     if not large or bundle.note is None:
         return tempfile.SpooledTemporaryFile(max_size=2 * _WHOLE_BYTES)
@@ -314,7 +314,7 @@ def _as_sent(
 
 
 def _amended(bundle: Bundle, changes: Changes) -> Bundle:
-    """Return the tree with these files as they are now, without those that are gone and the links
+    """Return the tree with these files as they are now, without missing ones and the links
     to them."""
     entries = [
         now

@@ -1,7 +1,7 @@
-"""The exact versions that a uv.lock holds for a project.
+"""A project's exact versions from its uv.lock.
 
 In: the parsed lock, the project's name, the chosen extras and groups. Out: requirements, each with
-the version and under the conditions that the lock says.
+its version and its conditions in the lock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def pins(
         where: the lock, for messages.
         lock: its content.
         name: of the project, normalized.
-        extras, groups: what to take of the project beside its dependencies, normalized.
-        without: names of packages that are left out with what only they need.
+        extras, groups: what to take of the project besides its dependencies, normalized.
+        without: names of packages to leave out, with what only they need.
 
     Raises:
         UsageError: a package lies on this machine.
@@ -75,7 +75,7 @@ def pins(
 def _meant(
     edge: Mapping[str, Any], packages: Mapping[str, list[Mapping[str, Any]]]
 ) -> Iterator[Mapping[str, Any]]:
-    """The packages that an edge may lead to: one, unless it names no version of several."""
+    """The packages that an edge may lead to: several only if it names no version."""
     for package in packages.get(edge["name"], ()):
         if edge.get("version", package.get("version")) == package.get("version"):
             yield package
@@ -90,7 +90,7 @@ def _following(
 
 
 def _add(conditions: set[Condition], condition: Condition) -> bool:
-    """Add an alternative; return whether it says anything new."""
+    """Add an alternative; return whether it adds anything."""
     if any(known <= condition for known in conditions):
         return False
     conditions -= {known for known in conditions if condition <= known}

@@ -1,4 +1,4 @@
-"""What a source tree holds at this moment, and what has to be looked at to know whether that has
+"""What a source tree holds at this moment, and what must be checked to know whether that has
 changed.
 
 In: the root, what to leave out. Out: `Scan`.
@@ -28,17 +28,17 @@ from kinetic._source.project import MARKERS, OWN_MARKER
 from kinetic.errors import UsageError
 
 Stamp = tuple[int, ...]
-"""What changes when a file or folder does: times of content and inode, size, inode, mode, device.
-Empty: there was nothing."""
+"""Changes whenever a file or folder does: times of content and inode, size, inode, mode, device.
+Empty if there was nothing."""
 
 _GONE = (FileNotFoundError, NotADirectoryError)
-"""Removed since its folder was listed: counts as never there."""
-_SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems number inodes beyond what fits a signed word.
+"""Removed since its folder was listed: ignored."""
+_SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems have inode numbers beyond a signed word.
 
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
 MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
-"""The largest folder that is shipped whole although nothing marks it as a project."""
+"""Limits of a folder that is shipped whole although nothing marks it as a project."""
 _SECRETS = (
     ".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
     "credentials*.json", "service-account*.json", "service_account*.json",
@@ -68,16 +68,16 @@ class FoundFile:
 
 @dataclasses.dataclass
 class Scan:
-    """What a walk has found; paths are relative to the root.
+    """The result of a walk; paths are relative to the root.
 
     Attributes:
         folders: mode of each folder.
         files: each regular file.
         links: target of each link that stays one, relative to the link's folder.
-        watched: stamp of everything that the result rests on, by absolute path.
+        watched: stamp of everything that the result depends on, by absolute path.
         broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
-        modules, neighbours: of a script that lies in no project, what was taken because it is
-            imported, and for being there.
+        modules, neighbours: for a script outside any project: what was taken because it is
+            imported, and what merely for being there.
     """
 
     folders: dict[str, int] = field(default_factory=dict)
@@ -95,12 +95,12 @@ class Scan:
 
 
 class TooMuch(Exception):
-    """A folder that nothing marks as a project holds too much to be taken whole."""
+    """A folder that nothing marks as a project is too large to be taken whole."""
 
 
 @dataclass(frozen=True)
 class _Visit:
-    """A folder to look into: where it is read, where it lies in the tree, the rules above it, the
+    """A folder to visit: where it is read, where it lies in the tree, the rules above it, the
     folders on the way to it."""
 
     path: str
@@ -134,15 +134,14 @@ class ScanOptions:
     """What is left out of a walk.
 
     Attributes:
-        exclude: real paths, always.
-        outputs: real paths, unless an ignore file keeps them ("!results/").
-        default_excludes: environments, caches and the like.
-        sparing: folders that begin with a dot, and what looks like keys.
-        modest: everything, by raising `TooMuch`, where the folder is larger than `MODEST_FILES` or
-            `MODEST_BYTES`.
-        everything: nothing is left out but `exclude`: no ignore file, default or limit counts, as
-            for declared data.
-        git: where git finds what it ignores in every repository.
+        exclude: real paths, always left out.
+        outputs: real paths, left out unless an ignore file keeps them ("!results/").
+        default_excludes: leave out environments, caches and the like.
+        sparing: leave out hidden folders, and what looks like keys.
+        modest: raise `TooMuch` where the folder is larger than `MODEST_FILES` or `MODEST_BYTES`.
+        everything: leave out only `exclude`: no ignore file, default or limit applies, as for
+            declared data.
+        git: where git's settings lie.
     """
 
     exclude: frozenset[str] = frozenset()
@@ -333,7 +332,7 @@ class _Walk:
     def _take_file(self, path: str, rel: str) -> None:
         try:
             info = os.stat(path)
-        except OSError:  # Removed since the folder was listed, whose stamp will show it.
+        except OSError:  # Removed since the folder was listed; the folder's stamp will show it.
             return
         stamp = stamp_of(info)
         self._found.watched[path] = stamp
@@ -360,7 +359,7 @@ class _Walk:
         check_size(self._root, files, self._size_bytes, self._factor)
 
     def _read(self, path: str, parse: Callable[[bytes], ignore.IgnoreRules]) -> ignore.IgnoreRules:
-        """Read an ignore file of the tree; one that is missing, a link, no regular file or
+        """Read an ignore file of the tree; one that is missing, a link, not a regular file or
         unreadable has no rules, as in git."""
         self._found.watched[path] = stamp_at(path)
         try:
@@ -374,8 +373,8 @@ class _Walk:
             return ignore.IgnoreRules(())
 
     def _content(self, path: str) -> bytes:
-        """Read a file of git's own, which may be a link; one that is missing, no regular file or
-        unreadable is empty."""
+        """Read one of git's own files, which may be a link; one that is missing, not a regular
+        file or unreadable is empty."""
         self._found.watched[path] = stamp_at(path)
         try:
             with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
@@ -384,7 +383,7 @@ class _Walk:
             return b""
 
     def _gitignores_above(self) -> tuple[ignore.Gitignore, ...]:
-        """Return the rules of the repository that the root lies in: of its user and its own, then
+        """Return the rules of the repository around the root: its user's and its own, then those
         from its top down to the root's parent."""
         top = self._repository()
         if top is None:
@@ -405,7 +404,7 @@ class _Walk:
                 for start, rules in files
             ]
             if ignore.ignored_by_git(gitignores, name, name, is_folder=True):
-                # The repository ignores the whole project: its rules were not meant for it.
+                # The repository ignores the whole project, so its rules are not meant for it.
                 return ()
         return tuple(
             ignore.Gitignore(rules, prefix=_prefix(parts[start:])) for start, rules in files
@@ -429,8 +428,7 @@ def _prefix(parts: list[str]) -> str:
 
 
 def leads_to_hidden(root: str, target: str) -> bool:
-    """Whether what a link leads to looks secret, or lies in a folder that begins with a dot, as
-    keys below a home do."""
+    """Whether a link's target looks secret, or lies in a hidden folder, as keys below a home do."""
     below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
     return looks_secret(target.rpartition("/")[2]) or any(
         part.startswith(".") for part in below.split("/")
@@ -439,7 +437,7 @@ def leads_to_hidden(root: str, target: str) -> bool:
 
 @functools.cache
 def _secret() -> re.Pattern[str]:
-    """What is likely to be a key: one search for each file, not many."""
+    """Names that are likely to be keys: one search for each file, not many."""
     return re.compile("|".join(map(translate, _SECRETS)))
 
 

@@ -129,7 +129,7 @@ def test_loops_and_broken_links_are_named(root, place):
     (root / "self").symlink_to("self")
     made = build(root)
     assert listed(made) == ["a", "a/out", "a/out/y", "a/x"]
-    assert any("a/out/again" in text and "lie in" in text for text in made.warnings)
+    assert any("a/out/again" in text and "contains them" in text for text in made.warnings)
     assert any("gone, self" in text for text in made.warnings)
 
 
