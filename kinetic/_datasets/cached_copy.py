@@ -1,7 +1,7 @@
 """The content of declared data on a host: unpacked once, read-only, shared by all hosts and jobs of
 the machine.
 
-In: a store, the data's tree. Out: a folder, or its absence.
+In: a store, the data's tree. Out: a folder.
 
     data/lock                   one byte of it is locked for each digest being built or
                                 removed, the first one for mount points
@@ -9,13 +9,13 @@ In: a store, the data's tree. Out: a folder, or its absence.
     data/<digest>/files/        the content, without write permission
     data/<digest>/seal          a digest of names, sizes and times:
                                 shows whether the content was changed since
-    data/<digest>/source        the digest of the URI, of what hosts fetch themselves
-    data/<digest>.new/          being built; what a killed builder left, the next one removes, or
-                                goes on with
+    data/<digest>/source        for data that hosts fetch themselves: the URI's digest
+    data/<digest>.new/          being built; leftovers of a killed builder are removed or completed
+                                by the next one
 
-Building is done by one process while the others wait; the kernel frees the lock of one that dies. A
-copy appears in one step. Large files are hard links to the store's own contents where the file
-system has them, so they take space only once; small ones lie in packs there, and are copied.
+One process builds while the others wait; the kernel frees the lock of one that dies. A copy appears
+in one step. Large files are hard links to the store's own contents where the file system has them,
+so they take space only once; small ones lie in packs there, and are copied.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -61,11 +61,11 @@ class CachedCopy:
 
 
 def provide(store: Store, tree: Tree, root: Path) -> Path:
-    """Return the folder with the content, unpacked and verified; make it first where it is missing
-    or was changed.
+    """Return the folder with the content, unpacked and verified; made first if it is missing or was
+    changed.
 
     Args:
-        store: where the content rests.
+        store: where the content is.
         tree: the content.
         root: folder of all copies; `root_of` names it for a store in a folder.
 
@@ -77,15 +77,15 @@ def provide(store: Store, tree: Tree, root: Path) -> Path:
 
 
 def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: str = "") -> Path:
-    """Return the folder with the content of this name; fill it first where it is missing or was
+    """Return the folder with the content of this name; filled first if it is missing or was
     changed.
 
     Args:
         root: folder of all copies.
         digest: the name, in hex digits.
-        fill: writes the content into an empty folder, without write permission at the end.
-        source: the URI that it is fetched from: plans name that, not the digest. Then `fill` goes
-            on where another was interrupted: the folder may hold whole files.
+        fill: writes the content into a folder, without write permission at the end.
+        source: the URI that it is fetched from, which plans name instead of the digest. Then `fill`
+            continues after an interruption: the folder may hold complete files.
 
     Raises:
         StoreError: it cannot be written to the host's disk; StoreFull when that is full.
@@ -96,7 +96,7 @@ def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: 
             with locked(root, digest):
                 if not _is_intact(place):
                     _build(place, fill, source)
-        with suppress(OSError):  # for prune; a host that may only read keeps no record
+        with suppress(OSError):  # for prune; impossible for a host that may only read
             os.utime(place)
     except OSError as error:
         kind = StoreFull if error.errno in _FULL else StoreError
@@ -143,7 +143,7 @@ def _source(place: Path) -> str:
 
 
 def remove(found: CachedCopy) -> None:
-    """Remove a copy, and what was left of building it. The caller knows that no job uses it."""
+    """Remove a copy, and leftovers of building it. The caller knows that no job uses it."""
     with locked(found.path.parent, found.digest):
         for suffix in (_BUILDING, _GOING):
             _discard(Path(f"{found.path}{suffix}"))
@@ -151,7 +151,7 @@ def remove(found: CachedCopy) -> None:
 
 
 def size_bytes(found: CachedCopy) -> int:
-    """Return the size of the files, without those that are links to the store's contents and free
+    """Return the size of the files, without links to the store's contents: removing those frees
     nothing."""
     files = found.path / "files"
     if not files.is_dir():
@@ -167,13 +167,13 @@ def size_bytes(found: CachedCopy) -> int:
 
 
 def _build(place: Path, fill: Callable[[str], None], source: str) -> None:
-    """Build aside, then rename, so that an unfinished copy is never visible. The caller holds the
+    """Build under another name, then rename, so no unfinished copy is visible. The caller holds the
     lock."""
     new = Path(f"{place}{_BUILDING}")
     if not source:
         _discard(new)
     if os.path.lexists(place):
-        _log.warning("the data in %s was changed; it is made again", place)
+        _log.warning("the data in %s was changed; it is being made again", place)
         _retire(place)
     try:
         files = new / "files"
@@ -212,8 +212,8 @@ def _place_file(stored: download.StoredTree, file: manifest.File, dest: str) -> 
 
 
 def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
-    """Make the file a link to the store's content and verify that; return whether the file system
-    did so."""
+    """Make the file a hard link to the store's content and verify it; return False if the file
+    system cannot."""
     folder = stored.store.as_folder()
     if folder is None:
         return False

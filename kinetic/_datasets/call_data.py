@@ -1,7 +1,6 @@
-"""Declared data that travels with a call: what its pickle left out, and its volumes.
+"""Declared data of a call: what its pickle left out, and its volumes.
 
-In: `Data`, volumes, the user's cache folder. Out: `CallData`: what the plan says of the data, what
-to send.
+In: `Data`, volumes, the user's cache folder. Out: `CallData`: the plan's entries, what to send.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kinetic._store.base import Store
 from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 
 _DEEPEST = 100
-"""Containers in one another; circles end as well."""
+"""The deepest nesting of containers; also ends circles."""
 _RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
 
 
@@ -31,7 +30,7 @@ class CallData:
     """The data that a call needs.
 
     Attributes:
-        data: what the plan says: volumes first, then what the call holds, by its numbers there.
+        data: the plan's entries: volumes first, then what the call holds, by its numbers there.
         bundles: what has to be sent, with the `Data` it comes from.
     """
 
@@ -67,8 +66,7 @@ def volumes(value: object) -> dict[str, Data]:
         for other in checked:
             if path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/"):
                 raise UsageError(
-                    f"volumes: {path!r} and {other!r} lie in one another. Give each data a path of "
-                    "its own."
+                    f"volumes: {path!r} and {other!r} overlap. Give each data a path of its own."
                 )
         checked[path] = data
     return checked
@@ -80,8 +78,8 @@ def _mount_path(place: object) -> str:
     path = "/" + posixpath.normpath(place).lstrip("/")
     if path == "/" or any(path == taken or path.startswith(f"{taken}/") for taken in _RESERVED):
         raise UsageError(
-            f"volumes: data cannot be at {place!r}: the system needs that path. Choose another "
-            "one, such as /data."
+            f"volumes: data cannot be mounted at {place!r}: the system needs that path. Choose "
+            "another one, such as /data."
         )
     return path
 
@@ -93,11 +91,11 @@ def load(
     cache_dir: Path,
     exclude: Sequence[Path] = (),
 ) -> CallData:
-    """Pack the data of a call. Reads the local disk; content that was packed before and has not
-    changed is not read again.
+    """Pack the data of a call. Reads the local disk; content that was packed before and is
+    unchanged is not read again.
 
     Args:
-        held: the data that the call's pickle left out, by its numbers.
+        held: the data that the call's pickle left out, by number.
         mounted: its volumes.
         cache_dir: the user's cache folder.
         exclude: folders that are never data: kinetic's own.
@@ -135,7 +133,7 @@ def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
 
 
 def visible(value: object) -> Iterator[Data]:
-    """Yield the data that lies in lists, tuples, dicts and sets: who takes the value, takes it."""
+    """Yield the data in lists, tuples, dicts and sets, at any depth."""
     waiting, seen = [value], set[int]()
     while waiting:
         each = waiting.pop()
@@ -148,8 +146,8 @@ def visible(value: object) -> Iterator[Data]:
 
 
 def here(value: Any) -> Any:
-    """Return a value for a call in this process: with the local path in place of each `Data` in
-    lists, tuples, dicts and sets. Elsewhere a `Data` stays one, which can be opened as a path.
+    """Return a value for a call in this process: each `Data` in lists, tuples, dicts and sets is
+    replaced by its local path. Elsewhere a `Data` stays, and can be opened as a path.
 
     A value without `Data` is returned as is.
     """
@@ -177,12 +175,12 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
     """Upload the data; content that the store has is not sent again.
 
     Returns:
-        How many bytes that took, and the trees that are not as they were packed: what was sent
-        instead of each.
+        How many bytes that took, and for each tree that changed since it was packed, what was sent
+        instead.
 
     Raises:
-        SourceChanged: it has changed since it was first sent, and this store does not have what it
-            was.
+        SourceChanged: it has changed since it was first sent, and this store lacks the earlier
+            content.
         UsageError: a part of it cannot be read any more.
         StoreError: the store cannot be written to.
     """
@@ -199,12 +197,12 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
 
 
 def _check_changes(data: Data, changes: Changes) -> None:
-    """Data may change until it is first sent; from then on it stands for what was sent. A part that
-    exists must be readable."""
+    """Data may change until it is first sent; from then on it stands for what was sent. Parts that
+    exist must be readable."""
     if data.was_sent:
         raise SourceChanged(
             f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "
-            "does not have what it was: make a new Data to send what it is now."
+            "does not have the earlier content: make a new Data to send the current one."
         )
     unreadable = [
         path

@@ -1,10 +1,11 @@
 """Declared data in Cloud Storage: a folder or a single object of a bucket.
 
-In: its gs:// URI. Out: here, whether it is there; on a host, a folder with its content, fetched
+In: its gs:// URI. Out: here, whether it exists; on a host, a folder with its content, fetched
 once for all jobs that share the host's disk.
 
-Each host lists the objects, and fetches the very generations that it saw: many at once, each
-checked by its CRC32C and taken up after a cut. A fetch that was interrupted goes on with the next.
+Each host lists the objects and fetches exactly the generations that it saw: many at once, each
+checked by its CRC32C and resumed after a broken connection. A later fetch continues an interrupted
+one.
 """
 
 # ruff: noqa: PTH118
@@ -30,12 +31,12 @@ _AT_ONCE = 16
 _PATIENCE_S = 120.0
 _PATIENCE_HERE_S = 5.0
 _TRIES = 3
-"""Of a folder in which somebody replaces objects meanwhile."""
+"""For a folder in which objects are being replaced."""
 
 
 def check(source: str, *, is_dir: bool, patience_s: float = _PATIENCE_HERE_S) -> None:
-    """Refuse data that is not there, as far as this machine can tell: where it may not look, the
-    hosts will.
+    """Refuse data that does not exist, as far as this machine can tell: where it lacks permission,
+    the hosts will.
 
     Raises:
         UsageError: there is no such bucket, object or folder.
@@ -73,7 +74,7 @@ def provide(source: str, *, is_dir: bool, root: Path) -> Path:
 
 
 class _Replaced(StoreError):
-    """An object is not the one any more that was listed."""
+    """An object was replaced since it was listed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class _Listing:
     folders: tuple[str, ...]
 
     def digest(self, source: str) -> str:
-        """A name for this content of this place."""
+        """A name for this content of this source."""
         digest = hashlib.sha256(source.encode())
         for rel, blob in sorted(self.files.items()):
             digest.update(repr((rel, blob.generation, blob.crc32c, blob.size_bytes)).encode())
@@ -108,7 +109,7 @@ def _provided(bucket: Bucket, source: str, path: str, *, is_dir: bool, root: Pat
 
 
 def _one(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
-    """Whether there is something."""
+    """Whether the object, or anything below the folder, exists."""
     if is_dir:
         return any(True for _ in bucket.list(f"{path}/" if path else "", first=True))
     return bucket.find(path) is not None
@@ -159,15 +160,15 @@ def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
     def fetch(item: tuple[str, Blob]) -> None:
         rel, blob = item
         path = Path(dest, rel)
-        if path.is_file():  # whole: files appear in one step
+        if path.is_file():  # complete: files appear in one step
             return
         try:
             with files.saving(path) as sink:
                 bucket.download(blob.name, sink, generation=blob.generation)
         except NotFound as error:
             raise _Replaced(
-                f"gs://{bucket.name}/{blob.name} was replaced while it was fetched. Submit the job "
-                "again when nobody writes there."
+                f"gs://{bucket.name}/{blob.name} was replaced during the download. Submit the job "
+                "again when nothing writes there."
             ) from error
         path.chmod(0o444)
 
@@ -177,7 +178,7 @@ def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
 
 
 def _tidy(dest: str, listing: _Listing) -> None:
-    """Remove what an interrupted fetch left half written."""
+    """Remove what an interrupted fetch left unfinished."""
     for folder, _, names in os.walk(dest):
         for name in names:
             path = os.path.join(folder, name)

@@ -1,4 +1,4 @@
-"""`kinetic.Data`: what the caller declares as data, apart from the source tree.
+"""`kinetic.Data`: data that the caller declares, apart from the source tree.
 
 In: a path or URI as written. Out: `Data`, checked; its digest; its content as a `Bundle`.
 """
@@ -34,7 +34,7 @@ _HF_OPTIONS = ("split", "config_name", "revision")
 
 
 def alive() -> list[Data]:
-    """Return all data that this process holds now."""
+    """Return every `Data` that is alive in this process."""
     return list(_alive.values())
 
 
@@ -42,13 +42,12 @@ class Data(_Path):
     """Data for a job: a local file or folder, `gs://bucket/path`, or
     `hf://name?split=...&config_name=...&revision=...`.
 
-    Pass it as an argument, alone or anywhere inside one, or use it in the function: there the
-    function finds the path at which the data lies on its host, as a string. Or give it a fixed path
-    with
+    Pass it as an argument, alone or anywhere inside one, or use it in the function: there it is the
+    path, a string, at which the data lies on the host. Or mount it at a fixed path with
     `volumes={"/data": Data(...)}`. Hosts see it read-only.
 
     An instance stands for the content that the path had when it was first used: make a new one to
-    send what has changed.
+    send changes.
     """
 
     if TYPE_CHECKING:
@@ -63,12 +62,12 @@ class Data(_Path):
     def __init__(
         self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False
     ) -> None:
-        """Declare data; reads nothing but whether it is there.
+        """Declare data; only checks that it exists.
 
         Args:
             path: a local path (relative to the working directory), or a gs:// or hf:// URI.
             fuse: mount the data instead of copying it.
-            hf_trust_remote_code: let a data set of Hugging Face run code of its own while it is
+            hf_trust_remote_code: let a data set of Hugging Face run its own code while it is
                 loaded.
 
         Raises:
@@ -101,7 +100,7 @@ class Data(_Path):
 
     @property
     def hf_trust_remote_code(self) -> bool:
-        """Whether a data set of Hugging Face may run code of its own."""
+        """Whether a data set of Hugging Face may run its own code."""
         return self._hf_trust_remote_code
 
     @property
@@ -139,12 +138,12 @@ class Data(_Path):
         return self._path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # On another machine the path need not exist: nothing is checked again, and the snapshot
+        # On another machine the path need not exist, so nothing is checked again; the snapshot
         # stays here.
         return _rebuilt, (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code)
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of names and contents. It is computed once: the instance stands for
+        """Return the SHA-256 of names and contents. Computed once: the instance stands for
         the content it had then.
 
         Raises:
@@ -173,11 +172,11 @@ class Data(_Path):
 
     @property
     def was_sent(self) -> bool:
-        """Whether a job has it already: from then on the instance stands for what that job got."""
+        """Whether it was sent to a job: from then on the instance stands for that content."""
         return self._was_sent
 
     def note_sent(self, changed: Bundle | None) -> None:
-        """Note that it was sent, and what was sent where that is not how it was packed."""
+        """Note that it was sent, and what was sent instead if it had changed."""
         with self._lock:
             self._bundle, self._was_sent = changed or self._bundle, True
 
@@ -243,7 +242,7 @@ def _is_folder_of_gcs(text: str, rest: str) -> bool:
     import warnings
 
     warnings.warn(
-        f"{text} is taken for a single object. For a folder write {text}/ with a slash.",
+        f"{text} is taken to be a single object. For a folder write {text}/ with a slash.",
         UserWarning,
         stacklevel=4,
     )
@@ -278,8 +277,8 @@ def _check_hf(text: str, rest: str, fuse: bool) -> None:
     ]
     if wrong:
         raise UsageError(
-            f"Data({text!r}): {wrong[0]!r} cannot be used so. Known are {', '.join(_HF_OPTIONS)}, "
-            "each once and with a value."
+            f"Data({text!r}): {wrong[0]!r} cannot be used like this. Options are "
+            f"{', '.join(_HF_OPTIONS)}, each once and with a value."
         )
 
 
@@ -290,7 +289,7 @@ def _content_hash(path: Path, *, is_dir: bool) -> str:
     """Return one digest for names and contents; times, owners and permissions do not count.
 
     Two levels: each file's digest covers its path in the folder, a NUL and its content; the whole
-    is the digest of a word that tells a folder from a file and of the files' digests, sorted by
+    digest covers a word that distinguishes a folder from a file, and the files' digests sorted by
     path.
 
     Raises:

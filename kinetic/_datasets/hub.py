@@ -2,12 +2,12 @@
 
 In: an hf:// URI, on a host. Out: a folder with its content.
 
-Where the job's environment has the `datasets` package, the folder is what `save_to_disk` writes,
-to be read with `datasets.load_from_disk`. Where it has not, the folder has the files of the
-repository as they are; a split or a configuration then cannot be had, which the error says.
+Where the job's environment has the `datasets` package, the folder is what `save_to_disk` writes, to
+be read with `datasets.load_from_disk`. Otherwise it has the files of the repository as they are,
+and asking for a split or a configuration is an error.
 
-Another process does it: what these packages import, and code that a data set brings along, stay out
-of the agent.
+The work is done in another process: what these packages import, and code that a data set brings
+along, stay out of the agent.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; 
 
 
 def provide(source: str, *, root: Path, token: str = "", trusts_code: bool = False) -> Path:
-    """Return the folder with the content of a data set: of the commit that its revision has now.
+    """Return the folder with the content of a data set: of its revision's current commit.
 
     Args:
         source: the URI.
         root: folder of all copies on this host.
         token: of the hub, for what is private; "" for what the host is logged in with.
-        trusts_code: whether the data set may run code of its own while it is loaded.
+        trusts_code: whether the data set may run its own code while it is loaded.
 
     Raises:
         NotFound: there is no such data set or revision, or it is private.
@@ -61,7 +61,7 @@ def provide(source: str, *, root: Path, token: str = "", trusts_code: bool = Fal
 
 
 def _done(act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Let another process do it; return what it says."""
+    """Do it in another process; return its answer."""
     own = str(Path(__file__).resolve().parents[2])
     child = subprocess.run(
         [sys.executable, "-P", "-c", _CHILD.format(own)],
@@ -92,7 +92,7 @@ def _protect(dest: str) -> None:
 
 
 def main() -> None:
-    """Read what is asked from stdin, do it, and write one line of JSON."""
+    """Read a request from stdin, do it, and write one line of JSON."""
     asked = json.loads(sys.stdin.read())
     try:
         answer = {"resolve": _resolve, "fetch": _fetch}[asked["act"]](asked)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def _resolve(asked: dict[str, Any]) -> dict[str, Any]:
-    """The commit that the revision has now, and whether `datasets` saves it."""
+    """The revision's current commit, and whether `datasets` is there to save it."""
     source = asked["source"]
     if find_spec("huggingface_hub") is None:
         package, name = "huggingface_hub", "kinetic-sdk[hf]"
@@ -162,5 +162,5 @@ def _fetch(asked: dict[str, Any]) -> dict[str, Any]:
         local_dir=dest,
         token=token,
     )
-    shutil.rmtree(dest / ".cache", ignore_errors=True)  # what it takes up an interrupted one by
+    shutil.rmtree(dest / ".cache", ignore_errors=True)  # its record of an interrupted download
     return {}

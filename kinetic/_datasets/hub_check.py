@@ -1,7 +1,7 @@
-"""Whether a data set of the Hugging Face hub is there, before a job that needs it is created.
+"""Whether a data set of the Hugging Face hub exists, before a job that needs it is created.
 
-In: an hf:// URI, who asks. Out: nothing, or an error. One request without the hub's packages, which
-callers of clusters need not have; what this machine cannot tell is left to the hosts.
+In: an hf:// URI, a token. Out: nothing, or an error. One request without the hub's packages, which
+callers of clusters need not have; what this machine cannot find out is left to the hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kinetic.errors import UsageError
 
 PATIENCE_S = 5.0
 VALID_S = 60.0
-"""For so long the jobs of a batch do not ask again."""
+"""How long an answer is reused, for the jobs of a batch."""
 _ENDPOINT = "https://huggingface.co"
 _BAD_TOKEN = "Invalid credentials"
 _asked: dict[tuple[str, str], float] = {}
@@ -28,11 +28,11 @@ _asked: dict[tuple[str, str], float] = {}
 
 @dataclass(frozen=True)
 class Login:
-    """As whom hosts will ask.
+    """The login that hosts will use.
 
     Attributes:
         token: of the hub, or "".
-        is_known: whether hosts have no other one, such as one in their image.
+        is_known: whether hosts have no other token, for example in their image.
     """
 
     token: str
@@ -40,7 +40,7 @@ class Login:
 
 
 def login(plan: Plan, secrets: Mapping[str, str], variables: Mapping[str, str]) -> Login:
-    """Return as whom the hosts of a job will ask.
+    """Return the login that the hosts of a job will use.
 
     Args:
         plan: of the job.
@@ -54,7 +54,7 @@ def login(plan: Plan, secrets: Mapping[str, str], variables: Mapping[str, str]) 
 
 
 def _token_in_file(variables: Mapping[str, str]) -> str:
-    """What `hf auth login` has left."""
+    """The token that `hf auth login` stored."""
     cache = variables.get("XDG_CACHE_HOME") or f"{variables.get('HOME', '')}/.cache"
     folder = variables.get("HF_HOME") or f"{cache}/huggingface"
     try:
@@ -66,7 +66,7 @@ def _token_in_file(variables: Mapping[str, str]) -> str:
 def check(
     source: str, who: Login, variables: Mapping[str, str], *, patience_s: float = PATIENCE_S
 ) -> None:
-    """Refuse a data set that is not there for this login.
+    """Refuse a data set that this login cannot see.
 
     Raises:
         UsageError: there is no such data set or revision, it is private, or the token is wrong.
@@ -100,10 +100,10 @@ _ABSENT = (
 
 
 def _refusal(url: str, who: Login, patience_s: float) -> str:
-    """Why the hub does not give it; "" where it does, or where that cannot be told."""
+    """Why the hub refuses it; "" if it does not, or if that cannot be known."""
     try:
         asked = urllib.request.Request(url)
-        if who.token:  # Not for another server, to which the hub may lead.
+        if who.token:  # Not sent to another server to which the hub may redirect.
             asked.add_unredirected_header("Authorization", f"Bearer {who.token}")
         with urllib.request.urlopen(asked, timeout=patience_s):
             return ""

@@ -214,9 +214,9 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
         ({"/x/..": None}, "the system needs that path"),
         ({"//proc/x": None}, "the system needs that path"),
         ({"/_kinetic/x": None}, "the system needs that path"),
-        ({"/a": None, "/a/": None}, "lie in one another"),
-        ({"/a": None, "/a/b": None}, "lie in one another"),
-        ({"/a/b": None, "/a": None}, "lie in one another"),
+        ({"/a": None, "/a/": None}, "overlap"),
+        ({"/a": None, "/a/b": None}, "overlap"),
+        ({"/a/b": None, "/a": None}, "overlap"),
     ],
 )
 def test_wrong_volumes_are_refused_at_the_decorator(folder, volumes, told):
