@@ -1,8 +1,8 @@
 """What leaves the caller's environment: captured variables, secrets, and what a local host
 inherits.
 
-In: patterns or names, and an environment. Out: dicts of variables. Pure, save for a line in the log
-that names (never shows) what was captured.
+In: patterns or names, and an environment. Out: dicts of variables. Pure, except that it logs the
+names, never the values, of what was captured.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _OF_ANY_PROCESS = """
     CURL_CA_BUNDLE
     GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_CONFIG STORAGE_EMULATOR_HOST HF_ENDPOINT HF_HOME
 """
-"""The last line is how a bucket or a hub is reached: of credentials, the file where they are."""
+"""The last lines are how a bucket or a hub is reached: of credentials, only the file's path."""
 _OF_THE_JOB = frozenset(
     f"KINETIC_{name}"
     for name in ("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "OUTPUT_DIR")
 )
-"""Variables that every host sets: "KINETIC_*" must not put the caller's in their place."""
+"""Variables that every host sets: "KINETIC_*" must not capture the caller's."""
 MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
 """Variables that a wildcard never captures: they describe this machine. An exact name does capture
 them."""
@@ -51,16 +51,16 @@ def looks_secret(name: str) -> bool:
 
 
 def captured(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that `names` selects; missing ones are left out without a word.
+    """Return the variables that `names` selects; missing ones are silently left out.
 
     Their names are logged, and a warning names those that look like secrets. An exact name takes
-    any variable; a prefix that ends in "*" passes over those that describe this machine or the job.
+    any variable; a prefix that ends in "*" skips those that describe this machine or the job.
 
     Raises:
-        UsageError: something in `names` is neither a name nor a prefix.
+        UsageError: an entry of `names` is neither a name nor a prefix.
     """
     from kinetic._core import (
-        checks,  # like logging, only where something is captured: lists of jobs do without
+        checks,  # like logging, imported only where something is captured
     )
 
     taken: dict[str, str] = {}
@@ -83,7 +83,7 @@ def _log() -> logging.Logger:
 @functools.cache
 def _warn_once(names: str) -> None:
     _log().warning(
-        "kinetic: capture_env_vars takes what looks like a secret (%s): it travels apart from the "
+        "kinetic: capture_env_vars takes what looks like a secret (%s): it is sent apart from the "
         "plan, as with secrets=[...].",
         names,
     )
@@ -126,8 +126,7 @@ def _inherits(name: str) -> bool:
 
 
 def git_files(env: Mapping[str, str]) -> GitFiles:
-    """Return where git looks for its settings, and for what it ignores everywhere;
-    https://git-scm.com/docs/git-config#FILES."""
+    """Return where git's settings lie; https://git-scm.com/docs/git-config#FILES."""
     from kinetic._source.gitconfig import GitFiles
 
     home = env.get("HOME", "")

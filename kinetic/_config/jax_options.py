@@ -1,10 +1,10 @@
-"""What the caller has set of JAX's configuration, to be set on the hosts as well.
+"""Options of JAX that the caller has set, to be set on the hosts as well.
 
 In: JAX, if this process has imported it. Out: names and values that differ from JAX's defaults.
 
-`jax.config.update("jax_enable_x64", True)` at the top of a script is no part of a function: without
-this, the function would compute in float32 on the hosts. What says where and on what JAX runs is
-the host's own business and stays out.
+`jax.config.update("jax_enable_x64", True)` at the top of a script is not part of a function:
+without this, the function would compute in float32 on the hosts. Options that say where and on what
+JAX runs are left to the host.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ json.dump(plain, sys.stdout)
 _LIMIT_S = 60.0
 _IF_UNKNOWN: Mapping[str, Value] = {"jax_enable_x64": False}
 _KNOWN: dict[str, Mapping[str, Value]] = {}
-"""The defaults of each version that was asked for."""
+"""The defaults, by version."""
 
 
 def changed(cache_dir: Path, *, without: Mapping[str, str]) -> dict[str, Value]:
@@ -59,15 +59,15 @@ def changed(cache_dir: Path, *, without: Mapping[str, str]) -> dict[str, Value]:
 
     Args:
         cache_dir: the user's cache folder, which keeps the defaults of each version of JAX.
-        without: variables of the job: an option that is set by one (`JAX_ENABLE_X64`) is left to
-            it.
+        without: variables of the job; an option that one of them sets (`JAX_ENABLE_X64`) is left
+            out.
     """
     jax = sys.modules.get("jax")
     values = getattr(getattr(jax, "config", None), "values", None)
     if not isinstance(values, dict):
         return {}
     defaults = _defaults(str(getattr(jax, "__version__", "")), cache_dir)
-    # Of an enumeration, which takes it as well.
+    # The value of an enumeration, which JAX accepts too.
     plain = {name: getattr(value, "value", value) for name, value in values.items()}
     differ = {
         name: value for name, value in plain.items() if name in defaults and value != defaults[name]
@@ -84,8 +84,8 @@ def _is_of_the_host(name: str) -> bool:
 
 
 def _defaults(version: str, cache_dir: Path) -> Mapping[str, Value]:
-    """Return the defaults of this version of JAX: a fresh process is asked once, since JAX keeps
-    only what was set last."""
+    """Return the defaults of this version of JAX, from a fresh process, once: JAX itself keeps only
+    current values."""
     if version not in _KNOWN:
         _KNOWN[version] = _read_defaults(version, cache_dir)
     return _KNOWN[version]

@@ -27,12 +27,12 @@ def path(variable: str, value: Any) -> str:
 
 
 def lasting(variable: str, value: Any) -> str:
-    """A path that means the same in every folder."""
+    """An absolute path."""
     text = path(variable, value)
     if not text.startswith(("/", "~/")) and text != "~":
         raise UsageError(
-            f"{variable} must be an absolute path: {text!r} is another folder after every change "
-            f"of the working directory. Write {str(Path(text).absolute())!r}."
+            f"{variable} must be an absolute path: {text!r} depends on the working directory. "
+            f"Write {str(Path(text).absolute())!r}."
         )
     return text
 

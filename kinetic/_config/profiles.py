@@ -1,4 +1,4 @@
-"""Named clusters in one small file: which there are, and which is in use.
+"""Named clusters in one small file, one of them in use.
 
 In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in place of the old.
 
@@ -9,8 +9,8 @@ In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in
 
 Promises:
     1. A reader sees the old file, the new one or none; never a part.
-    2. Of several writers none is lost. A damaged file is never overwritten.
-    3. A file may be written by hand. A name in it that is not known is an error.
+    2. No write of several writers is lost. A damaged file is never overwritten.
+    3. A file may be written by hand. An unknown name in it is an error.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 
 OF_THE_CLUSTER = ("project", "zone", "cluster", "namespace")
 FIELDS = (*OF_THE_CLUSTER, "store")
-"""What a profile can say. Each is a setting."""
+"""The settings that a profile can hold."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEYS = {"checksum", "current", "profiles"}
-"""kinetic 0.1 wrote a checksum, which is not looked at."""
+"""kinetic 0.1 wrote a checksum, which is ignored."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Profiles:
     """All profiles of a user.
 
     Attributes:
-        by_name: what each profile says, by its name.
+        by_name: the settings of each profile, by its name.
         current: the profile in use, or None.
     """
 
@@ -52,17 +52,17 @@ class Profiles:
         """Return one profile.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no profile of this name.
         """
         if name not in self.by_name:
             raise UsageError(_unknown(name, tuple(self.by_name)))
         return self.by_name[name]
 
     def added(self, name: str, values: Mapping[str, str], *, force: bool = False) -> Profiles:
-        """Return them with one more. The first one is in use from then on.
+        """Return them with one more. The first one becomes the one in use.
 
         Raises:
-            UsageError: a name or a value cannot work, or there is such a profile already and
+            UsageError: a name or value is malformed, or the profile exists already and
                 `force` is not given.
         """
         if name in self.by_name and not force:
@@ -84,7 +84,7 @@ class Profiles:
         return replace(self, current=name)
 
     def removed(self, name: str) -> Profiles:
-        """Return them without one. When it was in use, none is."""
+        """Return them without one. If it was in use, none is."""
         self.get(name)
         left = {n: values for n, values in self.by_name.items() if n != name}
         return Profiles(left, None if self.current == name else self.current)
@@ -94,7 +94,7 @@ def check_name(name: str) -> str:
     """Return the name of a profile.
 
     Raises:
-        UsageError: no profile can be called so.
+        UsageError: it is not a valid name.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
@@ -135,7 +135,7 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
 
 
 def render(profiles: Profiles) -> bytes:
-    """Return the content of the file. Equal profiles give equal bytes."""
+    """Return the content of the file. Deterministic."""
     content = {
         "current": profiles.current,
         "profiles": {n: dict(profiles.by_name[n]) for n in sorted(profiles.by_name)},
@@ -147,7 +147,7 @@ def parse(data: bytes) -> Profiles:
     """Read the content of the file.
 
     Raises:
-        CorruptRecord: it is damaged, or what was written by hand cannot work. Says what is wrong.
+        CorruptRecord: it is damaged, or was edited into something invalid; the message says what.
     """
     document = _document(data)
     try:
@@ -210,12 +210,12 @@ def _repair(path: str | Path) -> str:
 
 
 def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
-    """Read the file, change what it says, and put the new file in place of the old, alone among all
+    """Read the file, change the profiles, and replace the file, under a lock against other
     writers.
 
     Raises:
-        UsageError: of `how`; the file stays as it is.
-        CorruptRecord: the file is damaged; it stays as it is.
+        UsageError: from `how`; the file is unchanged.
+        CorruptRecord: the file is damaged; it is unchanged.
         StoreError: it cannot be read or written.
     """
     # keep a symbolic link to the file (dotfiles) as it is
@@ -243,7 +243,7 @@ def _full() -> set[int]:
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the folder itself, so that no lock file is left; the kernel unlocks it however the
     holder ends."""
-    from kinetic._system import locks  # most read profiles, and change none
+    from kinetic._system import locks  # most processes only read profiles
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -254,7 +254,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _replace(place: Path, data: bytes) -> None:
-    # one name is enough: there is one writer; what a killed one left is overwritten
+    # one name is enough: there is one writer, and leftovers of a killed one are overwritten
     temporary = place.with_name(f"{place.name}.new")
     try:
         temporary.unlink(missing_ok=True)

@@ -3,9 +3,9 @@
 In: environment variables, arguments given in code (flags), a profile. Out: `Settings`, a frozen
 value that knows where each of its values came from.
 
-A value is taken from the first of: flag, environment, profile, what other tools set, default. What
-a job may carry with it is decided in `carried`, what profiles there are in `profiles`; both are
-loaded only when there is something to read.
+A value is taken from the first of: flag, environment, profile, variables of other tools, default.
+What a job may carry of the environment is decided in `environment`, which profiles exist in
+`profiles`; both are loaded only when needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Origin(StrEnum):
     PROFILES_FILE = "profiles file"
     OTHER_TOOLS = "environment of other tools"
     HOME = "home"
-    """It follows from where the home is."""
+    """Derived from the home folder."""
     DEFAULT = "default"
 
 
@@ -73,36 +73,36 @@ class Settings:
     """Everything that can be set on the caller's side.
 
     Attributes:
-        home: the folder of the store, where `store` names no other.
+        home: the folder of the store, unless `store` names another.
         store: the store that takes jobs: a folder or a URI (see `_store.open`).
-        cache_dir: what can be made again: hashes of source files.
-        project, zone, cluster, namespace: which cluster; None when not set.
-        profile: which profile was read, if any.
-        profiles_file: where profiles are kept; None where there is no home folder.
+        cache_dir: what can be rebuilt, such as hashes of source files.
+        project, zone, cluster, namespace: the cluster; None if not set.
+        profile: the profile that was read, if any.
+        profiles_file: where profiles are kept; None without a home folder.
         backend: "gke", "pathways", "local", "programs" or "ray"; None lets the accelerator decide.
         output_dir: where functions leave files (`KINETIC_OUTPUT_DIR`); None for a folder of the
             job.
-        base_image_repo: where prebuilt images come from.
+        base_image_repo: the repository of prebuilt images.
         package_root: root of the source tree; None to look for it.
         no_default_excludes: ship `.venv`, `node_modules` and the like too.
         context_size_warn_mb, payload_size_warn_mb: warn when the source tree or the payload is
         larger.
         log_level: which messages of the "kinetic" logger are shown; None leaves that to the
             program.
-        queue, priority: which queue of a cluster admits jobs, and which of them come first.
-        reservation: reserved machines that jobs, and `kinetic pool add`, take.
+        queue, priority: the queue of a cluster that admits jobs, and their priority class.
+        reservation: reserved machines for jobs and for `kinetic pool add`.
         force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
         no_tty_debug: allow debug=True without a terminal.
         debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
-        start_timeout_s: from submission until the function runs on every host; also how long hosts
-            wait in JAX for others.
+        start_timeout_s: from submission until the function has started on every host; also how long
+            hosts wait in JAX for others.
         grace_s: between SIGTERM and SIGKILL when a job is stopped.
         preload: "auto" keeps a process with JAX imported while the caller lives; "off" does not.
-        service_account: of the pods, in a cluster.
-        pod_python: an interpreter in the pods that has kinetic: nothing is installed then.
-        pod_store: the address of the store as pods reach it, if it is another one.
-        pod_simulated: pods have virtual devices in place of accelerators.
-        pod_cache: a folder of the nodes that their pods share, for what is installed.
+        service_account: of a cluster's pods.
+        pod_python: an interpreter in the pods that has kinetic; then nothing is installed.
+        pod_store: the address of the store as pods reach it, if that differs.
+        pod_simulated: pods have virtual devices instead of accelerators.
+        pod_cache: a folder on each node that its pods share, for installed packages.
         image_builds: "auto" looks for an image that has what pods install, and builds one in the
             background; "off" does neither.
         pathways_head_pool: the node pool for the pod of a single controller; None for any.
@@ -152,7 +152,7 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """The folder of the store on this machine; `home` where the store is none."""
+        """The folder of the store on this machine; `home` if the store is not a folder."""
         if self.store.startswith("file://"):
             from urllib.parse import unquote, urlsplit
 
@@ -161,8 +161,8 @@ class Settings:
 
     @property
     def cluster_settings(self) -> dict[str, Setting]:
-        """What names a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not: other tools set
-        it too."""
+        """The settings that name a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not
+        count: other tools set it too."""
         named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
         return {name: s for name, s in named.items() if s.source.origin is not Origin.OTHER_TOOLS}
 
@@ -188,15 +188,15 @@ _chosen: str | None = None
 
 
 def choose_profile(name: str | None) -> None:
-    """Read this profile from now on in this process, as `kinetic --profile NAME` asks; None for
-    what the environment says."""
+    """Use this profile in this process from now on, as `kinetic --profile NAME` asks; None for the
+    one that the environment names."""
     global _chosen
     _chosen = name
 
 
 def chosen_profile(environ: Environ | None = None) -> Setting | None:
-    """Return the profile that a flag or the environment names, or None: then the one that the file
-    calls current is read."""
+    """Return the profile that a flag or the environment names, or None: then the file's current one
+    is read."""
     env = os.environ if environ is None else environ
     if _chosen is not None:
         return Setting(_chosen, FLAG)
@@ -213,7 +213,7 @@ def load(
     profile: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Read all settings. Flags and profile entries that are None count as not given; `profile`
-    stands in for the user's own.
+    replaces the user's.
 
     Raises:
         UsageError: a value is malformed (the message names the variable), a flag or profile entry
@@ -252,10 +252,10 @@ def names() -> tuple[str, ...]:
 
 
 def profiles_file(environ: Environ | None = None) -> Path:
-    """Return where profiles are kept, without reading them.
+    """Return the path of the file of profiles, without reading it.
 
     Raises:
-        UsageError: nothing says where.
+        UsageError: there is no home folder, and no variable names the file.
     """
     env = os.environ if environ is None else environ
     place = _first("profiles_file", env, {}, _Profile({})) or _profiles_place(env)
@@ -274,7 +274,7 @@ def on_host(environ: Environ | None = None) -> bool:
 
 
 def captured(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
-    """Return the variables that `capture_env_vars` selects; see `carried.captured`."""
+    """Return the variables that `capture_env_vars` selects; see `environment.captured`."""
     from kinetic._config import environment
 
     return environment.captured(names, os.environ if environ is None else environ)
@@ -282,26 +282,26 @@ def captured(names: Sequence[str], environ: Environ | None = None) -> dict[str, 
 
 def secret_values(names: Sequence[str], environ: Environ | None = None) -> dict[str, str]:
     """Return the values of the named secrets, or raise `UsageError`; see
-    `carried.secret_values`."""
+    `environment.secret_values`."""
     from kinetic._config import environment
 
     return environment.secret_values(names, os.environ if environ is None else environ)
 
 
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:
-    """Return what a host on this machine inherits from the caller; see `carried.inherited`."""
+    """Return what a host on this machine inherits from the caller; see `environment.inherited`."""
     from kinetic._config import environment
 
     return environment.inherited(os.environ if environ is None else environ)
 
 
 def variables(environ: Environ | None = None) -> dict[str, str]:
-    """Return the whole environment, for what reads settings of its own: a cluster's clients."""
+    """Return the whole environment, for clients that read settings of their own."""
     return dict(os.environ if environ is None else environ)
 
 
 def git_files(environ: Environ | None = None) -> GitFiles:
-    """Return where git finds what it ignores in every repository of this user."""
+    """Return where git's settings lie."""
     from kinetic._config import environment
 
     return environment.git_files(os.environ if environ is None else environ)
@@ -315,8 +315,8 @@ def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:
 
 
 def environ_without(prefix: str) -> dict[str, str]:
-    """Return the environment without the variables that begin so, for a program that must not see
-    them."""
+    """Return the environment without the variables with this prefix, for a program that must not
+    see them."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
 
 
@@ -366,8 +366,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
 
 
 def _exists(path: str) -> bool:
-    """Whether there may be something to read; whatever else is wrong with it is said by who reads
-    it."""
+    """Whether there may be something to read; any other error is reported when it is read."""
     try:
         os.stat(path)  # noqa: PTH116 - Path("") would be the current folder
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Log messages on stderr, where `KINETIC_LOG_LEVEL` asks for them.
+"""Log messages on stderr, if `KINETIC_LOG_LEVEL` asks for them.
 
 In: a level. Out: the "kinetic" logger shows messages from that level on.
 """
@@ -11,15 +11,15 @@ _ours: logging.Handler | None = None
 
 
 class _Named(logging.Formatter):
-    """Messages that are shown without any logging setup start with "kinetic" already."""
+    """Drops a doubled "kinetic: ": some messages begin with it, for programs without logging."""
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("kinetic: kinetic: ", "kinetic: ", 1)
 
 
 def show(level: str) -> None:
-    """Show messages from this level on. Where the program has handlers of its own, they get them;
-    else they go to stderr."""
+    """Show messages from this level on: by the program's own handlers if it has some, else on
+    stderr."""
     global _ours
     logger = logging.getLogger("kinetic")
     logger.setLevel(level)
