@@ -75,14 +75,14 @@ def _unplanned(function: Callable[[], None], options: Mapping[str, Any]) -> Plan
 
 @dataclass(frozen=True)
 class AppContext:
-    """What every command needs: the store of jobs, and the way to what runs them.
+    """What every command needs: the store of jobs, and access to their backends.
 
     Attributes:
         store: holds references and records.
         backend_of: the backend that took a job.
         handle_of: the `JobHandle` of a job, the same that Python code uses.
-        submit: takes a function and arguments of `kinetic.run`, and starts the job.
-        plan: takes the same and returns what would be submitted.
+        submit: takes a function and the arguments of `kinetic.run`, and starts the job.
+        plan: takes the same, and returns what would be submitted.
         now: seconds since the epoch.
     """
 
@@ -206,7 +206,7 @@ class AppContext:
     def _standing_from(self, ref: JobRef, status: Status) -> Standing:
         if not status.phase.ended:
             return Standing(status.phase, status.reason)
-        from kinetic._client import following  # imported late: a list of running jobs needs none
+        from kinetic._client import following  # imported late: not needed for running jobs
 
         try:
             state, _ = following.standing(self.store, ref, status, self.now())
@@ -216,7 +216,7 @@ class AppContext:
 
 
 def _ending(data: bytes, ref: JobRef) -> Ending | None:
-    """How the job ended by its stored verdict; None for a damaged one, and the backend is asked."""
+    """How the job ended by its stored verdict; None for a damaged one: the backend is asked."""
     try:
         return _ending_of(record.parse(data), ref)
     except CorruptRecord:

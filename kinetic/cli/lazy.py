@@ -1,4 +1,4 @@
-"""Command groups that import a command when it is used, and completions when a shell asks.
+"""Command groups that import commands, and completions, only when they are used.
 
 In: names of commands with their import path and one line of help. Out: click groups.
 """

@@ -1,7 +1,7 @@
 """The entry point of the command line: how its process begins and ends.
 
 In: the words after `kinetic`. Out: an exit code. It imports next to nothing before the garbage
-collector is told to wait: collections would be a twentieth of the time of a short command.
+collector is held off: collections would be a twentieth of the time of a short command.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NoReturn
 from kinetic._system import streams
 
 _GARBAGE_THRESHOLD = 50_000
-"""New objects before the collector looks for cycles: most commands end before that, and nearly all
-that importing makes stays alive."""
+"""New objects before the collector looks for cycles: most commands end earlier, and nearly all
+objects made by imports stay alive."""
 
 
 def main() -> NoReturn:
@@ -27,7 +27,7 @@ def main() -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """End this process without taking its modules apart: that is a sixth of the time of a short
+    """End this process without tearing down its modules, which takes a sixth of the time of a short
     command."""
     import atexit
     import os
@@ -37,7 +37,7 @@ def _exit(code: int) -> NoReturn:
     measured = sys.getprofile() is not None or sys.gettrace() is not None
     if threading.active_count() == 1 and not measured:
         atexit._run_exitfuncs()
-        with suppress(OSError, ValueError):  # Python itself tells of what cannot be flushed.
+        with suppress(OSError, ValueError):  # Python itself reports what cannot be flushed.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

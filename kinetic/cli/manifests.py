@@ -32,10 +32,10 @@ def written(documents: Sequence[Document], form: Format) -> str:
         return "\n---\n".join(map(_json, documents))
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
-        """Writes text of several lines, such as programs, as a block."""
+        """Writes multi-line strings, such as programs, as blocks."""
 
         def ignore_aliases(self, data: Any) -> bool:
-            """Write what is the same twice, twice."""
+            """Write no anchors and aliases."""
             return True
 
     def text(dumper: Any, value: str) -> Any:

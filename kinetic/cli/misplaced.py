@@ -2,8 +2,8 @@
 
 In: the words before the program, the program, the names of options. Out: messages to the user.
 
-Nothing is moved silently: a program may have an `-a` of its own. Only when ours is missing is the
-corrected line suggested.
+Nothing is moved silently: a program may have an `-a` of its own. The corrected line is suggested
+only when kinetic's own -a is missing.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from kinetic.cli.context import AppContext, Standing
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
 _FETCHED = re.compile(rb'"source": *("(?:gs|hf)://[^"\\]*")')
-"""Data that hosts fetch, in a plan."""
+"""Data that hosts fetch themselves, in a plan."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -75,7 +75,7 @@ def remove(app: AppContext, ref: JobRef) -> None:
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return what a sweep would remove if the jobs in `without` were gone."""
+    """Return what a sweep would remove if the jobs in `without` did not exist."""
     # Content is listed before plans are read: see gc_lock.
     trees, indexes, packs, blobs = at_once(
         lambda prefix: list(store.entries(prefix)),
@@ -92,7 +92,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     written_at = {digest(index): index.written_at for index in indexes}
     contents = tuple(
         content
-        # In case we are killed midway: each comes before what it vouches for.
+        # Each comes before what it vouches for, in case this is interrupted.
         for content in (*trees, *indexes, *packs, *blobs)
         if digest(content) not in used
         and max(content.written_at, written_at.get(digest(content), 0.0)) < older_than
@@ -109,8 +109,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
-    """Remove unused content written before `older_than` (seconds since the epoch), so that no job
-    misses it that is being submitted."""
+    """Remove unused content written before `older_than` (seconds since the epoch), without harm to
+    a job that is being submitted."""
     with sweeping(store):
         found = find_unused(store, older_than=older_than)
         for job_id in found.orphans:
@@ -131,8 +131,8 @@ def sweep(store: Store, *, older_than: float) -> Swept:
 
 
 def _drop(store: Store, contents: Sequence[Entry]) -> Iterator[Entry]:
-    """Remove content, kind by kind, and yield what was removed: not what was written or renewed
-    since it was listed, nor what a record names that was."""
+    """Remove content, kind by kind, and yield what was removed. What was written or renewed since
+    it was listed stays, and so does what a remaining record names."""
     used: set[str] = set()
     for kind, group in itertools.groupby(contents, lambda each: each.key.partition("/")[0]):
         unused = [each for each in group if digest(each) not in used]
@@ -148,7 +148,7 @@ def _size_bytes(contents: Sequence[Entry], data: Sequence[CachedCopy]) -> int:
 
 
 def digest(content: Entry) -> str:
-    """Return the digest by which plans and records name a content."""
+    """Return the digest by which plans and records name an object."""
     return "".join(content.key.split("/")[-2:])[-_DIGEST_DIGITS:]
 
 

@@ -36,7 +36,7 @@ _COMMANDS = {
     ),
     "accelerators": Lazy(
         "kinetic.cli.commands.accelerators:accelerators",
-        "List the accelerators that can be asked for.",
+        "List the accelerators that jobs can ask for.",
     ),
     "profile": Lazy(
         "kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."
@@ -46,7 +46,7 @@ _COMMANDS = {
     ),
     "doctor": Lazy(
         "kinetic.cli.commands.doctor:doctor",
-        "Check this machine and the cluster, and tidy up what jobs left behind.",
+        "Check this machine and the cluster, and tidy up after jobs.",
     ),
     "build-image": Lazy(
         "kinetic.cli.commands.build_image:build_image",
@@ -54,7 +54,7 @@ _COMMANDS = {
     ),
     "completion": Lazy(
         "kinetic.cli.commands.completion:completion",
-        "Print what makes a shell complete `kinetic` commands.",
+        "Print a script for shell completion of `kinetic`.",
     ),
 }
 
@@ -81,7 +81,7 @@ _ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys
 _EPILOG = (
     "\b\nExit codes:\n"
     + "\n".join(f"  {code:<4} {meaning}" for code, meaning in exit_codes.TABLE)
-    + ("\n  `kinetic run` passes on the code of the program that it ran.")
+    + ("\n  `kinetic run` passes on the exit code of its program.")
 )
 
 _EXAMPLES = """Run Python on an accelerator slice and get back what it prints and returns.
@@ -174,8 +174,8 @@ def _failed(problem: BaseException) -> int:
 
 
 def _message_and_hint(problem: BaseException) -> tuple[str, str]:
-    """The message and a hint: our errors say what to do; any other is a bug, with the way to its
-    traceback."""
+    """The message and a hint: kinetic's errors say what to do; any other is a bug, with the way to
+    its traceback."""
     from kinetic.errors import KineticError
 
     suggestions = getattr(problem, "suggestions", ())

@@ -71,7 +71,7 @@ def attempts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Wo
 
     try:
         app = configured({})
-        # click does not parse arguments while the last option lacks its value
+        # click parses no arguments while the last option lacks its value
         named = ctx.params.get("job_id") or ctx.args[0]
         newest = stored.newest(app.store, app.find(named).job_id)
     except Exception:  # noqa: BLE001 - see the module's docstring
@@ -140,6 +140,6 @@ def folders(incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def signals(incomplete: str) -> Iterable[CompletionItem]:
-    """Signals that end a process, or hold it."""
+    """Signals that end or stop a process."""
     names = ("KILL", "TERM", "INT", "ABRT", "SEGV", "STOP", "CONT")
     return [CompletionItem(name) for name in names if name.startswith(incomplete.upper())]

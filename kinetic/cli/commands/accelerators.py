@@ -24,12 +24,12 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST")
 _LIVE_COLUMNS = ("NAME", "NODE POOL", "ACCELERATOR", "TOPOLOGY", "NODES", "READY", "SLICES", "SPOT")
 _LIVE_NUMBERS = ("NODES", "READY", "SLICES")
 
-_HELP = """List the accelerators that can be asked for.
+_HELP = """List the accelerators that jobs can ask for.
 
 FILTER is a part of a name, or any name that `--accelerator` takes.
 
-With --live it lists what the node pools of a cluster have now, busy or not; pools that are scaled
-to zero are not seen.
+With --live, list what the node pools of a cluster have now, busy or not; pools that are scaled to
+zero are not shown.
 
 \b
 Examples:
@@ -42,11 +42,11 @@ Examples:
 
 
 @click.command(
-    "accelerators", help=_HELP, short_help="List the accelerators that can be asked for."
+    "accelerators", help=_HELP, short_help="List the accelerators that jobs can ask for."
 )
 @json_option
 @click.option("--live", is_flag=True, help="List what a cluster has.")
-@click.option("--cluster", help="Of the cluster; by default of the settings.")
+@click.option("--cluster", help="The cluster; by default the configured one.")
 @click.option("--project", help="The project of the cluster.")
 @click.option("--zone", help="The zone of the cluster.")
 @click.argument(

@@ -1,7 +1,7 @@
-"""`kinetic build-image`: images that have JAX and what kinetic needs on a host.
+"""`kinetic build-image`: images with JAX and what kinetic needs on a host.
 
 In: a repository, categories. Out: images in it, made by Docker or by Cloud Build; or, with
---dry-run, what they would be made from.
+--dry-run, what they would be built from.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _CATEGORIES = ("cpu", "gpu", "tpu")
 _STDERR = 2
 
-_HELP = """Build the images of container_image="prebuilt", and put them into a repository.
+_HELP = """Build the images of container_image="prebuilt", and push them to a repository.
 
 Each has JAX for its kind of accelerator and kinetic, in the versions that are installed here; pods
-that start from it install only what the project asks for beside. Docker builds them; where there is
-none, and the repository is one of Artifact Registry, Cloud Build does.
+that start from it install only the project's own requirements. Docker builds them; without Docker,
+and for a repository of Artifact Registry, Cloud Build does.
 
 \b
 Examples:
@@ -43,7 +43,7 @@ Examples:
 @click.command(
     "build-image", help=_HELP, short_help='Build the images of container_image="prebuilt".'
 )
-@click.option("--repo", metavar="REPO", help="Where images go; by default KINETIC_BASE_IMAGE_REPO.")
+@click.option("--repo", metavar="REPO", help="Where to push; by default KINETIC_BASE_IMAGE_REPO.")
 @click.option(
     "--category",
     "categories",
@@ -56,20 +56,22 @@ Examples:
     metavar="TAG",
     default=__version__,
     show_default=True,
-    help="Of the images. Jobs look for kinetic's version.",
+    help="The images' tag; by default kinetic's version, which jobs look for.",
 )
 @click.option(
     "--dockerfile",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Build from this file; requirements.txt and kinetic.zip lie beside it then.",
+    help="Build from this file, with requirements.txt and kinetic.zip beside it.",
 )
 @click.option(
     "--update-credentials",
     is_flag=True,
-    help="Let gcloud tell Docker first how to log in to the repository.",
+    help="First have gcloud configure Docker's login to the repository.",
 )
-@click.option("--project", metavar="NAME", help="Of Cloud Build; by default the repository's.")
+@click.option(
+    "--project", metavar="NAME", help="The project of Cloud Build; by default the repository's."
+)
 @click.option("--zone", metavar="NAME", hidden=True)
 @click.option("--cluster", metavar="NAME", help="Whose bucket takes the files for Cloud Build.")
 @click.option("--dry-run", is_flag=True, help="Print what would be built; build nothing.")
@@ -161,7 +163,8 @@ def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:
 
 
 def _run(*command: str) -> None:
-    """Run a program that writes on this terminal; what it prints is no result of ours."""
+    """Run a program that writes to this terminal, on stderr: its output is not this command's
+    result."""
     try:
         ended = subprocess.run(command, stdout=_STDERR, check=False)
     except OSError as error:

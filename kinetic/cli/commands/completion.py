@@ -1,6 +1,6 @@
 """`kinetic completion`: shell completion.
 
-In: the name of a shell. Out: a script for that shell, or the completions that the script asks for.
+In: the name of a shell. Out: a script for that shell, or completions, for that script.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import click
 
 from kinetic.cli import output, shells
 
-_HELP = """Print what makes a shell complete `kinetic` commands: options, ids of jobs, accelerators
-and profiles.
+_HELP = """Print a script that makes a shell complete `kinetic` commands: options, ids of jobs,
+accelerators and profiles.
 
 \b
-To switch it on for good:
+To switch it on permanently:
   bash   kinetic completion bash >> ~/.bashrc
   zsh    kinetic completion zsh > "${fpath[1]}/_kinetic"
   fish   kinetic completion fish > ~/.config/fish/completions/kinetic.fish
@@ -25,17 +25,17 @@ Example, for this shell only:
 
 
 @click.command(
-    "completion", help=_HELP, short_help="Print what makes a shell complete `kinetic` commands."
+    "completion", help=_HELP, short_help="Print a script for shell completion of `kinetic`."
 )
 @click.argument("shell", metavar="{bash|zsh|fish}", type=click.Choice(tuple(shells.SCRIPTS)))
 @click.option(
     "--line",
     hidden=True,
-    help="Asked by the script: what could be written at the end of this line.",
+    help="Used by the script: print completions for the end of this line.",
 )
 @click.pass_context
 def completion(ctx: click.Context, /, *, shell: str, line: str | None) -> None:
-    """Print the script, or answer it."""
+    """Print the script, or completions for it."""
     if line is None:
         return output.line(shells.SCRIPTS[shell].rstrip())
     for answer in shells.answers(ctx.find_root().command, line):

@@ -18,8 +18,8 @@ _PLACES = ("project", "zone", "cluster", "namespace")
 
 _HELP = """Show every setting and where its value comes from.
 
-The first of these that says something counts: an option (or an argument of kinetic.run), a KINETIC_
-variable, the profile in use, the default.
+The first of these counts: an option (or an argument of kinetic.run), a KINETIC_ variable, the
+profile in use, the default.
 
 \b
 Examples:

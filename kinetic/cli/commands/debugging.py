@@ -36,7 +36,7 @@ Examples:
 @click.option(
     "--working-dir",
     metavar="PATH",
-    help="Where the job's source is here; else where it was sent from.",
+    help="Where the job's source is on this machine; by default where it was sent from.",
 )
 @job_argument("running_jobs")
 @pass_app

@@ -17,12 +17,12 @@ _HELP = """Check whether this machine can run jobs, and look for what they left 
 
 Looks at Python, JAX and Keras, processors, memory, namespaces, settings and profiles, the store and
 its records, processes and files of jobs that were killed, and starts the process that starts hosts.
-Where the settings name a cluster, asks that too: whether it answers, what is installed there, what
-you may do, which node pools it has, and whether the store can be written to and read.
-Exits with 1 when something will go wrong.
+If a cluster is configured, also checks whether it answers, what is installed there, your
+permissions, its node pools, and whether the store can be written and read.
+Exits with 1 if there is a problem.
 
-With --fix it does what is safe, and no more: it judges jobs whose supervisor was killed, and
-removes their temporary files.
+With --fix it does only what is safe: it judges jobs whose supervisor was killed, and removes their
+temporary files.
 
 \b
 Examples:
@@ -35,7 +35,7 @@ Examples:
 @click.command(
     "doctor",
     help=_HELP,
-    short_help="Check this machine and the cluster, and tidy up what jobs left behind.",
+    short_help="Check this machine and the cluster, and tidy up after jobs.",
 )
 @click.option("--fix", is_flag=True, help="Judge orphaned jobs and remove stale temporary files.")
 @json_option

@@ -117,7 +117,7 @@ def jobs() -> None:
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="Show so many jobs at most.",
+    help="Show at most this many jobs.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Show all jobs.")
 @click.option(
@@ -354,8 +354,8 @@ def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
 
 
 def _print_running(members: list[HostLine]) -> None:
-    """What the hosts are doing; of a large gang, those that have been still longest, and a count of
-    the rest."""
+    """What the hosts are doing; of a large gang, those that have stood still longest, and a count
+    of the rest."""
     from kinetic._client.board import activity
 
     shown = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]

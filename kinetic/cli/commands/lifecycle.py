@@ -55,8 +55,8 @@ Examples:
 _PRUNE_HELP = """Remove the records and logs of jobs that ended long ago.
 
 Then removes stored source files, payloads and data that no remaining job needs and that are older
-than a day (in a bucket: that no submission has counted on for a week). It is safe to submit jobs
-meanwhile. Files that functions left in their output folders are never removed.
+than a day (in a bucket: that no submission has used for a week). It is safe to submit jobs at the
+same time. Files that functions left in their output folders are never removed.
 
 \b
 Examples:
@@ -151,7 +151,7 @@ def _find_all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
     type=DURATION,
     default="7d",
     show_default=True,
-    help="Only jobs that ended so long ago.",
+    help="Only jobs that ended at least this long ago.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @yes_option
@@ -209,8 +209,8 @@ def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
 def _try_remove(app: AppContext, ref: JobRef, away: dict[Place, str]) -> dict[str, Any] | None:
     """Remove one job; report a failure instead of raising, so that the others are removed too.
 
-    A place that does not answer is added to `away`: its other jobs are kept without a try, each of
-    which would take as long.
+    A place that does not answer is added to `away`: its other jobs are kept without a try, because
+    each would take as long.
     """
     from kinetic.cli import pruning
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOGS_HELP = """Print what the hosts of a job printed.
 
-Without -f, prints what is there and ends. With -f, waits for a pending job, prints as the job
+Without -f, prints what there is and ends. With -f, waits for a pending job, prints as the job
 prints, and ends with it.
 
 \b
@@ -55,7 +55,7 @@ Examples:
 
 
 @click.command("logs", help=_LOGS_HELP)
-@click.option("--follow", "-f", is_flag=True, help="Go on as the job prints, until it ends.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing until the job ends.")
 @click.option(
     "--tail",
     "-n",
@@ -187,7 +187,7 @@ def result(
 
 
 def print_failure(handle: JobHandle[Any], *, seen: bool = False) -> int:
-    """Print the error of a failed job as the call would have raised it; `seen`: the leader's output
+    """Print the error of a failed job as the call would raise it; `seen`: the leader's output
     has been printed already."""
     problem = handle.error(seen=seen)
     if problem is not None:

@@ -25,9 +25,9 @@ _ORDER = ("create", "ls", "use", "unset", "show", "rm")
 
 _GROUP_HELP = """Name clusters, and choose which one is in use.
 
-A profile says project, zone, cluster, namespace and store under one name. What a flag or a KINETIC_
-variable says goes first. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where
-that is.
+A profile holds project, zone, cluster, namespace and store under one name. Flags and KINETIC_
+variables override it. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic config` shows where that
+is.
 
 \b
 Examples:
@@ -36,11 +36,11 @@ Examples:
   kinetic --profile staging jobs list      for one command
 """
 
-_CREATE_HELP = """Make a profile. The first one is in use at once.
+_CREATE_HELP = """Create a profile. The first one is put in use.
 
-What no option says is taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER,
-KINETIC_NAMESPACE and KINETIC_STORE. Without any option, and on a terminal, what is still missing is
-asked for.
+Values without an option are taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER,
+KINETIC_NAMESPACE and KINETIC_STORE. On a terminal and without any option, missing ones are
+prompted for.
 
 \b
 Examples:
@@ -48,7 +48,7 @@ Examples:
   kinetic profile create dev --project q --force      replace it
 """
 
-_LS_HELP = """List the profiles. The one in use has a star.
+_LS_HELP = """List the profiles. The one in use is marked with a star.
 
 \b
 Examples:
@@ -63,14 +63,14 @@ Example:
   kinetic profile use dev
 """
 
-_UNSET_HELP = """Use no profile any more. The profiles stay.
+_UNSET_HELP = """Stop using a profile. The profiles stay.
 
 \b
 Example:
   kinetic profile unset
 """
 
-_SHOW_HELP = """Show what a profile says; without NAME, the one in use.
+_SHOW_HELP = """Show a profile; without NAME, the one in use.
 
 \b
 Examples:
@@ -87,13 +87,13 @@ Example:
 
 
 class _Ordered(click.Group):
-    """Lists its commands in the order in which they are needed."""
+    """Lists its commands in the order in which they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in _ORDER if name in self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Take `list` for `ls`: it is `list` for jobs."""
+        """Accept `list` for `ls`, as `kinetic jobs` has it."""
         return super().get_command(ctx, "ls" if cmd_name == "list" else cmd_name)
 
 
@@ -106,21 +106,19 @@ def profile() -> None:
 
 def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name in reversed(FIELDS):
-        command = click.option(f"--{name}", metavar="NAME", help=f"The {name} that it names.")(
-            command
-        )
+        command = click.option(f"--{name}", metavar="NAME", help=f"Its {name}.")(command)
     return command
 
 
-@profile.command("create", help=_CREATE_HELP, short_help="Make a profile.")
+@profile.command("create", help=_CREATE_HELP, short_help="Create a profile.")
 @click.argument("name", required=False)
 @_field_options
-@click.option("--force", is_flag=True, help="Replace the profile of this name.")
+@click.option("--force", is_flag=True, help="Replace a profile of this name.")
 def create(name: str | None, force: bool, **options: str | None) -> None:
-    """Write one more profile."""
+    """Add a profile."""
     path = settings.profiles_file()
     name = profiles.check_name(name or _prompt("Name of the profile", "the NAME"))
-    if name in profiles.read(path).by_name and not force:  # before anything is asked
+    if name in profiles.read(path).by_name and not force:  # before any prompt
         raise UsageError(
             f"There is a profile {name!r} already. Choose another name, or replace it with --force."
         )
@@ -150,7 +148,7 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
     values = {name: value.strip() for name, value in values.items() if value.strip()}
     if not values:
         raise UsageError(
-            "A profile says at least one of --project, --zone, --cluster and --namespace."
+            "A profile needs at least one of --project, --zone, --cluster and --namespace."
         )
     return values
 
@@ -208,14 +206,14 @@ def _report_override(current: str | None) -> None:
     if chosen is not None and chosen.value != current:
         by = "--profile" if chosen.source.origin is settings.Origin.FLAG else "KINETIC_PROFILE"
         output.notice(
-            f"{chosen.value} goes first here, because {by} says so; otherwise it is "
+            f"{chosen.value} is used here, because {by} says so; otherwise it is "
             f"{current or 'none'}."
         )
 
 
-@profile.command("unset", help=_UNSET_HELP, short_help="Use no profile any more.")
+@profile.command("unset", help=_UNSET_HELP, short_help="Stop using a profile.")
 def unset() -> None:
-    """Make no profile the current one."""
+    """Put no profile in use."""
     path = settings.profiles_file()
     if profiles.read(path).current is not None:
         profiles.change(path, lambda before: before.used(None))
@@ -223,7 +221,7 @@ def unset() -> None:
     _report_override(None)
 
 
-@profile.command("show", help=_SHOW_HELP, short_help="Show what a profile says.")
+@profile.command("show", help=_SHOW_HELP, short_help="Show a profile.")
 @json_option
 @click.argument("name", required=False, shell_complete=suggested("profiles"))
 def show(name: str | None, as_json: bool) -> None:

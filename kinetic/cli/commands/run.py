@@ -33,8 +33,8 @@ _HELP = """Run a program on every host of an accelerator slice, and print what t
   kinetic run [OPTIONS] -m MODULE [ARGS]...  a module, as python -m MODULE
   kinetic run [OPTIONS] -- CMD [ARGS]...     any command
 
-The project around the script (or around the current folder) is sent along, without what .gitignore
-and .kineticignore name. The exit code is the program's own: of the host that failed first. Ctrl-C
+The project around the script (or around the current folder) is sent along, except what .gitignore
+and .kineticignore list. The exit code is the program's own, on the host that failed first. Ctrl-C
 leaves the job running and says how to stop it.
 
 \b
@@ -66,7 +66,7 @@ class _RunCommand(click.Command):
         ctx.meta["kinetic.program"] = program
         try:
             return super().parse_args(ctx, list(words))
-        except click.MissingParameter as missing:  # -a is the only option that is required
+        except click.MissingParameter as missing:  # -a is the only required option
             raise UsageError(misplaced.missing_accelerator(words, program, names)) from missing
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -127,7 +127,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.VARIABLES: ASSIGNMENT,
 }
 _MADE: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
-"""What several values become."""
+"""The type of options with several values."""
 
 
 @click.command(
@@ -244,7 +244,7 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follow(app: AppContext, handle: JobHandle[Any], program: Program, all_hosts: bool) -> int:
-    """Print the output as it comes, then report how the program ended."""
+    """Print the output as it arrives, then report how the program ended."""
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
     try:

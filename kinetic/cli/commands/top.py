@@ -31,8 +31,8 @@ _HELP = """Show what the hosts of running jobs are doing: processor, memory, out
 long they have stood still.
 
 On a terminal the table is redrawn until you press q. CPU is the share of one processor since the
-last look; the first time, since the function started. STILL is for how long a host has neither
-computed nor printed.
+last update, at first since the function started. STILL is for how long a host has neither computed
+nor printed.
 
 \b
 Examples:
@@ -51,7 +51,7 @@ Examples:
     type=DURATION,
     default="1s",
     show_default=True,
-    help="Time between two looks.",
+    help="Time between two updates.",
 )
 @json_option
 @jobs_argument("running_jobs", required=False)
@@ -140,7 +140,7 @@ class ActivityWatch:
         for job_id in (ids & self._chosen if self._chosen else ids) - self._refs.keys():
             try:
                 self._refs[job_id] = self._app.find(job_id)
-            except KineticError:  # removed since, or damaged: `jobs list` reports that
+            except KineticError:  # removed since, or damaged, which `jobs list` reports
                 self._ended.add(job_id)
         active = [
             ref for job_id, ref in self._refs.items() if job_id in ids and job_id not in self._ended
