@@ -137,9 +137,9 @@ RESERVE = Reserve()
 
 
 def _prctl(option: int, value: int) -> None:
-    import ctypes  # few need it
+    from kinetic._system.libc import LIBC  # few need it
 
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    LIBC.prctl(option, value, 0, 0, 0)
 
 
 def threads(pid: int) -> int:
@@ -180,9 +180,9 @@ def kill(pid: int, signum: int) -> bool:
 
 def kill_thread(pid: int, thread: int, signum: int) -> bool:
     """Send a signal to one thread of a process; return whether it was there."""
-    import ctypes
+    from kinetic._system.libc import LIBC
 
-    return bool(ctypes.CDLL(None).tgkill(pid, thread, signum) == 0)
+    return bool(LIBC.tgkill(pid, thread, signum) == 0)
 
 
 def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from backend_cases import local, planned, read, speak, submitted, wait_for_ever
@@ -128,3 +129,54 @@ def test_a_supervisor_that_becomes_that_of_the_next_attempt_is_found(home):
         while not done.exists():
             found.add(liveness.supervisor(lock))
     assert found == {supervisor.pid}
+
+
+HOLDS_THE_LOCK = """
+import fcntl, os, sys
+fcntl.lockf(os.open(sys.argv[2], os.O_RDWR), fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+NEVER_S = 200.0
+PATIENCE_S = 100.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others are not told")
+def test_who_follows_a_job_is_woken_by_output_and_by_its_end(home):
+    """... and not by looking every few milliseconds, which costs time on both sides."""
+    home.mkdir(parents=True)
+    lock, index = home / "lock", home / "log.idx"
+    lock.touch()
+    command = [sys.executable, "-S", "-c", HOLDS_THE_LOCK, "kinetic-supervisor", lock]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        assert supervisor.stdout.readline() == b"held\n"
+        watch = liveness.JobWatch(home, [index], told_poll_s=NEVER_S)
+        watch.wait()
+        assert not watch.is_told, "nothing is printed to yet: it is looked for again and again"
+        index.touch()
+        watch.wait()
+        assert watch.is_told
+        for _ in range(3):
+            waiting = beside.submit(watch.wait)
+            with index.open("ab") as written:
+                written.write(b"record")
+            waiting.result(PATIENCE_S)
+        waiting = beside.submit(watch.wait)
+        supervisor.stdin.close()
+        waiting.result(PATIENCE_S)
+        assert not watch.is_told, "its hosts may take a moment to end"
+        watch.wait()
+        watch.close()
+
+
+def test_who_follows_a_job_of_another_machine_looks_again_and_again(home):
+    home.mkdir(parents=True)
+    (home / "log.idx").touch()
+    watch = liveness.JobWatch(home, [home / "log.idx"], told_poll_s=NEVER_S)
+    for _ in range(2):
+        watch.wait()
+        assert not watch.is_told
+    watch.close()

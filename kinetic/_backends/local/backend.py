@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from kinetic._core.plan import Plan
     from kinetic._store.base import Store
 
-QUICK_POLL_S = 0.004
-SLOW_POLL_S = 0.02
-QUICK_FOR_S = 1.0
 LINGER_S = 2.0
 """How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a
 second."""
@@ -190,8 +187,7 @@ class LocalBackend:
     ) -> Iterator[LogChunk | None]:
         from kinetic._backends.attempt_logs import drain, is_repeated
 
-        begun = time.monotonic()
-        watch = liveness.SupervisorWatch(self._folder(ref))
+        watch = liveness.JobWatch(self._folder(ref), [reader.index for reader in readers])
         stuck = liveness.StuckWatch(self._unreachable_after_s)
         try:
             while True:
@@ -209,9 +205,7 @@ class LocalBackend:
                     return
                 if not got:
                     yield None
-                    watch.wait(
-                        QUICK_POLL_S if time.monotonic() - begun < QUICK_FOR_S else SLOW_POLL_S
-                    )
+                    watch.wait()
                     if stuck.is_over(lambda: self._stands(ref)):
                         self._end(ref)
         finally:
@@ -282,9 +276,8 @@ class LocalBackend:
 
     def ending_fd(self, ref: JobRef) -> int | None:
         """A descriptor of the supervisor's process."""
-        watch = liveness.SupervisorWatch(self._folder(ref))
-        watch.open()
-        return watch.fd if watch.fd >= 0 else None
+        fd = liveness.ending_fd(self._folder(ref))
+        return fd if fd >= 0 else None
 
     # -- the job's folder --------------------------------------------------------------------------
 

@@ -7,17 +7,22 @@ comes.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kinetic._core import record
-from kinetic._store import files
 from kinetic._system import locks, processes
-from kinetic.errors import CorruptRecord
+from kinetic._system.changes import Changes
 
 LOOK_EVERY_S = 1.0
+QUICK_POLL_S = 0.01
+SLOW_POLL_S = 0.02
+QUICK_FOR_S = 1.0
+TOLD_POLL_S = 0.1
+"""Who is told of news still looks so often, for what nobody tells: another attempt, a verdict."""
 
 
 class StuckWatch:
@@ -39,36 +44,82 @@ class StuckWatch:
         return self._counted_s > self._limit_s
 
 
-class SupervisorWatch:
-    """Notices at once when the supervisor is gone."""
+class JobWatch:
+    """Wakes who follows a job: when the supervisor is gone, and when a host has printed.
 
-    def __init__(self, folder: Path) -> None:
+    `printed` are files that grow when it has, some of which may not be there yet. Where nobody
+    tells of news (the job runs on another machine, too many files are watched) it looks more often.
+    """
+
+    def __init__(
+        self, folder: Path, printed: Iterable[Path] = (), *, told_poll_s: float = TOLD_POLL_S
+    ) -> None:
         self._folder = folder
-        self.fd = -1
+        self._unwatched = list(printed)
+        self._told_poll_s = told_poll_s
+        self._changes = Changes()
+        self._begun = time.monotonic()
+        self._is_over = False
+        self._fd = -1
 
     def is_alive(self) -> bool:
         return locks.is_record_held(self._folder / "lock")
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep, but not past the supervisor's end."""
-        import select
+    @property
+    def is_told(self) -> bool:
+        """Whether all that can happen wakes `wait`."""
+        return self._fd >= 0 and not self._unwatched
 
-        if self.fd < 0:
-            self.open()
-        if self.fd < 0:
-            time.sleep(timeout_s)
-        else:
-            select.select([self.fd], [], [], timeout_s)
+    def wait(self) -> None:
+        """Sleep until there may be news, or for a moment."""
+        if self._fd < 0 and not self._is_over:
+            self._fd = ending_fd(self._folder)
+        if self._watches_more():
+            return  # What was written before is told by nobody.
+        poll = select.poll()
+        for fd in (self._fd, self._changes.fd):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(math.ceil(self._pause_s() * 1000))]
+        self._changes.take()
+        if self._fd in ready:  # It stays readable, and the hosts may take a moment to end.
+            self._is_over = True
+            self._close_fd()
 
-    def open(self) -> None:
-        with contextlib.suppress(OSError, CorruptRecord, ValueError, KeyError, AttributeError):
-            pid = int(record.parse(files.content(self._folder / "supervisor.json"))["pid"])
-            if self.is_alive():
-                self.fd = os.pidfd_open(pid)
+    def _watches_more(self) -> bool:
+        """Watch the files that are there by now; return whether there were any."""
+        left = [path for path in self._unwatched if not self._changes.watch(path)]
+        found, self._unwatched = len(left) < len(self._unwatched), left
+        return found
+
+    def _pause_s(self) -> float:
+        if self.is_told:
+            return self._told_poll_s
+        is_young = time.monotonic() - self._begun < QUICK_FOR_S
+        return QUICK_POLL_S if is_young else SLOW_POLL_S
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        """Stop watching."""
+        self._changes.close()
+        self._close_fd()
+
+    def _close_fd(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def ending_fd(folder: Path) -> int:
+    """Open a descriptor that is readable once the supervisor has ended; -1 where it does not run on
+    this machine."""
+    lock, fd = folder / "lock", -1
+    with contextlib.suppress(OSError, AttributeError):
+        if pid := supervisor(lock):
+            fd = os.pidfd_open(pid)
+            if locks.record_holder(lock) != pid:  # It has ended, and the id may be another's.
+                os.close(fd)
+                fd = -1
+    return fd
 
 
 def supervisor(lock: Path) -> int:

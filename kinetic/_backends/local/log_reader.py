@@ -35,6 +35,7 @@ class LogReader:
         self._host = host
         self._attempt = attempt
         self._failures = failures
+        self.index = index
         self._paths = (log, index)
         self._log = self._index = -1
         self._log_at = 0

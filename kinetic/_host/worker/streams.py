@@ -7,7 +7,6 @@ host's log. Nothing here trusts what `sys.stdout` has become.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import io
 import os
@@ -16,6 +15,8 @@ import sys
 import termios
 import time
 from typing import TextIO
+
+from kinetic._system.libc import LIBC
 
 READER_S = 0.2
 """How long a writer that changes streams waits for the reader of the first; 50 microseconds is
@@ -107,7 +108,7 @@ def flush() -> None:
         with contextlib.suppress(BaseException):  # The function's own stream may raise anything.
             stream.flush()  # type: ignore[union-attr]
     with contextlib.suppress(Exception):
-        ctypes.CDLL(None).fflush(None)
+        LIBC.fflush(None)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,45 @@
+"""Being told that files have changed, where the system does tell: inotify, on Linux.
+
+In: paths of files. Out: a descriptor that becomes readable once one of them was written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_IN_MODIFY = 0x2
+_READ_BYTES = 1 << 16
+
+
+class Changes:
+    """Tells of writes by processes of this machine. A system that cannot tell, or has too many
+    such watchers already, watches nothing: `watch` says so."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+
+    def watch(self, path: Path) -> bool:
+        """Return whether every write to this file is told from now on; not where there is no such
+        file. Idempotent."""
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            from kinetic._system.libc import LIBC  # most processes follow nothing
+
+            if self.fd < 0:
+                self.fd = LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            return self.fd >= 0 and LIBC.inotify_add_watch(self.fd, bytes(path), _IN_MODIFY) >= 0
+        return False
+
+    def take(self) -> None:
+        """Take what was told: the descriptor is readable again after the next write."""
+        if self.fd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self.fd, _READ_BYTES):
+                    pass
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
