@@ -16,7 +16,7 @@ from typing import Any
 from kinetic._system import processes
 
 Message = dict[str, Any]
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 16
 
 
 class WorkerEvent(StrEnum):

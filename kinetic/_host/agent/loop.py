@@ -30,7 +30,7 @@ from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.reporter import Reporter
-from kinetic._host.agent.stall import StallDetector
+from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
@@ -121,7 +121,7 @@ class Agent:
             reserve=self._reserve,
         )
         self._reporter.announce_attempt()
-        self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
+        self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))  # until it has started
         self._link = Link(self._who, self._beat)
         self._watch()
         if self._alone:
@@ -244,7 +244,8 @@ class Agent:
         if self._worker.channel in self._selector.get_map():
             self._on_message()
         self._selector.unregister(self._worker.pidfd)
-        self._memory.look()
+        if self._end is None:
+            self._memory.look()
         self._worker.reap()
         self._kill_at = None
         self._end = self._end or self._last_message()
@@ -450,7 +451,7 @@ class Agent:
             self._why_stopped(),
             self._who.host,
             peak_bytes=self._worker.peak_bytes,
-            memory=self._memory.verdict(),
+            memory=memory.MemoryVerdict() if self._end else self._memory.verdict(),
             moment=Moment(started=self._started_at > 0, ending=self._ending),
         )
         return replace(

@@ -39,16 +39,17 @@ class Watch:
         self._pid = pid
         self._root = root
         self._before: dict[Path, int] = {}
-        self._machine_before = self._machine_kills()
         self.look()
+        # Asked only where there is no group: it is a long list.
+        self._machine_before = 0 if self._before else self._machine_kills()
 
     def look(self) -> None:
         """See in which group the process is: it may have been moved. Cheap enough for every
         heartbeat."""
-        folder = self._group()
-        kills = None if folder is None else _kills(folder)
-        if folder is not None and kills is not None:
-            self._before.setdefault(folder, kills)
+        for folder in self._groups():
+            if (kills := _kills(folder)) is not None:
+                self._before.setdefault(folder, kills)
+                return
 
     def verdict(self) -> MemoryVerdict:
         """Compare with the counters now."""
@@ -62,8 +63,8 @@ class Watch:
             struck, min((n for n in limits if 0 < n < _UNLIMITED_BYTES), default=0)
         )
 
-    def _group(self) -> Path | None:
-        """The folder of the process's control group, as far as it can be seen from here."""
+    def _groups(self) -> list[Path]:
+        """Where the process's control group may be; the first that counts is the one."""
         mount = self._root / "sys/fs/cgroup"
         places = []
         with contextlib.suppress(OSError):
@@ -77,7 +78,7 @@ class Watch:
                     ]
                 elif "memory" in controllers.split(","):
                     places += [mount / "memory" / path.lstrip("/"), mount / "memory"]
-        return next((place for place in places if _kills(place) is not None), None)
+        return places
 
     def _machine_kills(self) -> int:
         return self._number("proc/vmstat", "oom_kill")

@@ -77,6 +77,7 @@ def _import_late(caller: socket.socket | None = None) -> None:
         if caller is not None and _has_request(caller, 0.0):
             break
         importlib.import_module(name)
+    sys.path_importer_cache.clear()  # Workers do so: freeing it here copies no page of theirs.
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
 
 
