@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 import recorded
@@ -139,3 +141,25 @@ def test_what_the_sentence_names(scenario: str, name: str, t: float, words: str)
     found = diagnose(seen)
     assert found is not None
     assert words in found.sentence
+
+
+def test_who_went_first_where_only_the_jobs_deletions_tell_it() -> None:
+    seen = observed(
+        recorded.world_at("09-jobset-host-2-fails", 9), "09-jobset-host-2-fails", "train"
+    )
+    assert seen is not None
+    told = [e for e in seen.events if e.get("type") != "Warning"]
+    jobs = [job | {"status": failed_silently(job)} for job in seen.jobs]
+    workload = seen.workload | {"status": failed_silently(seen.workload)}
+    found = diagnose(replace(seen, workload=workload, pods=(), jobs=jobs, events=told))
+    assert found is not None
+    assert (found.kind, found.hopeless, found.hosts) == (Kind.HOST_FAILED, True, (2,))
+    assert found.sentence.startswith("The pod of host 2 was deleted, or ended")
+    nobody = replace(seen, workload=workload, pods=(), jobs=jobs, events=())
+    assert (diagnose(nobody) or found).hosts == ()
+
+
+def failed_silently(thing: dict[str, Any]) -> dict[str, Any]:
+    """What a workload says when pods of it were deleted: that it failed, and nothing else."""
+    said = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    return thing["status"] | {"conditions": [said]}

@@ -19,6 +19,7 @@ from kinetic._backends.kubernetes.observed import (
     Pod,
     Stage,
     condition,
+    metadata,
     named,
     shape_of,
 )
@@ -65,6 +66,7 @@ _DISRUPTIONS = {
 }
 _NODE_GONE = ("DeletionByTaintManager", "DeletionByPodGC")
 _POD_DISRUPTED = re.compile(r"od \S+?/(\S+) has condition DisruptionTarget")
+_POD_OF_JOB = re.compile(r"(Created|Deleted) pod: (\S+)$")
 _POD_IN_MESSAGE = re.compile(r"for pod \S+?/(\S+) failed with exit code (\d+)")
 
 
@@ -119,7 +121,30 @@ def why_gone(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | 
             host = shape.host_named(ended[1])
             text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
             return Finding(Kind.EVICTED, f"{text}, or its node was lost.", True, (host,))
-    return None
+    return _not_ended_by(jobs, events)
+
+
+def _not_ended_by(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | None:
+    """Return which hosts went first, where nothing says why, or None. A Job that fails deletes the
+    pods that are left, and says so of each: the others had gone before."""
+    shape = shape_of(jobs[0])
+    failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
+    uids = {metadata(job).get("uid") for job in failed}
+    made: set[str] = set()
+    deleted: set[str] = set()
+    for event in events:
+        if (event.get("involvedObject") or {}).get("uid") in uids:
+            told = _POD_OF_JOB.match(event.get("message") or "")
+            if told:
+                (made if told[1] == "Created" else deleted).add(told[2])
+    if not deleted or not made - deleted:
+        return None
+    hosts = tuple(sorted(shape.host_named(pod) for pod in made - deleted))
+    whose = f"pod of host {hosts[0]} was"
+    if len(hosts) > 1:
+        whose = f"pods of hosts {', '.join(map(str, hosts))} were"
+    text = f"The {whose} deleted, or ended before anybody could see how."
+    return Finding(Kind.HOST_FAILED, text, True, hosts)
 
 
 def why_given_up(pods: Iterable[Pod]) -> Finding | None:
