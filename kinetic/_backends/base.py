@@ -297,6 +297,11 @@ class Explains(Protocol):
         """Return why a host was lost, as a sentence; "" where that is not known (any more)."""
         ...
 
+    def why_unready(self, ref: JobRef) -> str:
+        """Return why not all of a job's hosts came to run, as a sentence; "" where that is not
+        known: once the job has ended, only who has asked `why_waiting` may know it."""
+        ...
+
 
 @runtime_checkable
 class Capacity(Protocol):

@@ -1,4 +1,4 @@
-"""Why a host was lost, as its backend knows it: asked once, and kept with the verdict.
+"""Why a host was lost or never came, as its backend knows it: asked once, kept with the verdict.
 
 In: a verdict, a backend, a store. Out: the verdict, with the reason. What a backend can say is gone
 soon after a job's end: pods are removed, events are forgotten.
@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import replace
 
 from kinetic._backends.base import Backend, Explains
+from kinetic._core.exits import Exit
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._store import index
@@ -24,16 +25,21 @@ def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now
     """Return the verdict with what the backend knows of the host that was lost first, and keep it
     so. The first one who asks does this for everybody."""
     first = outcome.first
-    if outcome.explained or first is None or not first.exit.kind.hearsay:
+    if outcome.explained or first is None:
+        return outcome
+    unready = first.exit is Exit.NEVER_JOINED
+    if not (unready or first.exit.kind.hearsay):
         return outcome
     if ref.place.is_supervised or abs(now - outcome.ended_at) > KNOWN_FOR_S:
         return outcome
     if not isinstance(backend, Explains):
         return outcome
     try:
-        why = backend.why_lost(ref, first.host)
+        why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
     except KineticError:
         return outcome  # The next one may learn it.
+    if unready and not why:
+        return outcome  # Another process may have seen it.
     told = replace(outcome, explained=True)
     if why and why not in outcome.reason:
         told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")

@@ -250,6 +250,20 @@ def test_nobody_is_blamed_for_a_job_that_was_cancelled(world: World, capsys: Cap
     assert "Blamed" not in out
 
 
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_no_host_is_blamed_that_has_never_run(world: World, capsys: Capture, hosts: int) -> None:
+    why = "No node of the cluster has tpu-v6e-slice 8x8."
+    idle = tuple(HostReport(i, Exit.NEVER_JOINED, why if i == 0 else "") for i in range(hosts))
+    reason = f"the job did not start within 8 s: {why}"
+    world.job("job-00000001", hosts=hosts)
+    world.end("job-00000001", Outcome(Verdict.FAILED, (0,), reason, idle))
+    assert world("jobs", "status", "job-00000001") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Blamed" not in out
+    assert "never_joined" not in out
+    assert out.count(why) == 1
+
+
 def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=1024)
     reports = tuple(

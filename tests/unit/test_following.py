@@ -239,9 +239,13 @@ class Queue(FakeBackend):
     def __init__(self, store, reasons):
         super().__init__(store)
         self.reasons_given = iter(reasons)
+        self.unready = ""
 
     def why_lost(self, ref, host):
         return ""
+
+    def why_unready(self, ref):
+        return self.unready
 
     def why_waiting(self, ref):
         return next(self.reasons_given)
@@ -256,6 +260,20 @@ def test_why_a_job_waits_is_said_when_it_changes(store):
     events = follow(backend, store, job, now=lambda: NOW + next(times) * following.EXPLAIN_EVERY_S)
     told = [event.reason for event in events if isinstance(event, following.Waiting)]
     assert told == ["no node", "an image is pulled"]
+
+
+def test_a_start_that_was_given_up_is_explained_by_what_was_waited_for(store):
+    job = put_ref(store, dataclasses.replace(ref(), place=Place("pathways")))
+    late = HostReport(0, Exit.NEVER_JOINED, "was not ready within 8 s (start_timeout)")
+    put_outcome(store, job, late)
+    backend = Queue(store, [None])
+    assert following.settle(backend, store, job, NOW).reports[0] == late
+    backend.unready = "No node of the cluster has 8x8."
+    for _ in range(2):
+        found = following.settle(backend, store, job, NOW)
+        assert found.reason.endswith(". No node of the cluster has 8x8.")
+        assert found.reports[0].detail.count("No node") == 1
+        backend.unready = "something else"
 
 
 def test_what_a_job_holds_that_never_ran_is_released(store, backend):

@@ -230,6 +230,7 @@ class KubernetesBackend:
         if status.phase is JobStatus.SUCCEEDED:
             return stored.verdict(self._store, ref) or status
         if status.phase is JobStatus.RUNNING:
+            self._sightings.note_waiting(ref.job_id, None)
             return stored.verdict(self._store, ref) or self._led(ref, look, workload, status)
         return stored.verdict(self._store, ref) or self._explained(ref, look, workload, status)
 
@@ -255,6 +256,8 @@ class KubernetesBackend:
             return self._overdue(ref, look, workload, status)
         if self._is_early(workload, finding):
             return Status(status.phase, states.STARTING)
+        if waits:
+            self._sightings.note_waiting(ref.job_id, finding)
         hosts = _concerned(ref, finding)
         failed = status.phase is JobStatus.FAILED or finding.hopeless
         phase = JobStatus.FAILED if failed else status.phase
@@ -329,6 +332,10 @@ class KubernetesBackend:
         if finding is None or host not in _concerned(ref, finding):
             return ""
         return finding.sentence
+
+    def why_unready(self, ref: JobRef) -> str:
+        """As it was seen last: pods that wait are gone when their job has ended."""
+        return self._sightings.waiting(ref.job_id)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False

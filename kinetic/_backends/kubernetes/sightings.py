@@ -1,7 +1,8 @@
 """Why hosts were lost, as it was seen while their pods were there.
 
-In: the pods of jobs, look after look. Out: a sentence for a host. A JobSet removes pods as soon as
-it starts others, often before anybody has asked what became of them.
+In: the pods of jobs, look after look; what jobs wait for. Out: a sentence for a host, or a job. A
+JobSet removes pods as soon as it starts others, and when it has failed, often before anybody has
+asked what became of them.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kinetic._backends.kubernetes import losses
-from kinetic._backends.kubernetes.findings import Kind
+from kinetic._backends.kubernetes.findings import Finding, Kind
 from kinetic._backends.kubernetes.observed import Pod, Stage
 
 _BY_THE_CLUSTER = frozenset(
     {Kind.PREEMPTED, Kind.EVICTED, Kind.NODE_LOST, Kind.OUT_OF_MEMORY, Kind.START_ERROR}
 )
+
+_ENDS = _BY_THE_CLUSTER | {Kind.HOST_FAILED, Kind.BAD_COMMAND, Kind.DEADLINE}
 
 
 class Sightings:
@@ -22,6 +25,7 @@ class Sightings:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], str] = {}
+        self._waits: dict[str, str] = {}
 
     def note(self, job_id: str, pods: Iterable[Pod]) -> None:
         """Remember why pods were lost; forget it of hosts that run again."""
@@ -35,3 +39,14 @@ class Sightings:
     def of(self, job_id: str, host: int) -> str:
         """Return why a host was lost, or ""."""
         return self._seen.get((job_id, host), "")
+
+    def note_waiting(self, job_id: str, finding: Finding | None) -> None:
+        """Remember what a job waits for; forget it with None."""
+        if finding is None:
+            self._waits.pop(job_id, None)
+        elif finding.kind not in _ENDS:
+            self._waits[job_id] = finding.sentence
+
+    def waiting(self, job_id: str) -> str:
+        """Return what a job waited for when it was looked at last, or ""."""
+        return self._waits.get(job_id, "")

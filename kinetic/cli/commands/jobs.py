@@ -264,7 +264,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         _print_attempts(attempts)
     if members:
         _print_running(members)
-    if outcome is not None and len(outcome.reports) > 1:
+    if outcome is not None and len(outcome.reports) > 1 and not _never_ran(outcome):
         _print_hosts(ref, outcome)
     return None
 
@@ -318,16 +318,26 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
             "after submission)",
         ),
         ("Reason", outcome.reason),
-        (
-            "Blamed",
-            ", ".join(f"host {host}" for host in outcome.blamed)
-            if str(outcome.verdict) == "failed"
-            else "",
-        ),
+        ("Blamed", _blamed(outcome)),
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _blamed(outcome: Outcome) -> str:
+    """The hosts that failed first; none where no host has ever run."""
+    if str(outcome.verdict) != "failed" or _never_ran(outcome):
+        return ""
+    return ", ".join(f"host {host}" for host in outcome.blamed)
+
+
+def _never_ran(outcome: Outcome) -> bool:
+    """Whether no host has joined, for a reason that the verdict gives."""
+    return all(
+        str(r.exit) == "never_joined" and (not r.detail or r.detail.rstrip(".") in outcome.reason)
+        for r in outcome.reports
+    )
 
 
 def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
