@@ -82,6 +82,9 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "priority": "high",
         "reservation": None,
         "joins_jax": "lazy",
+        "max_failures": None,
+        "slice_timeout": None,
+        "on_slice_loss": None,
     }
     assert function.__name__ == "train.py"
 
