@@ -1,4 +1,4 @@
-"""Asking a running job's leader where no connection reaches it: a question and its answer in the
+"""Asking a running job's leader where no connection reaches it: a request and its answer in the
 store.
 
 In: a store, a reference. Out: the Python stacks of all hosts.
@@ -19,7 +19,7 @@ from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, WaitTimeout
 
 ANSWER_S = 30.0
-"""How long a leader may take: in a bucket it looks for questions every ten seconds."""
+"""How long a leader may take: in a bucket it looks for requests every ten seconds."""
 LOOK_EVERY_S = 0.25
 
 
@@ -42,7 +42,7 @@ def stacks(
     store.put(layout.stacks_wanted(*place), json.dumps({"id": asked}).encode())
     give_up_at = clock() + patience_s
     while clock() < give_up_at:
-        # Somebody else's later question is answered in place of this one.
+        # The answer to another process's later request serves as well.
         found = _answer(store, place)
         if found["id"] != before["id"]:
             return {int(host): str(text) for host, text in found["stacks"].items()}

@@ -1,6 +1,6 @@
-"""What calls go through: the place that was selected, its backend, its store, and the settings.
+"""What calls go through: the selected place, its backend and store, and the settings.
 
-In: options, calls. Out: plans, sources of batches.
+In: options, calls. Out: plans, submitters of batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Client:
 
     Attributes:
         place: where they go.
-        settings: of the caller.
+        settings: the caller's.
         backend: made from the place and the store.
         store: where the records of jobs are kept.
         notice: a line for the caller, or "".
@@ -69,14 +69,14 @@ class Client:
         return PackagedSubmitter(calls, job.func, about, self.backend, self.store)
 
     def note_output(self, output_dir: str | None) -> None:
-        """Remember where files will be left: later calls do not send them."""
+        """Remember where files will be left, so that later calls do not send them."""
         if output_dir is not None:
             from kinetic._source import outputs
 
             outputs.note(self.settings.cache_dir, output_dir)
 
     def tell(self, warnings: Sequence[str]) -> None:
-        """Tell the caller what to know before a job leaves the machine."""
+        """Print warnings before a job leaves the machine."""
         from kinetic._client.board import console
 
         if self.notice:
@@ -85,7 +85,7 @@ class Client:
             _log_once(warning)
 
     def warm_up(self, options: Options) -> None:
-        """Let the backend prepare what takes time, while the call is planned."""
+        """Let the backend prepare what takes time while the call is planned."""
         from kinetic._backends.base import WarmUp
 
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
@@ -129,9 +129,9 @@ def client_of(options: Options) -> Client:
 
 def warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
     """Let the backend prepare for the first function that a script or a notebook decorates, while
-    the program goes on; what is wrong with the settings is said by the call.
+    the program goes on; errors in the settings are left to the call.
 
-    A function of an imported module may never be called: nothing is prepared for it.
+    A function of an imported module may never be called: nothing is prepared for those.
     """
     from kinetic._config import settings
 

@@ -1,5 +1,5 @@
-"""Attaching a debugger to a running job: its port brought to this machine, and what an editor must
-be told.
+"""Attaching a debugger to a running job: its port brought to this machine, and instructions for an
+editor.
 
 In: a debug job's reference, its backend and store. Out: `PortForward`, instructions.
 """
@@ -105,7 +105,7 @@ class PortForward:
                     self._accept()
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + self._check_every_s
-                    # All that the debugger said was passed on.
+                    # Everything from the debugger was passed on.
                     if not self._open & self._far and self._ended():
                         self.terminate()
 
@@ -115,7 +115,7 @@ class PortForward:
         near = SocketConnection(caller)
         if not peers.is_own(caller):
             _log.warning(
-                "somebody else of this machine tried to attach to the job's debugger, and was "
+                "another user of this machine tried to attach to the job's debugger, and was "
                 "refused"
             )
             near.close()
@@ -147,8 +147,8 @@ class PortForward:
 
 
 def cleanup_port_forward(process: Any) -> None:
-    """End what `JobHandle.debug_attach` returned; None and what has ended already are left
-    alone."""
+    """End what `JobHandle.debug_attach` returned. Does nothing for None or a forward that has
+    ended."""
     if process is None or process.poll() is not None:
         return
     process.terminate()
@@ -216,7 +216,7 @@ def instructions(ref: JobRef, found: Debugger, port: int, local_root: str, *, no
 
 
 def read(store: Store, ref: JobRef) -> Debugger | None:
-    """Return where the job's debugger stands, or None before it listens."""
+    """Return the record of the job's debugger, or None before it listens."""
     try:
         key = layout.debugger(ref.job_id, attempts.newest(store, ref.job_id))
         return Debugger.from_json(json.loads(store.get(key)))
@@ -269,7 +269,7 @@ def _wait(
     store: Store, ref: JobRef, ended: Callable[[], bool], pause: Callable[[float], object]
 ) -> Debugger:
     while True:
-        # Looked at before the record: one that listens now belongs to a job that runs.
+        # Asked before the record is read: one that listens then belongs to a running job.
         over = ended()
         found = read(store, ref)
         if over:

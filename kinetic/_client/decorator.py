@@ -1,7 +1,7 @@
 """Step 1, specify: the decorator.
 
-In: options. Out: what makes a `RemoteCallable` of a function. Everything that can be wrong with the
-options is said when the function is decorated.
+In: options. Out: a decorator that makes a `RemoteCallable` of a function. Every error in the
+options is raised when the function is decorated.
 """
 
 from __future__ import annotations

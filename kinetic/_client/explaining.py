@@ -1,6 +1,6 @@
-"""Why a host was lost or never came, as its backend knows it: asked once, kept with the verdict.
+"""Why a host was lost or never came, according to its backend: asked once, stored with the verdict.
 
-In: a verdict, a backend, a store. Out: the verdict, with the reason. What a backend can say is gone
+In: a verdict, a backend, a store. Out: the verdict with the reason. A backend's knowledge is gone
 soon after a job's end: pods are removed, events are forgotten.
 """
 
@@ -18,12 +18,12 @@ from kinetic._store.base import Store
 from kinetic.errors import KineticError, StoreError
 
 KNOWN_FOR_S = 3600.0
-"""After this time a backend is not asked any more."""
+"""After this time the backend is no longer asked."""
 
 
 def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
-    """Return the verdict with what the backend knows of the host that was lost first, and keep it
-    so. The first one who asks does this for everybody."""
+    """Return the verdict with what the backend knows of the host that was lost first, and store it.
+    The first caller does this for all others."""
     first = outcome.first
     if outcome.explained or first is None:
         return outcome
@@ -37,7 +37,7 @@ def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now
     try:
         why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
     except KineticError:
-        return outcome  # The next one may learn it.
+        return outcome  # The next caller may learn it.
     if unready and not why:
         return outcome  # Another process may have seen it.
     told = replace(outcome, explained=True)

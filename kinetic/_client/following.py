@@ -39,9 +39,9 @@ _log = logging.getLogger("kinetic.following")
 PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 TRIES = 10
-"""In a row, of which none brought anything: half a minute."""
+"""Failures in a row, without output in between: half a minute."""
 QUIET_S = 60.0
-"""Failures that are further apart do not count as "in a row"."""
+"""Failures further apart than this do not count as "in a row"."""
 TRIES_UNTOLD = 3
 LOOK_EVERY_S = 0.25
 EXPLAIN_EVERY_S = 2.0
@@ -54,14 +54,14 @@ class Tick:
 
 @dataclass(frozen=True)
 class Finished:
-    """The job has ended and all its output was given."""
+    """The job has ended, and all its output was yielded."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The job does not run yet, for a reason that was not given before."""
+    """The job does not run yet, for a new reason."""
 
     reason: str
 
@@ -81,17 +81,17 @@ def follow(
 ) -> Iterator[Event]:
     """Yield a job's output, and in the end its verdict.
 
-    Promises: (1) exactly one `Finished`, and nothing after it; (2) a verdict even when the job's
-    supervisor was killed; (3) at least every tenth of a second an event, so that the caller can
-    look at its clock; (4) a stream that breaks is taken up where it broke: nothing is lost, nothing
-    comes twice. A backend that does not answer is asked again for as long as the job goes on, a
-    distant store for half a minute.
+    Promises: (1) exactly one `Finished`, and nothing after it; (2) a verdict even if the job's
+    supervisor was killed; (3) an event at least every tenth of a second, so that the caller can
+    look at its clock; (4) a stream that breaks is resumed where it broke: nothing is lost or
+    repeated. A backend that does not answer is asked again for as long as the job runs, a remote
+    store for half a minute.
 
     Raises:
         StoreError: the store does not answer.
         NotFound: the job's records were removed.
         UsageError: the job has had no such attempt.
-        UnsupportedVersion: another version of kinetic runs the job: its output is not to be had.
+        UnsupportedVersion: another version of kinetic runs the job: its output cannot be read.
     """
     _check(store, ref, request)
     reading, start = _Reading(backend, ref, request), _Start(backend, ref)
@@ -106,8 +106,8 @@ def follow(
             outcome = settle(backend, store, ref, now())
             if outcome is not None and request.hosts == ():
                 break
-            # The stream may have ended early, just before the job did: what is left is read once
-            # more. Where there is no verdict, the job was not started yet, or the stream broke.
+            # The stream may have ended early, just before the job did: the rest is read once more.
+            # Without a verdict, the job was not started yet, or the stream broke.
             pause_s = PAUSE_S if outcome is None else 0.0
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
@@ -135,12 +135,11 @@ def chunks(
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
-    """Yield a job's output: what is there, or with `follow` until the job has ended; None while
-    nothing is new.
+    """Yield a job's output: what there is, or with `follow` until the job has ended; None while
+    there is nothing new.
 
     Raises:
-        BackendUnavailable, StoreError: what is there cannot be read; it was tried for half a
-            minute.
+        BackendUnavailable, StoreError: the output could not be read for half a minute.
         UsageError, UnsupportedVersion: as for `follow`.
     """
     if request.follow:
@@ -163,7 +162,7 @@ def chunks(
 
 
 def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
-    """Refuse to read what is not there."""
+    """Refuse to read an attempt that the job has not had, or another version's output."""
     if request.hosts == ():
         return
     ref.check_version()
@@ -172,7 +171,7 @@ def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
 
 
 def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
-    """Whether asking again may help: not where a folder of this machine cannot be read."""
+    """Whether asking again may help: not if a folder of this machine cannot be read."""
     if isinstance(error, BackendUnavailable):
         return True
     lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)
@@ -180,7 +179,7 @@ def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
 
 
 def _peeked(store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """The stored verdict; None also where the store does not answer just now."""
+    """The stored verdict; None also if the store does not answer."""
     try:
         return stored(store, ref, now)
     except StoreError as error:
@@ -190,7 +189,7 @@ def _peeked(store: Store, ref: JobRef, now: float) -> Outcome | None:
 
 
 class _Reading:
-    """A job's output, over as many streams as it takes."""
+    """A job's output, read over as many streams as it takes."""
 
     def __init__(self, backend: Backend, ref: JobRef, request: LogRequest) -> None:
         self._backend = backend
@@ -200,7 +199,7 @@ class _Reading:
         self._failed_at = -math.inf
 
     def stream(self) -> Iterator[LogChunk | None]:
-        """Yield what follows the last chunk that came, until the stream ends."""
+        """Yield what follows the last chunk, until the stream ends."""
         read = dict(self._request.after)
         try:
             for chunk in self._backend.logs(self._ref, self._request):
@@ -212,25 +211,25 @@ class _Reading:
             self._request = replace(self._request, after=read)
 
     def failed(self, error: KineticError, now: float) -> float:
-        """Count a failure; return for how long to wait."""
+        """Count a failure; return how long to wait."""
         if now - self._failed_at > QUIET_S:
             self._failures = 0
         self._failed_at = now
         self._failures += 1
         if self._failures == TRIES_UNTOLD:
             _log.warning(
-                "%s cannot be asked for just now, and is tried again: %s", self._ref.job_id, error
+                "%s cannot be read at present, and is tried again: %s", self._ref.job_id, error
             )
         return min(PAUSE_S * 2.0 ** (self._failures - 1), LONGEST_PAUSE_S)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it was tried often enough."""
+        """Whether it has failed too often."""
         return self._failures >= TRIES
 
 
 class _Start:
-    """Why a job does not run yet, as often as that changes."""
+    """Why a job does not run yet, each time that this changes."""
 
     def __init__(self, backend: Backend, ref: JobRef) -> None:
         self._backend = backend if isinstance(backend, Explains) else None
@@ -239,14 +238,14 @@ class _Start:
         self._told = ""
 
     def news(self, now: float) -> Waiting | Tick:
-        """Look, if it is time to."""
+        """Ask, if it is time to."""
         if self._backend is None or now < self._look_at:
             return Tick()
         self._look_at = now + EXPLAIN_EVERY_S
         try:
             reason = self._backend.why_waiting(self._ref)
         except BackendUnavailable:
-            return Tick()  # Following says so, and goes on.
+            return Tick()  # Following reports it and goes on.
         if reason is None:
             self._backend = None
         if not reason or reason == self._told:
@@ -256,15 +255,15 @@ class _Start:
 
 
 def _slices(pause_s: float) -> Iterator[float]:
-    """Cut a pause into pieces, after each of which the caller can look at its clock."""
+    """Cut a pause into pieces, so that the caller can look at its clock."""
     while pause_s > 0:
         yield min(pause_s, PAUSE_S)
         pause_s -= PAUSE_S
 
 
 def settle(backend: Backend, store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the verdict; make one if the process that should have judged was killed. None while
-    the job goes on.
+    """Return the verdict; judge the job if the process that should have done so was killed. None
+    while the job runs.
 
     Raises:
         NotFound: the job's records were removed.
@@ -293,7 +292,7 @@ def settle_many(
 
 
 def _release(backend: Backend, ref: JobRef) -> None:
-    """Free what a job holds that its leader did not end, such as pods that wait for nodes."""
+    """Free what a job's leader could not end, such as pods that wait for nodes."""
     try:
         backend.cleanup(ref)
     except KineticError as error:
@@ -310,7 +309,7 @@ def _caught(act: Callable[[], Outcome | None]) -> Outcome | KineticError | None:
 def _settled(
     backend: Backend, store: Store, ref: JobRef, told: Status, now: float
 ) -> Outcome | None:
-    """Return the verdict of a job that had none when its backend was asked."""
+    """Return the verdict of a job that had none before its backend was asked."""
     status = _status_without_verdict(store, ref, told.phase, now)
     if status is JobStatus.NOT_FOUND:
         raise NotFound(f"The records of {ref.job_id} were removed: there is nothing left to read.")
@@ -327,7 +326,7 @@ def _settled(
 def standing(
     store: Store, ref: JobRef, told: Status, now: float
 ) -> tuple[JobStatus, Outcome | None]:
-    """Return what a job is of which its backend says this, and the verdict where there is one.
+    """Return the status of a job, given what its backend says, and its verdict if there is one.
 
     A job whose supervisor was killed is judged by what its hosts reported.
     """
@@ -385,8 +384,8 @@ def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
 
 
 def _judge_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outcome:
-    """Judge a job whose supervisor was killed first, and leave the verdict for others; the first
-    one to do so is right.
+    """Judge a job whose supervisor was killed, and store the verdict unless another process was
+    first.
     """
     outcome = _judged_orphan(store, ref, told, now)
     try:
@@ -422,14 +421,14 @@ def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outco
 
 
 def _as_agents_saw_it(outcome: Outcome) -> str:
-    """What the first of them says: one that gives up ends the supervisor, and the others see only
+    """What the first agent reports: one that gives up ends the supervisor, and the others see only
     that."""
     told = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
     return min(told, key=lambda r: r.ended_at).detail if told else ""
 
 
 class StatusWatch:
-    """Calls back with each new status, looking not too often."""
+    """Calls back with each new status, but does not ask too often."""
 
     def __init__(
         self,
@@ -444,14 +443,14 @@ class StatusWatch:
         self._next_look = -math.inf
 
     def __call__(self, outcome: Outcome | None = None) -> None:
-        """Look, if it is time to; with a verdict, tell that."""
+        """Ask, if it is time to; with a verdict, report that."""
         if self._on_status is None or (outcome is None and self._clock() < self._next_look):
             return
         self._next_look = self._clock() + LOOK_EVERY_S
         try:
             status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
         except (BackendUnavailable, StoreError):
-            return  # Following meets it too: it goes on, or raises it.
+            return  # Following meets it too, and goes on or raises.
         if status is not self._last:
             self._last = status
             self._on_status(status)

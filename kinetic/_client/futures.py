@@ -3,7 +3,7 @@
 In: handles of jobs. Out: calls, values, handles as their jobs end.
 
 One daemon thread per process watches all jobs that are waited for here. It runs no user code, and
-ends when nothing is left to wait for.
+ends when there is nothing left to wait for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Callback = Callable[[], object]
 
 
 class Job(waiter.Job, Protocol):
-    """What a handle offers for waiting."""
+    """The part of a handle that waiting needs."""
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -50,8 +50,8 @@ J = TypeVar("J", bound=Job)
 
 
 class FutureWatcher:
-    """Watches the jobs that callers of this process wait for: each job once, however many wait for
-    it."""
+    """Watches the jobs that callers in this process wait for: each job once, however many callers
+    wait for it."""
 
     def __init__(self, waiting: JobWaiter | None = None) -> None:
         self._waiter = waiting or JobWaiter()
@@ -78,7 +78,7 @@ class FutureWatcher:
                 self._thread.start()
 
     def drop(self, job: Job, tell: Callback) -> None:
-        """Do not call it any more."""
+        """Remove a callback."""
         with self._lock, suppress(KeyError, ValueError):
             self._tells[job].remove(tell)
         self._waiter.ring()
@@ -91,7 +91,7 @@ class FutureWatcher:
                         tells = self._tells.pop(self._jobs.pop(ended.index))
                     for tell in tells:
                         tell()
-        except BaseException:  # noqa: BLE001 - all waiters look at their jobs themselves, and meet the reason there
+        except BaseException:  # noqa: BLE001 - all waiters then ask for themselves, and meet the error
             _log.exception("jobs cannot be watched any more")
             with self._lock:
                 left, self._tells, self._jobs, self._thread = self._tells, {}, {}, None
@@ -107,7 +107,7 @@ class FutureWatcher:
 
 @functools.cache
 def _watcher_of(pid: int) -> FutureWatcher:
-    """A process that was forked needs a thread of its own."""
+    """A forked process needs a thread of its own."""
     return FutureWatcher()
 
 
@@ -117,7 +117,7 @@ def watcher() -> FutureWatcher:
 
 
 class Callbacks:
-    """What to call when one job has ended, in the order in which it was added: each once, in one
+    """The callbacks of one job, called in the order in which they were added: each once, in one
     daemon thread."""
 
     def __init__(self, job: Job) -> None:
@@ -127,7 +127,7 @@ class Callbacks:
         self._watching = False
 
     def add(self, call: Callback) -> None:
-        """Call it when the job has ended: now, if it has."""
+        """Call it when the job has ended, at once if it has."""
         if self._job.done():
             _invoke(call, self._job)
             return
@@ -138,7 +138,7 @@ class Callbacks:
             watcher().add(self._job, self._begin)
 
     def _begin(self) -> None:
-        with suppress(RuntimeError):  # No thread can be started while the interpreter ends.
+        with suppress(RuntimeError):  # No thread can be started while the interpreter shuts down.
             threading.Thread(
                 target=self._call_all, name=f"kinetic-done-{self._job.ref.job_id}", daemon=True
             ).start()
@@ -152,7 +152,7 @@ class Callbacks:
                 call = self._waiting.pop(0)
             try:
                 _invoke(call, self._job)
-            except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are called all the same
+            except BaseException as error:  # noqa: BLE001 - `sys.exit()`, for example: the others are still called
                 _log.warning("a callback of %s raised %r", self._job.ref.job_id, error)
 
 
@@ -164,8 +164,8 @@ def _invoke(call: Callback, job: Job) -> None:
 
 
 async def ended(job: Job) -> None:
-    """Wait until the job has ended, without blocking the event loop. Cancelling this leaves the job
-    as it is."""
+    """Wait until the job has ended, without blocking the event loop. Cancelling this does not
+    affect the job."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daem
 
     Args:
         work: what to run.
-        abandoned: called when the waiting is cancelled; the thread runs on.
+        abandoned: called when the wait is cancelled; the thread keeps running.
         daemon: whether the process may end before the thread does.
     """
     import asyncio
@@ -218,25 +218,25 @@ async def beside(work: Callable[[], T], *, abandoned: Callable[[], object], daem
 
 
 def _resolve(done: asyncio.Future[Any], end: Any) -> None:
-    if not done.done():  # The waiting may have been cancelled.
+    if not done.done():  # The wait may have been cancelled.
         done.set_result(end)
 
 
 def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Iterator[J]:
-    """Yield handles of jobs as the jobs end, those that have ended already first; each once.
+    """Yield handles as their jobs end, those that have ended already first; each once.
 
-    The jobs may be of different functions and batches. A job that failed is yielded like the
-    others: its `result()` raises. A batch that still submits jobs, or tries failed inputs again,
-    has an `as_completed()` of its own.
+    The jobs may be of different functions and batches. A failed job is yielded like the others, and
+    its `result()` raises. A batch that still submits jobs, or tries failed inputs again, has its
+    own `as_completed()`.
 
     Args:
         handles: of the jobs.
-        timeout: how long to wait at most: seconds, "90s", "1h30m" or a `timedelta`; None waits
-            until all have ended.
+        timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until all
+            have ended.
 
     Raises:
-        UsageTypeError: something else than handles was passed.
-        WaitTimeout: the time has passed; the jobs go on.
+        UsageTypeError: something other than handles was passed.
+        WaitTimeout: the time has passed; the jobs keep running.
     """
     if not isinstance(handles, Iterable):
         raise UsageTypeError(

@@ -1,7 +1,7 @@
 """Step 5, outcome: a job as its caller sees it, from any process.
 
-In: `JobRef`, later the hosts' reports. Out: output, the value or the error. A handle holds nothing
-but the reference: the store and the backend know the rest. What only looks is in `view`.
+In: `JobRef`, later the hosts' reports. Out: output, the value or the error. A handle holds only the
+reference: the store and the backend know the rest. Methods that never wait are in `view`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.handle")
 _TAIL_LINES = 60
-"""Of which the last that say something are shown."""
+"""The last of them that are not blank are shown."""
 
 
 class JobHandle(JobView, Generic[R_co]):
@@ -80,7 +80,7 @@ class JobHandle(JobView, Generic[R_co]):
     # -- output ------------------------------------------------------------------------------------
 
     def grouped(self, group_id: str, index: int) -> JobHandle[R_co]:
-        """Make the job the member of a batch; return its handle as such."""
+        """Make the job a member of a batch; return a handle that says so."""
         ref = replace(self.ref, group_id=group_id, group_kind="map", group_index=index)
         stored.replace(self._store, ref)
         return JobHandle(ref, self._made_backend, self._store)
@@ -124,15 +124,15 @@ class JobHandle(JobView, Generic[R_co]):
         tail: int | None = None,
         attempt: int | None = None,
     ) -> str | None:
-        """Return what a host printed so far; with `follow`, print it as it comes until the job
+        """Return what a host printed so far; with `follow`, print it as it arrives until the job
         ends, and return None.
 
         Args:
             follow: stream to stdout and stderr instead.
             host: which host; 0 is the leader.
             all_hosts: all of them, each line with "[host 3] " in front.
-            tail: only the last so many lines of each host.
-            attempt: only the n-th attempt, from 1; by default all of them, one after the other.
+            tail: only the last lines of each host, this many.
+            attempt: only this attempt, from 1; by default all of them, in order.
         """
         hosts = None if all_hosts else (self._known(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
@@ -155,11 +155,12 @@ class JobHandle(JobView, Generic[R_co]):
 
         Args:
             local_port: the port; 0 takes any free one.
-            working_dir: where the job's source is here; by default where it was sent from.
+            working_dir: where the job's source is on this machine; by default where it was sent
+            from.
 
         Returns:
-            What forwards the port, with `poll`, `wait` and `terminate` as a `subprocess.Popen` has
-            them.
+            An object that forwards the port, with `poll`, `wait` and `terminate` like a
+            `subprocess.Popen`.
 
         Raises:
             UsageError: the job was not started with debug=True, or the port is taken.
@@ -204,24 +205,22 @@ class JobHandle(JobView, Generic[R_co]):
         called again.
 
         Args:
-            timeout: how long to wait at most: seconds, "90s", "1h30m" or a timedelta; None waits
-                until it ends.
+            timeout: the longest wait: seconds, "90s", "1h30m" or a timedelta; None waits until the
+                job ends.
             cleanup: None frees what the backend holds and keeps the records; True also removes the
                 records of a job that succeeded; False leaves everything. Records of a job that
                 failed always stay.
             cleanup_timeout: seconds that freeing may take.
-            cleanup_poll_interval: taken for the sake of older scripts; nothing is polled.
-            stream_logs: print the leader's output meanwhile.
+            cleanup_poll_interval: accepted for older scripts and ignored.
+            stream_logs: print the leader's output while waiting.
             on_status_change: called with each new status.
 
         Raises:
             WaitTimeout: the time has passed; the job keeps running.
-            JobFailed: the job failed, and not through an exception of the function that can be
-                rebuilt here.
+            JobFailed: the job failed, but not with an exception of the function that can be rebuilt
+                here.
         """
-        __tracebackhide__ = (
-            True  # Notebooks and pytest show the caller's line and the function's own frames.
-        )
+        __tracebackhide__ = True  # Notebooks and pytest hide this frame.
         if self._collected is not None:
             return cast("R_co", self._collected[0])
         request = LogRequest(hosts=(0,) if stream_logs else (), failures=False)
@@ -245,11 +244,11 @@ class JobHandle(JobView, Generic[R_co]):
         """Wait for the job and return the values of all hosts, by index; for jobs that were run
         with `all_hosts=True`.
 
-        The first of them is what `result` returns. A job that failed on any host raises what
-        `result` raises.
+        The first of them is what `result` returns. Raises what `result` raises if the job failed on
+        any host.
 
         Args:
-            timeout: how long to wait at most, as for `result`.
+            timeout: the longest wait, as for `result`.
 
         Raises:
             UsageError: the job has several hosts, and only the leader's value was kept.
@@ -261,10 +260,10 @@ class JobHandle(JobView, Generic[R_co]):
         return collecting.values(self._store, self.ref, outcome)
 
     def error(self, *, seen: bool = False) -> BaseException | None:
-        """Return what `result` raises for this job, or None when it succeeded or goes on.
+        """Return what `result` raises for this job, or None if it succeeded or is running.
 
         Args:
-            seen: the leader's output has been shown; the message does not repeat its last lines.
+            seen: the leader's output has been shown, so the message does not repeat its last lines.
         """
         outcome = self.outcome()
         return None if outcome is None or outcome.ok else self._error(outcome, seen=seen)
@@ -272,7 +271,7 @@ class JobHandle(JobView, Generic[R_co]):
     # -- as a future -------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Return whether the job has ended, however it did."""
+        """Return whether the job has ended, successfully or not."""
         return self.status().ended
 
     def exception(self, timeout: Duration | None = None) -> BaseException | None:
@@ -288,13 +287,13 @@ class JobHandle(JobView, Generic[R_co]):
         """Call `fn` with this handle once the job has ended; now, if it has ended already.
 
         Callbacks are called in the order in which they were added, in a daemon thread: they do not
-        keep the process alive. What one raises is logged and changes nothing.
+        keep the process alive. An exception in one is logged and has no other effect.
         """
         self._callbacks.add(functools.partial(fn, self))
 
     def __await__(self) -> Generator[Any, Any, R_co]:
-        """Wait as `result()` does, without blocking the event loop of asyncio. Cancelling the
-        waiting leaves the job running."""
+        """Wait as `result()` does, without blocking the asyncio event loop. Cancelling the wait
+        leaves the job running."""
         return self._awaited().__await__()
 
     async def _awaited(self) -> R_co:
@@ -302,8 +301,7 @@ class JobHandle(JobView, Generic[R_co]):
         return await futures.beside(self.result, abandoned=lambda: None, daemon=True)
 
     def leave(self) -> None:
-        """Have the waiting that goes on in another thread end, and say how to come back to the
-        job."""
+        """End the wait in another thread, and say how to come back to the job."""
         self._left = True
         self._tell_it_goes_on()
 
@@ -312,8 +310,8 @@ class JobHandle(JobView, Generic[R_co]):
     def cancel(self, cleanup_timeout: Duration = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job. Its records stay; cancelling a job that has ended does nothing.
 
-        Waits until it has stopped, but no longer than `cleanup_timeout` seconds: then it is left to
-        stop, with a warning. With 0 it does not wait.
+        Waits up to `cleanup_timeout` seconds until it has stopped; after that it is left to stop,
+        with a warning. With 0 it does not wait.
         """
         limit_s = patience_s(cleanup_timeout)
         self._backend.cancel(self.ref)
@@ -380,7 +378,7 @@ class JobHandle(JobView, Generic[R_co]):
         running job is stopped first.
 
         Raises:
-            UsageError: only the records of a job that is running were to be removed.
+            UsageError: only records were to be removed, and the job is running.
             WaitTimeout: the job did not stop within `cleanup_timeout` seconds.
         """
         if not self.status().ended:
@@ -460,12 +458,12 @@ class JobHandle(JobView, Generic[R_co]):
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def _has_verdict(self) -> bool:
-        with contextlib.suppress(StoreError):  # The caller's patience has ended all the same.
+        with contextlib.suppress(StoreError):  # The time is up all the same.
             return self._stored() is not None
         return False
 
     def _free(self, *, records: bool, timeout: Duration) -> None:
-        """Clean up after the value was fetched; failing at that must not cost the value."""
+        """Clean up after the value was fetched; a failure must not cost the value."""
         try:
             self.cleanup(k8s=True, gcs=records, cleanup_timeout=timeout)
         except (KineticError, OSError) as error:

@@ -1,8 +1,8 @@
 """What is different in a notebook: cells have titles, and a display can change while its cell runs.
 The only door to IPython.
 
-In: names of files, drawings. Out: titles of cells; a display in the running cell. Nothing of
-IPython is imported unless this process has imported it already.
+In: names of files, drawings. Out: titles of cells; a display in the running cell. IPython is used
+only if this process has already imported it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
 
 SHOWN_AFTER_S = 0.5
-"""What is over sooner needs no display."""
+"""Shorter waits need no display."""
 QUICK_S, CALM_S = 1.0, 5.0
-"""Between two looks, in the first minute and later."""
+"""Between two updates, in the first minute and later."""
 _CALM_AFTER_S = 60.0
 
 
 def kernel_shell() -> Any:
-    """Return the shell of the kernel that this process is, or None."""
+    """Return the shell if this process is a notebook's kernel, else None."""
     if "ipykernel" not in sys.modules or "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython
@@ -46,36 +46,35 @@ def cell_title(file: str) -> str:
 
 
 class Show(Protocol):
-    """Is called while something is waited for, and once at the end with how it ended."""
+    """Called repeatedly during a wait, and once at its end with the outcome."""
 
     def __call__(self, outcome: Outcome | None = None) -> None:
-        """Show what there is to see."""
+        """Show the current state."""
         ...
 
     def before(self, output: bytes) -> None:
-        """Output is about to be written: what is displayed later must not come into the middle of a
-        line."""
+        """Output is about to be written: a later display must not split a line."""
         ...
 
     def __enter__(self) -> Show:
-        """Begin to wait."""
+        """The wait begins."""
         ...
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Say so where the waiting ends before what it waited for."""
+        """If the wait ended early, say so."""
         ...
 
 
 def progress(look: Callable[[Outcome | None], Picture], clock: Callable[[], float]) -> Show:
-    """Return what to call while waiting: in a notebook's cell it draws what `look` sees, elsewhere
-    it does nothing."""
+    """Return what to call during a wait: in a notebook's cell it draws what `look` returns,
+    elsewhere it does nothing."""
     return repainted(lambda outcome: _drawn(look(outcome)), clock) or _Nothing()
 
 
 def repainted(
     draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]
 ) -> Progress | None:
-    """Return what draws in a notebook's cell while it runs, or None elsewhere."""
+    """Return a display in a notebook's running cell, or None elsewhere."""
     if kernel_shell() is None or threading.current_thread() is not threading.main_thread():
         return None
     return Progress(draw, clock, _Display().show)
@@ -104,7 +103,7 @@ class _Nothing:
 
 
 class Progress:
-    """A picture in the running cell, redrawn now and then, only if it has changed."""
+    """A picture in the running cell, redrawn now and then if it has changed."""
 
     def __init__(
         self,
@@ -120,15 +119,15 @@ class Progress:
         self._last: Mapping[str, str] = {}
 
     def __call__(self, outcome: Outcome | None = None, *, over: bool = False) -> None:
-        """Draw, if it is time to; how it ended is drawn if anything was."""
+        """Draw, if it is time to; the end is drawn only if something was drawn before."""
         now, over = self._clock(), over or outcome is not None
         if (not over and now < self._due) or (over and not self._last):
             return
         self._show_now(outcome)
 
     def before(self, output: bytes) -> None:
-        """Have a place before a line that is only begun: a display would cut it in two, as it does
-        with a progress bar."""
+        """Take a place in the output before a line is begun: a display would split it, as with
+        progress bars."""
         if not self._last and not output.endswith(b"\n"):
             self._show_now(None)
 
@@ -144,8 +143,8 @@ class Progress:
             )
 
     def _leave(self, why: str) -> None:
-        """Say that the drawing does not change any more."""
-        from html import escape  # a call from a script does without
+        """Say that the drawing no longer changes."""
+        from html import escape  # not needed by scripts
 
         drawn, words = (
             self._draw(None),
@@ -173,13 +172,13 @@ class Progress:
 
 
 class _Display:
-    """One place in the output of the running cell."""
+    """One display in the output of the running cell."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def show(self, drawn: Mapping[str, str]) -> None:
-        """Put it there, in place of what was there."""
+        """Replace its content."""
         from IPython.core.display_functions import display
 
         if self._handle is None:

@@ -1,4 +1,4 @@
-"""The decorator's options as users write them: types for type checkers, and the words of
+"""The decorator's options as users write them: types for type checkers, and the documentation of
 `help(kinetic.run)`.
 
 In: options by name. Out: `Options`, all valid; the signature and the documentation of the table.
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Changes(Keywords, total=False):
-    """What `with_options` takes: any of the decorator's options, by name. Those that are listed
-    here, the decorator also takes by position, in this order."""
+    """What `with_options` takes: any of the decorator's options, by name. The decorator also takes
+    those listed here by position, in this order."""
 
     accelerator: str
     container_image: str | None
@@ -40,7 +40,7 @@ class Changes(Keywords, total=False):
 
 
 def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return the options with what was given in place of what was there; see
+    """Return the options, updated with those that are given; see
     `_core.options.checked`."""
     if given.get("volumes") is not None:
         from kinetic._datasets import call_data
@@ -52,7 +52,7 @@ def checked(before: Options | None, given: Mapping[str, Any]) -> Options:
 
 
 def documented(function: Callable[..., Any]) -> None:
-    """Give a function the signature and the words of the table: it takes some options by position,
+    """Give a function the table's signature and documentation: it takes some options by position,
     and all others as `**options`."""
     signature = inspect.signature(function)
     positional = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -1,4 +1,4 @@
-"""What a call would submit, to look at.
+"""What a call would submit, to look at before submitting it.
 
 In: a plan, the documents of a backend. Out: text, HTML.
 """
@@ -26,7 +26,7 @@ class PlanView:
     Attributes:
         plan: everything that a host must know.
         documents: what the backend would create.
-        warnings: what to know before it leaves the machine.
+        warnings: for the caller, before it leaves the machine.
         files: all files of the source tree, (path, bytes), largest first.
     """
 

@@ -1,8 +1,7 @@
-"""Step 2, plan: from what was asked for to everything that a host must know.
+"""Step 2, plan: from a call and its options to everything that a host must know.
 
-In: `JobSpec`, `Settings`, the `Place`. Out: `Planned`: the plan, the payload, the
-source tree, warnings. It reads the local disk and the environment and writes nothing but the cache
-of hashes.
+In: `JobSpec`, `Settings`, the `Place`. Out: `Planned`: the plan, the payload, the source tree,
+warnings. Reads the local disk and the environment, and writes only the cache of hashes.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class Planned:
         payload: the pickled call; the plan names its digest.
         bundle: the source tree, or None when nothing is shipped.
         secrets: values of the plan's secrets; they are in no document.
-        warnings: what the caller should know before this leaves the machine.
-        function: the pickled function, where the plan names one.
-        data: what the plan's data holds, as far as it is sent, each with the `Data` it comes from.
+        warnings: for the caller, before this leaves the machine.
+        function: the pickled function, if the plan names one.
+        data: content of the plan's data that is sent, each with its `Data`.
         installed: what pods install, by digest.
     """
 
@@ -95,7 +94,7 @@ class PlanTemplate:
     """A plan without its call: what all calls of one function share.
 
     Attributes:
-        draft: the plan as far as it is known.
+        draft: the plan, as far as it is complete.
         settings: the caller's settings.
         project: the function's project.
         bundle: its source tree, or None when nothing is shipped.
@@ -115,7 +114,7 @@ class PlanTemplate:
     installed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def _data(self, packed: Packed) -> CallData | None:
-        """Pack the data of a call; None when it has none."""
+        """Pack the data of a call; None if it has none."""
         if not self.volumes and not packed.external:
             return None
         from kinetic._datasets import call_data
@@ -149,8 +148,8 @@ class PlanTemplate:
         function: Packed | None = None,
         **changes: Any,
     ) -> Planned:
-        """Complete the plan with a pickled call, its function where that is apart, its data, and
-        what else this call has.
+        """Complete the plan with a pickled call, its function if that is separate, its data, and
+        other details of this call.
 
         Raises:
             UsageError: the data cannot be read.
@@ -197,8 +196,8 @@ def template(
     now: float | None = None,
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
 ) -> PlanTemplate:
-    """Plan all but the call itself; see `make`. `calls` are the arguments of all calls, where there
-    is more than the spec's."""
+    """Plan everything but the call itself; see `make`. `calls` are the arguments of all calls, if
+    there are more than the spec's."""
     taken = _carried(spec.options)
     draft = _draft(
         spec,
@@ -225,15 +224,15 @@ def template(
 
 @dataclass(frozen=True)
 class _Carried:
-    """What a job takes from the caller's environment: values in the payload, and values that travel
-    apart."""
+    """What a job takes from the caller's environment: values in the payload, and values that are
+    sent apart."""
 
     captured: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
 
 
 def _carried(options: Options) -> _Carried:
-    """Read the environment. What was captured but looks like a secret travels with the secrets;
+    """Read the environment. Captured variables that look like secrets are sent with the secrets;
     `env=` wins over both."""
     found = configuration.captured(options.capture_env_vars)
     free = {k: v for k, v in found.items() if k not in options.env and k not in options.secrets}
@@ -274,21 +273,21 @@ def _limits(options: Options, settings: Settings) -> Limits:
 
 
 def _patient(limits: Limits) -> Limits:
-    """Limits of a debug job: at a breakpoint every host stands still, and the clock runs while
-    no debugger has attached yet."""
+    """Limits of a debug job: at a breakpoint every host stands still, and no time limit may run
+    before a debugger has attached."""
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
     return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 
 
 def _output_dir(given: str | None) -> str | None:
-    """A folder is meant relative to the caller's folder, not to that of a host."""
+    """Make a path absolute: it is relative to the caller's working directory, not a host's."""
     return given if given is None or "://" in given else str(Path(given).expanduser().absolute())
 
 
 def _declared(
     spec: JobSpec, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
 ) -> list[Path]:
-    """Return where the local data of all calls lies."""
+    """Return the paths of the local data of all calls."""
     kind = data_class()
     if kind is None:
         return []
@@ -300,7 +299,7 @@ def _declared(
         declared += call_data.visible([args, kwargs])
     seen = set(map(id, declared))
     if any(id(data) not in seen for data in alive()):
-        # Whether the call takes it along, in an object or with the function, only pickling can say.
+        # Only pickling can find data in objects and in what the function uses.
         from kinetic._pickling import call
 
         declared += cast("tuple[Data, ...]", call.instances(kind, spec.func, calls))
@@ -308,7 +307,7 @@ def _declared(
 
 
 def data_class() -> type[Data] | None:
-    """Return `kinetic.Data`; None while nothing has loaded it, as there is no `Data` anywhere."""
+    """Return `kinetic.Data`; None if it is not loaded, because then there is no `Data` anywhere."""
     return getattr(sys.modules.get(_DATA), "Data", None)
 
 
@@ -331,7 +330,7 @@ def _source(
 def _with_installation(
     draft: Plan, settings: Settings, project: Project
 ) -> tuple[Plan, Mapping[str, bytes]]:
-    """Add what pods install; other hosts have what the caller has."""
+    """Add what pods install; other hosts use the caller's environment."""
     if not draft.place.is_cluster or settings.pod_python:
         return draft, {}
     from kinetic._source import installation

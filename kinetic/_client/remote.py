@@ -1,4 +1,4 @@
-"""A decorated function: step 1 of a call, and what each way of calling it gives.
+"""A decorated function: step 1 of a call, and the ways of calling it.
 
 In: a function and its options; later the call's arguments. Out: `RemoteCallable`, `JobSpec`; a
 job's handle or value.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kinetic._client.plan_view import PlanView
 
 _DATA = "kinetic._datasets.data"
-"""While this is not loaded there is no `Data` anywhere, and nothing has to be searched for one."""
+"""While this is not loaded there is no `Data` anywhere to be searched for."""
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -53,7 +53,7 @@ First = TypeVar("First")
 
 
 def warn_of_spot(options: Options) -> None:
-    """Warn of what a preemptible machine means for debugging."""
+    """Warn that debugging on preemptible machines may be cut short."""
     import warnings
 
     if options.debug and options.topology.spot:
@@ -64,12 +64,12 @@ def warn_of_spot(options: Options) -> None:
 
 
 class RemoteCallable(Generic[P, R_co]):
-    """A function that runs on an accelerator slice when it is called. As an attribute of a class it
+    """A function that runs on an accelerator slice when it is called. As a class attribute it
     is a method.
 
     The value of an async function is what it returns once it is awaited.
 
-    Within a job it is the plain function: a call there runs its body there.
+    Within a job it is the plain function: a call runs its body there.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class RemoteCallable(Generic[P, R_co]):
         """Return the same function with other options:
         `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
 
-        Takes what the decorator takes, by name. An option that is given replaces that of the
-        decorator, `env=` as a whole too; the others stay.
+        Takes the decorator's options, by name. An option that is given replaces the decorator's,
+        `env=` as a whole too; the others stay.
 
         Raises:
             UsageError: an option cannot work.
@@ -122,11 +122,9 @@ class RemoteCallable(Generic[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the slice: print the leader's output as it comes, return its value or raise what
+        """Run on the slice: print the leader's output as it arrives, return its value or raise what
         the function raised."""
-        __tracebackhide__ = (
-            True  # Notebooks and pytest show the caller's line and the function's own frames.
-        )
+        __tracebackhide__ = True  # Notebooks and pytest hide this frame.
         try:
             return self._called(args, kwargs)
         except KeyboardInterrupt as interrupt:
@@ -167,7 +165,7 @@ class RemoteCallable(Generic[P, R_co]):
         )
         handle = self.run_async(*args, **kwargs)
         with contextlib.ExitStack() as stack:
-            # It has ended before it could be debugged; its result tells why.
+            # It ended before it could be debugged; its result says why.
             with contextlib.suppress(NotFound):
                 stack.callback(handle.debug_attach(debugging.free_port()).terminate)
             return handle.result(stream_logs=True)
@@ -181,8 +179,8 @@ class RemoteCallable(Generic[P, R_co]):
     async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     async def aio(self, *args: Any, **kwargs: Any) -> Any:
-        """Call from async code: `await train.aio(steps)` does what a call does, and does not block
-        the event loop of asyncio.
+        """Call from async code: `await train.aio(steps)` does what a call does, without blocking
+        the asyncio event loop.
 
         Cancelling it leaves the job running and says how to come back to it.
         """
@@ -218,16 +216,16 @@ class RemoteCallable(Generic[P, R_co]):
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
 
     def run_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Submit and return at once; the job goes on without this process."""
+        """Submit and return at once; the job runs independently of this process."""
         __tracebackhide__ = True
         try:
             return self._submitted(args, kwargs)
-        except KineticError as error:  # It says what to do: it leads to the caller's line.
+        except KineticError as error:  # The message says what to do.
             error.__traceback__ = None
             raise
 
     def _check_place(self) -> None:
-        """Jobs are submitted from where people work: what a job submits would outlive it, and
+        """Jobs are submitted from where people work: a job submitted by a job would outlive it, and
         nobody would look after it."""
         from kinetic._config import settings
 
@@ -248,7 +246,7 @@ class RemoteCallable(Generic[P, R_co]):
         client.tell(planned.warnings)
         client.note_output(planned.plan.output_dir)
         if "kinetic._client.handle" not in sys.modules:
-            threading.Thread(target=_import_handle).start()  # While the backend starts the job.
+            threading.Thread(target=_import_handle).start()  # While the backend works.
         ref = submission.submit(planned, client.backend, client.store)
 
         from kinetic._client.handle import JobHandle
@@ -289,13 +287,13 @@ class RemoteCallable(Generic[P, R_co]):
             input_mode: "single" passes an entry as the only argument, "args" a list or tuple as
                 positional arguments, "kwargs" a dict as keyword arguments; "auto" decides by the
                 entry's type.
-            max_concurrent: jobs that run at the same time; "auto" as many as there is room for (on
-                this machine: processors and memory), None for all at once.
+            max_concurrent: the most jobs that run at the same time; "auto" as many as there is room
+                for (on this machine: processors and memory), None for all at once.
             retries: how often an input whose job failed is submitted again.
             fail_fast: submit nothing more after the first failure.
-            cancel_running_on_fail: with `fail_fast`, also cancel the jobs that run.
+            cancel_running_on_fail: with `fail_fast`, also cancel the running jobs.
             name: as shown to users; the function's name by default.
-            tags: notes of yours, a dict or a list of strings.
+            tags: your own notes, a dict or a list of strings.
             project: the cluster's project, instead of the decorator's.
             cluster: the cluster, instead of the decorator's.
 
@@ -353,7 +351,7 @@ class RemoteCallable(Generic[P, R_co]):
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the body here, in this process. Local data is where it is: the function gets its
+        """Run the body here, in this process. The function gets local data by its
         path."""
         value = self._body(args, kwargs)
         return cast("R_co", _awaited(value) if inspect.iscoroutine(value) else value)
@@ -367,7 +365,7 @@ class RemoteCallable(Generic[P, R_co]):
 
     # -- being a method, being pickled -------------------------------------------------------------
 
-    # mypy takes the first of these for all that is looked up on a class, so it must not be strict
+    # mypy uses the first overload for every lookup on a class, so it must not be strict
     # about arguments.
     @overload
     def __get__(
@@ -401,8 +399,8 @@ class RemoteCallable(Generic[P, R_co]):
         return RemoteCallable(self._func, self._options, bound=(instance,))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As the plain function, through the standard library: the other side needs no kinetic to
-        # load it.
+        # Pickled as the plain function, with the standard library only: the other side needs no
+        # kinetic to load it.
         func = functools.partial(self._func, *self._bound) if self._bound else self._func
         return operator.itemgetter(0), ((func,),)
 
@@ -426,12 +424,12 @@ class RemoteCallable(Generic[P, R_co]):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = ""
     ) -> None:
         try:
-            # A decorator below this one may take other arguments than what it wraps; what `jax.jit`
-            # makes never does.
+            # A decorator below this one may take other arguments than the function it wraps, but
+            # `jax.jit` never does.
             signature = inspect.signature(
                 self._func, follow_wrapped=not isinstance(self._func, FunctionType)
             )
-        except (ValueError, TypeError):  # Some builtins have none; the host will tell.
+        except (ValueError, TypeError):  # Some builtins have none; the host will check.
             return
         try:
             signature.bind(*self._bound, *args, **kwargs)
@@ -442,8 +440,8 @@ class RemoteCallable(Generic[P, R_co]):
 
 
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end; beside the loop that runs in this thread, if one does: in a
-    notebook, one always does."""
+    """Run a coroutine to its end, in another thread if a loop runs in this one, as it always does
+    in a notebook."""
     import asyncio
 
     try:
@@ -458,7 +456,7 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _in_async_code() -> bool:
-    """Whether an event loop runs in this thread: who calls an async function there awaits what it
+    """Whether an event loop runs in this thread: async code awaits what an async function
     returns."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
@@ -469,8 +467,8 @@ def _import_handle() -> None:
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Take off the frames through which a function's end arrives; what fails in kinetic itself has
-    others below them."""
+    """Drop kinetic's frames above the function's error; an error of kinetic itself keeps those
+    below them."""
     from kinetic._client.handle import JobHandle
 
     passed = (

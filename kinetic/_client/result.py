@@ -1,4 +1,4 @@
-"""What a verdict comes to for the caller: the leader's value, or the exception to raise.
+"""What a verdict means for the caller: the leader's value, or the exception to raise.
 
 In: a store, a reference, the outcome. Out: a value, an exception.
 """
@@ -38,7 +38,7 @@ def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
     """Return what the hosts returned, by index.
 
     Raises:
-        UsageError: the values of other hosts than the leader were not kept.
+        UsageError: only the leader's value was kept.
         ResultUnavailable: one was removed, or cannot be rebuilt here.
         CorruptRecord: one was changed.
     """
@@ -52,8 +52,7 @@ def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
 
 
 def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
-    """Return what a host returned, the leader by default. Nothing is unpickled that is not what the
-    host wrote.
+    """Return what a host returned, the leader by default. Unpickles only what that host wrote.
 
     Raises:
         ResultUnavailable: it was removed, or cannot be rebuilt here.
@@ -88,14 +87,14 @@ def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
 def error(
     store: Store, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]
 ) -> BaseException:
-    """Return what to raise for a job that failed: the function's own exception, where it can be
-    rebuilt here.
+    """Return what to raise for a failed job: the function's own exception, if it can be rebuilt
+    here.
 
     Args:
         store: where the job's records are.
         ref: the job.
         outcome: its verdict.
-        last_lines: gives the last lines that a host printed.
+        last_lines: returns the last lines that a host printed.
     """
     first = outcome.first
     if first is None:
@@ -119,14 +118,14 @@ def _original(store: Store, ref: JobRef, key: str) -> BaseException | None:
     try:
         data = store.get(key)
         return _rebuilt(store, ref, lambda: results.unpack_exception(data))
-    except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the text of the error is still there
+    except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the error's text is still available
         _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
         return None
 
 
 def _rebuilt(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
-    """Load; where a module is missing, because this is not the program that made the call, look for
-    it in the call's project."""
+    """Load. If a module is missing, because this is not the program that made the call, look for it
+    in the call's project."""
     try:
         return load()
     except (ResultUnavailable, UserCodeFailed) as error:
@@ -144,7 +143,7 @@ def _rebuilt(store: Store, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(store: Store, ref: JobRef) -> list[str]:
-    """Return the folders of the project from which the caller has imported, if they are on this
+    """Return the project's folders that the caller imported from, if they are on this
     machine."""
     try:
         plan = Plan.from_json(json.loads(store.get(layout.plan(ref.job_id))))
@@ -159,8 +158,8 @@ def _project_folders(store: Store, ref: JobRef) -> list[str]:
 
 
 def stacks(outcome: Outcome) -> dict[int, str]:
-    """Return where the hosts of a gang that hung stood, also who had returned; of any other gang
-    nothing."""
+    """Return where the hosts of a hung gang stood, and which had returned; {} for any other
+    gang."""
     from kinetic._core.gang.blame import RETURNED
 
     if not any(r.stacks for r in outcome.reports):

@@ -36,13 +36,13 @@ def submit(
     on_sent: Callable[[Planned], None] | None = None,
 ) -> JobRef:
     """Create the job and return its reference. `on_sent` gets the plan as it was sent: files may
-    have changed since it was made.
+    have changed since the plan was made.
 
     Promises: (1) what can be refused is refused before the first write; (2) the reference is
-    written before the job is created, so that no job is an orphan; (3) when anything fails, the
-    job's records are removed, the reference last; they stay where a backend that does not answer
-    may have made the job. Content-addressed blobs may stay: another job may share them, and the
-    next submission does not send them again.
+    written before the job is created, so that no job is an orphan; (3) if anything fails, the
+    job's records are removed, the reference last; they stay if a backend that does not answer may
+    have created the job. Content-addressed blobs may stay: other jobs may share them, and the next
+    submission need not send them again.
 
     Raises:
         BackendUnavailable: the backend does not answer.
@@ -60,7 +60,7 @@ def submit(
         planned = dataclasses.replace(planned, plan=chosen)
         plan, documents = chosen, backend.render(chosen)
     ref = ref_of(plan, store.uri)
-    # Content that is there already must not be swept away before the plan names it.
+    # Content that is there already must not be swept before the plan names it.
     with submitting(store):
         with sending.shown(store, _most_bytes(planned)) as watched:
             planned = _sent(planned, watched)
@@ -84,11 +84,11 @@ def submit(
 
 
 def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> Plan:
-    """Return the plan with the image that its hosts run, which may have to be built first.
+    """Return the plan with its hosts' image, which may have to be built first.
 
     Raises:
         PreflightError: it cannot be built.
-        BackendUnavailable: what builds it does not answer.
+        BackendUnavailable: the service that builds it does not answer.
     """
     if not isinstance(backend, BuildsImages):
         return plan
@@ -100,7 +100,7 @@ def _told(line: str) -> None:
 
 
 def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
-    """Refuse data that hosts would not find where it lies."""
+    """Refuse data that hosts could not reach."""
     for each in plan.data:
         if each.source.startswith(BUCKETS):
             from kinetic._datasets import cloud
@@ -139,7 +139,7 @@ def _default_output_dir(store_uri: str, job_id: str) -> str:
 
 
 def _most_bytes(planned: Planned) -> int:
-    """How much is sent if the store has nothing of it."""
+    """The most that may have to be sent."""
     bundles = [bundle for _, bundle in planned.data]
     if planned.bundle is not None:
         bundles.append(planned.bundle)
@@ -147,7 +147,7 @@ def _most_bytes(planned: Planned) -> int:
 
 
 def _sent(planned: Planned, store: Store) -> Planned:
-    """Send what the plan names, and return the plan with what was sent."""
+    """Send what the plan names; return the plan with what was actually sent."""
     source, data = planned.bundle, planned.data
     now: dict[Tree, Tree] = {}
     if source is not None:
@@ -168,7 +168,7 @@ def _sent(planned: Planned, store: Store) -> Planned:
         _send(planned.installed, store)
     if planned.plan.function is not None:
         _send({planned.plan.function.digest: planned.function}, store)
-        # The arguments of one of many calls are sent at once: they are hardly there already.
+        # Arguments of one of many calls are sent without asking first: the store hardly has them.
         many.put_content(store, layout.blob(planned.plan.payload.digest), [planned.payload])
     else:
         _send({planned.plan.payload.digest: planned.payload}, store)
@@ -176,7 +176,7 @@ def _sent(planned: Planned, store: Store) -> Planned:
 
 
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
-    """Send contents by digest that are there after the first job: asking first sends less."""
+    """Send contents by digest, after asking: the store has them after the first job."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
     there = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in there}
@@ -213,7 +213,7 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
             f"The job {ref.job_id} could not be created: {error}. Nothing of it is left."
         ) from error
     except BaseException:  # Ctrl-C: the job may or may not have been created.
-        # A backend that does not answer leaves a job that can be found, and be cancelled later.
+        # If the backend does not answer, the job can still be found and cancelled later.
         with contextlib.suppress(BackendUnavailable):
             backend.cancel(ref)
             if phase_of(backend, ref) is JobStatus.NOT_FOUND:
@@ -222,8 +222,8 @@ def _undone_on_failure(ref: JobRef, backend: Backend, store: Store) -> Iterator[
 
 
 def _remove(store: Store, job_id: str) -> None:
-    """Remove the job's records; if the store does not even take that, the reference is still there
-    to find them by."""
+    """Remove the job's records. If the store does not even allow that, the reference remains, and
+    the records can be found by it."""
     try:
         store.delete(layout.job(job_id))
         index.remove(store, job_id)

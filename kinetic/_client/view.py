@@ -1,4 +1,4 @@
-"""A job as it can be looked at from any process: its reference, state, output, events and stacks.
+"""A read-only view of a job, from any process: its reference, state, output, events and stacks.
 
 In: `JobRef`. Out: what the store and the backend know of the job. Nothing here waits.
 """
@@ -72,7 +72,7 @@ class JobView:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        """What there is to complete: the fields of the reference, too, and nothing internal."""
+        """For completion: with the fields of the reference, and without internals."""
         names = {*super().__dir__(), *ATTRIBUTES}
         return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
@@ -105,7 +105,7 @@ class JobView:
         return self.ref.attributes()
 
     def status(self) -> JobStatus:
-        """Return what the job is: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
+        """Return the job's status: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
         found = self._stored()
         if found is not None:
             return status_of_verdict(found.verdict)
@@ -114,17 +114,17 @@ class JobView:
         )[0]
 
     def outcome(self) -> Outcome | None:
-        """Return the verdict over all hosts, or None while the job goes on."""
+        """Return the verdict over all hosts, or None while the job runs."""
         return following.settle(self._backend, self._store, self.ref, time.time())
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
-        """Return the verdicts of jobs of the same place and store as this one, by id; an error for
-        a job that cannot be looked at, or whose records were removed."""
+        """Return the verdicts of jobs with the same place and store as this one, by id; an error
+        for a job whose verdict cannot be determined, or whose records were removed."""
         return following.settle_many(self._backend, self._store, refs, time.time())
 
     def ending_fd(self) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended; None where there is
-        none. The caller closes it."""
+        """Return a descriptor that becomes readable when the job has ended, which the caller
+        closes; None if there is none."""
         return self._backend.ending_fd(self.ref) if isinstance(self._backend, Signals) else None
 
     def chunks(self, request: LogRequest) -> Iterator[LogChunk | None]:
@@ -132,8 +132,8 @@ class JobView:
         return following.chunks(self._backend, self._store, self.ref, request)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what happened when, oldest first, as JSON objects. A damaged line is passed over,
-        and so is what only a newer version knows."""
+        """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that
+        only a newer version knows, are skipped."""
         return [event.to_json() for event in self._events()]
 
     def _events(self) -> list[GangEvent]:
@@ -143,11 +143,11 @@ class JobView:
             return []
 
     def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
-        """Return the Python stacks of every host's worker: live, or as they were kept when the gang
+        """Return the Python stacks of every host's worker: live, or as stored when the gang
         hung.
 
         Raises:
-            NotFound: the job is not running and none were kept.
+            NotFound: the job is not running and no stacks were stored.
             WaitTimeout: the leader of a job on a cluster does not answer.
         """
         endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
@@ -186,7 +186,7 @@ class JobView:
         return {"supervisor": found.supervisor, "agents": dict(found.agents)}
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
-        """What there is to see of the job now. Never fails: it is drawn while something else goes
+        """The job's current picture. Never fails: it is drawn while something else goes
         on."""
         from kinetic._client.board import drawing
 

@@ -1,9 +1,9 @@
-"""Waiting for the first of many jobs to end, without asking each of them again and again.
+"""Waiting for the first of many jobs to end, without asking for each of them all the time.
 
 In: handles of running jobs. Out: verdicts.
 
-A backend that can wake its caller (`Signals`) is asked only now and then, in case a signal was
-missed; of another one each job is looked at ever less often, down to once in `slowest_s`.
+A backend that can signal ends (`Signals`) is asked only now and then, in case a signal was missed.
+With others, each job is asked for less and less often, down to once in `slowest_s`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FIRST_LOOK_S = 0.01
 SIGNALLED_LOOK_S = 2.0
 SLOWER = 1.5
 MOST_SIGNALS = 256
-"""A process may have a thousand open files; other rooms need some."""
+"""A process may have a thousand open files, and needs some of them elsewhere."""
 
 
 Answer = Outcome | KineticError | None
 
 
 class Job(Protocol):
-    """What a handle offers for waiting."""
+    """The part of a handle that waiting needs."""
 
     @property
     def ref(self) -> JobRef:
@@ -46,18 +46,18 @@ class Job(Protocol):
         ...
 
     def settle(self, refs: Sequence[JobRef]) -> Mapping[str, Answer]:
-        """Return the verdicts of jobs of the same place and store as this one, by id; None while
-        they go on, an error for one that cannot be looked at, or whose records were removed."""
+        """Return the verdicts of jobs with the same place and store as this one, by id; None while
+        they run, an error if it cannot be determined or the records were removed."""
         ...
 
     def ending_fd(self) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended; None where there is
+        """Return a descriptor that becomes readable when the job has ended; None if there is
         none."""
         ...
 
 
 def look(jobs: Sequence[Job]) -> list[Answer]:
-    """Return the verdict of each job. All jobs of one place are asked for at once."""
+    """Return the verdict of each job. All jobs of one place are asked for in one call."""
     alike: dict[tuple[Place, str], list[Job]] = {}
     for job in jobs:
         alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
@@ -74,7 +74,7 @@ def look(jobs: Sequence[Job]) -> list[Answer]:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended: of which input, and how; None when its records were removed."""
+    """A job that has ended: its input, and how it ended; None if its records were removed."""
 
     index: int
     outcome: Outcome | None
@@ -82,7 +82,7 @@ class Ended:
 
 @dataclasses.dataclass
 class _Watched:
-    """One running job: when to look at it next, and what wakes us before."""
+    """One running job: when to ask next, and the descriptor that signals its end before."""
 
     handle: Job
     look_at: float
@@ -91,7 +91,7 @@ class _Watched:
 
 
 class JobWaiter:
-    """The running jobs of one batch. Jobs may be added by one thread while another one waits."""
+    """The running jobs of one batch. One thread may add jobs while another one waits."""
 
     def __init__(
         self,
@@ -120,11 +120,11 @@ class JobWaiter:
 
     def ring(self) -> None:
         """Wake the thread that waits."""
-        with suppress(BlockingIOError):  # It is about to wake already.
+        with suppress(BlockingIOError):  # A wake-up is already pending.
             os.write(self._ringer, b"!")
 
     def wait(self, timeout_s: float) -> list[Ended]:
-        """Return what has ended; [] when the time is up or `ring` was called."""
+        """Return the jobs that have ended; [] if the time is up or `ring` was called."""
         deadline = self._clock() + timeout_s
         while True:
             ended = self._look()
@@ -135,7 +135,7 @@ class JobWaiter:
                 return self._look()
 
     def _look(self) -> list[Ended]:
-        """Look at the jobs whose time it is."""
+        """Ask for the jobs that are due."""
         with self._lock:
             now = self._clock()
             due = [(index, job) for index, job in self._watched.items() if job.look_at <= now]
@@ -151,7 +151,7 @@ class JobWaiter:
             self._forget(index)
             return Ended(index, found if isinstance(found, Outcome) else None)
         if found is not None:
-            _log.warning("%s cannot be looked at just now: %s", job.handle.ref.job_id, found)
+            _log.warning("%s cannot be read at present: %s", job.handle.ref.job_id, found)
         self._later(job)
         return None
 
@@ -195,7 +195,7 @@ class JobWaiter:
         return self._bell in ready
 
     def _drop_signal(self, job: _Watched) -> None:
-        """A signal comes once: look now, and then as at a job without one."""
+        """A signal comes once: ask now, and from then on as for a job without signals."""
         self._signals -= 1
         os.close(job.fd)
         job.fd, job.look_at, job.pause_s = -1, self._clock(), FIRST_LOOK_S

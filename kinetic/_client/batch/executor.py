@@ -3,9 +3,9 @@
 In: a ledger, a manifest, a submitter. Out: jobs, and in the end a ledger in which every input
 has ended.
 
-Submitting threads are not daemons: a script that ends after it began a batch still submits all of
-it. A separate thread watches the jobs while they are waited for, so that Ctrl-C, which is raised in
-the main thread, cannot lose one.
+Submitting threads are not daemons: a script that ends after beginning a batch still submits all of
+it. A separate thread watches the jobs, so that Ctrl-C, which is raised in the main thread, cannot
+lose one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kinetic.errors import InsufficientMemory, KineticError, SubmitError, text_o
 
 _log = logging.getLogger("kinetic.batch")
 IDLE_S = 1.0
-"""How long a thread sleeps at most before it looks whether another process asked to stop."""
+"""The longest sleep of a thread before it checks whether another process asked to stop."""
 
 
 class BatchExecutor:
@@ -46,7 +46,7 @@ class BatchExecutor:
         self.manifest = manifest
         self.handles: list[JobHandle[Any] | None] = [None] * len(ledger.tasks)
         self.events = 0
-        """Grows whenever something has happened."""
+        """Grows with every event."""
         self._submitter = submitter
         self._updates = updates
         self._waiter = waiter or JobWaiter()
@@ -62,7 +62,7 @@ class BatchExecutor:
     # -- submitting --------------------------------------------------------------------------------
 
     def start(self, *, here: bool) -> None:
-        """Submit: in this thread until all is submitted, or in threads of their own."""
+        """Submit everything: in this thread, or in threads of its own."""
         assert self._submitter is not None
         self._lock = self.manifest.hold()
         self._at_work = 1 if here else self._submitter.threads
@@ -87,7 +87,7 @@ class BatchExecutor:
             self._end_submitting()
 
     def _step(self) -> bool:
-        """Submit one input, or wait until one may be; return whether there is more to do."""
+        """Submit one input, or wait until that is possible; return whether there is more to do."""
         with self._changed:
             seen, index = self.events, self.ledger.take()
             if index is None and not self.ledger.submits:
@@ -135,7 +135,7 @@ class BatchExecutor:
             _cancel(handle)
 
     def _wait_or_refuse(self, index: int, error: InsufficientMemory) -> None:
-        """A job too many for this machine waits until another one has ended."""
+        """If the machine is full, the input waits until another job has ended."""
         with self._changed:
             seen, others = self.events, any(True for _ in self.ledger.live())
             if others:
@@ -146,7 +146,7 @@ class BatchExecutor:
             self._refuse(index, error)
 
     def _refuse(self, index: int, error: Exception) -> None:
-        # All have the same reason more often than not.
+        # Usually all have the same reason: warn only of the first.
         level = logging.INFO if self._refusals else logging.WARNING
         self._refusals += 1
         _log.log(
@@ -164,7 +164,7 @@ class BatchExecutor:
         self._cancel_after_failure()
 
     def _obey(self) -> None:
-        """Stop when another process asked for it."""
+        """Stop if another process asked for it."""
         with _logged("whether to stop cannot be seen"):
             if not self.ledger.stopped and self.manifest.is_to_stop():
                 self.cancel("another process cancelled the batch")
@@ -185,13 +185,13 @@ class BatchExecutor:
     # -- ending ------------------------------------------------------------------------------------
 
     def stop(self, why: str) -> None:
-        """Submit nothing more; what runs goes on."""
+        """Submit nothing more; running jobs keep running."""
         with self._changed:
             self.ledger.stop(why)
             self._tell()
 
     def cancel(self, why: str) -> None:
-        """Submit nothing more, and cancel what runs."""
+        """Submit nothing more, and cancel running jobs."""
         if self._updates is None:
             self.stop(why)
         elif not self.ledger.done:
@@ -219,7 +219,7 @@ class BatchExecutor:
     # -- watching ----------------------------------------------------------------------------------
 
     def look(self, timeout_s: float, seen: int) -> None:
-        """Wait until something happens that the caller has not `seen`, or the time is up."""
+        """Wait until there are more events than the caller has `seen`, or the time is up."""
         with self._changed:
             self._interested += 1
             try:
@@ -233,7 +233,7 @@ class BatchExecutor:
                 raise self._broken
 
     def _watch(self) -> None:
-        """Have a thread that watches."""
+        """Start the watching thread unless there is one."""
         if self._watcher is None and not self.ledger.done:
             self._watcher = threading.Thread(
                 target=self._keep_watch, name="kinetic-watch", daemon=True
@@ -278,8 +278,7 @@ class BatchExecutor:
         self._cancel_after_failure()
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Take up what another process has submitted meanwhile, unless it was looked for a moment
-        ago."""
+        """Take over what another process has submitted, unless that was checked a moment ago."""
         if self._updates is None or not (now or self._updates.is_due(self.ledger)):
             return
         updates = self._updates.read(self.ledger)

@@ -1,4 +1,4 @@
-"""What a batch says of its inputs that have no value.
+"""The errors of a batch: why inputs have no value.
 
 In: the executor of a batch, and why inputs have no value. Out: the error of one input, or a
 `BatchError` about all of them.
@@ -19,8 +19,8 @@ _SHOWN = 5
 
 
 def error_of(executor: BatchExecutor, index: int, lost_id: str) -> BaseException | None:
-    """Return why an input that has ended has no value; None where its job has one. `lost_id` is the
-    job whose records are missing, where it is known."""
+    """Return why an input that has ended has no value; None if its job has one. `lost_id` is the
+    job whose records are missing, if known."""
     group_id = executor.manifest.batch.group_id
     task, job = executor.ledger.tasks[index], executor.handles[index]
     if task.state is State.SUCCEEDED:
@@ -41,7 +41,7 @@ def error_of(executor: BatchExecutor, index: int, lost_id: str) -> BaseException
 def batch_error(
     executor: BatchExecutor, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch of which `failed` inputs have no value; the first to blame is its
+    """Return the error of a batch in which `failed` inputs have no value; the first to blame is its
     cause."""
     batch = executor.manifest.batch
     blamed = sorted(failed, key=lambda index: (_rank(executor, index, failed[index]), index))
@@ -69,8 +69,8 @@ def batch_error(
 
 
 def _rank(executor: BatchExecutor, index: int, error: BaseException) -> int:
-    """How far an error is from what went wrong: what failed comes first, then what was cancelled,
-    then what was never submitted."""
+    """The order of blame: failures come first, then cancelled inputs, then those that were never
+    submitted."""
     if executor.ledger.tasks[index].state is State.SKIPPED:
         return 2
     return int(isinstance(error, JobCancelled))
@@ -81,7 +81,7 @@ def _input(index: int, job: JobHandle[Any] | None) -> str:
 
 
 def _logs_command(job: JobHandle[Any]) -> str:
-    """The command that shows what the host to blame printed."""
+    """The command that shows the output of the host to blame."""
     with contextlib.suppress(KineticError):
         outcome = job.outcome()
         if outcome is not None and outcome.first is not None and outcome.first.host:

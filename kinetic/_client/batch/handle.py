@@ -54,7 +54,7 @@ class BatchHandle(Generic[R_co]):
     Attributes:
         group_id: "grp-" and 8 hex digits.
         name: as shown to users.
-        tags: the caller's own notes.
+        tags: the caller's notes.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def jobs(self) -> list[JobHandle[R_co] | None]:
-        """The latest job of each input, in the order of the inputs; None for an input that has
+        """The latest job of each input, in order; None for an input that has
         none."""
         self._executor.catch_up()
         return list(self._executor.handles)
@@ -115,15 +115,15 @@ class BatchHandle(Generic[R_co]):
         return [(index, _status(task, job)) for index, job, task in found]
 
     def status_counts(self) -> dict[str, int]:
-        """Return how many jobs there are of each status."""
+        """Return the number of jobs by status."""
         counts: dict[str, int] = {}
         for _, status in self.statuses():
             counts[str(status)] = counts.get(str(status), 0) + 1
         return counts
 
     def failures(self) -> list[JobHandle[R_co]]:
-        """Return the jobs that have failed or were cancelled by now and are not tried again, in the
-        order of the inputs."""
+        """Return the jobs that failed or were cancelled and will not be tried again, in the order
+        of the inputs."""
         tasks, last = self._tasks(), self._executor.ledger.rules.retries + 1
         pairs = [
             (task, job)
@@ -167,7 +167,7 @@ class BatchHandle(Generic[R_co]):
         """Wait until every input has ended; raises nothing for inputs that failed.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: the longest wait, in seconds.
             progress: show how far the batch is: a bar on a terminal, a drawing in a notebook,
                 elsewhere a line on stderr for each input that ends.
 
@@ -181,12 +181,12 @@ class BatchHandle(Generic[R_co]):
     def as_completed(
         self, poll_interval: float = 5, timeout: Duration | None = None
     ) -> Iterator[JobHandle[R_co]]:
-        """Yield the jobs as they end; of an input that is tried again, only the last job.
+        """Yield the jobs as they end; for an input that is tried again, only the last job.
 
         Args:
-            poll_interval: taken for the sake of older scripts; a job that has ended is yielded at
-                once.
-            timeout: seconds to wait at most.
+            poll_interval: accepted for older scripts and ignored: a job is yielded as soon as it
+                has ended.
+            timeout: the longest wait, in seconds.
 
         Raises:
             WaitTimeout: the time has passed; the batch keeps running.
@@ -236,8 +236,8 @@ class BatchHandle(Generic[R_co]):
         """Wait for all inputs and return their values. Can be called again.
 
         Args:
-            timeout: seconds to wait at most.
-            ordered: in the order of the inputs; else in the order in which they ended.
+            timeout: the longest wait, in seconds.
+            ordered: in the order of the inputs; otherwise as they ended.
             cleanup: None frees what backends hold and keeps the records; True also removes the
                 records of jobs that succeeded; False leaves everything. Records of jobs that
                 failed, and of the batch itself, always stay.
@@ -268,11 +268,11 @@ class BatchHandle(Generic[R_co]):
     # -- ending ------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Submit nothing more, and stop the jobs that run. Cancelling a batch that has ended does
+        """Submit nothing more, and stop the running jobs. Cancelling a batch that has ended does
         nothing.
 
-        Waits until they have stopped, but no longer than three minutes: then they are left to stop,
-        with a warning.
+        Waits up to three minutes until they have stopped; after that they are left to stop, with a
+        warning.
         """
         try:
             self._stop()
@@ -288,7 +288,7 @@ class BatchHandle(Generic[R_co]):
         that of the batch (`gcs`).
 
         Raises:
-            UsageError: only the records of jobs that are running were to be removed.
+            UsageError: only records were to be removed, and jobs are running.
             WaitTimeout: the jobs did not stop within three minutes.
         """
         if k8s and (self._executor.submits or not self._executor.ledger.done):
@@ -321,7 +321,7 @@ class BatchHandle(Generic[R_co]):
                 while told < len(executor.ledger.finished):
                     index = executor.ledger.finished[told]
                     told += 1
-                    # Show each end once, and none from before this process looked.
+                    # Show each end once, and none from before this process attached.
                     if told > self._shown:
                         shown.ended(index)
                         self._shown = told
@@ -381,7 +381,7 @@ class BatchHandle(Generic[R_co]):
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On Ctrl-C, say what goes on and how to come back to it."""
+        """On Ctrl-C, say what keeps running and how to come back to it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -420,11 +420,11 @@ def attach_batch(
 
     Args:
         group_id: its id.
-        project: where to look, instead of the configured project.
-        cluster: where to look, instead of the configured cluster.
-        poll_interval: how often to look for newly submitted jobs at least.
-        poll_timeout: after how long without a new job a batch that is submitted on another machine
-            counts as submitted.
+        project: the project to look in, instead of the configured one.
+        cluster: the cluster to look in, instead of the configured one.
+        poll_interval: the longest time between two looks for newly submitted jobs.
+        poll_timeout: after this time without a new job, a batch that is submitted on another
+            machine is taken to be complete.
 
     Raises:
         NotFound: there is no such batch.

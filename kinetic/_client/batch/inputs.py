@@ -1,4 +1,4 @@
-"""From what users pass as inputs to arguments of calls.
+"""The arguments of each call, from the inputs that users pass.
 
 In: inputs, an input mode. Out: `Call`s. Pure.
 """
@@ -29,7 +29,7 @@ def calls(inputs: Iterable[Any], mode: str = "auto") -> list[Call]:
 
     "single" passes an input as the only argument, "args" a list or tuple as positional arguments,
     "kwargs" a dict as keyword arguments. "auto" passes dicts whose keys can be names as keyword
-    arguments, lists and tuples as positional arguments, and all else as the only argument.
+    arguments, lists and tuples as positional arguments, and anything else as the only argument.
 
     Raises:
         UsageError: there is no such mode, or an input does not fit it.

@@ -1,7 +1,7 @@
-"""Another Ctrl-C, after one that ended the waiting: the process submits nothing more, and no thread
-prints a traceback.
+"""A second Ctrl-C, after the one that ended the wait: the process submits nothing more, and no
+thread prints a traceback.
 
-In: what stops the submitting. Out: a signal handler.
+In: a function that stops submitting. Out: a signal handler.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _stops: list[Callable[[], None]] = []
 
 
 def stop_on_another(stop: Callable[[], None]) -> bool:
-    """Have the next Ctrl-C call `stop`. Return whether it will: other handlers stay in place, and
-    a notebook's kernel has its own."""
+    """Have the next Ctrl-C call `stop`. Return False if there is another handler, which stays: the
+    program's or a notebook kernel's."""
     if (
         threading.current_thread() is not threading.main_thread()
         or notebook.kernel_shell() is not None
@@ -33,8 +33,8 @@ def stop_on_another(stop: Callable[[], None]) -> bool:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Once the main thread only waits for others, no code catches an exception: the next Ctrl-C
-    ends the process at once."""
+    """Once the main thread only waits for others, an exception would not be caught: then the next
+    Ctrl-C ends the process at once."""
     runs = _runs_the_program(frame)
     signal.signal(signal.SIGINT, signal.default_int_handler if runs else signal.SIG_DFL)
     while _stops:

@@ -1,4 +1,4 @@
-"""Beginning a batch: written down first, then submitted.
+"""Beginning a batch: recorded first, then submitted.
 
 In: a submitter, options of `run_async_map`. Out: `BatchHandle`.
 """
@@ -25,7 +25,7 @@ Tags = Mapping[str, str] | Sequence[str]
 
 
 class BatchOptions(TypedDict, total=False):
-    """The options of `run_async_map`, for type checkers; it explains them."""
+    """The options of `run_async_map`, for type checkers; documented there."""
 
     input_mode: str
     max_concurrent: AtOnce
@@ -81,8 +81,8 @@ def tags(given: object) -> Any:
 def launch(
     submitter: Submitter, store: Store, total: int, how: BatchRules, *, name: str, notes: Any
 ) -> BatchHandle[Any]:
-    """Begin a batch: all is submitted in the background, or before this returns when nothing holds
-    it up.
+    """Begin a batch. Everything is submitted in the background, or before this returns if nothing
+    has to wait.
 
     Raises:
         StoreError: the store is full or cannot be written; nothing was submitted.
@@ -119,4 +119,4 @@ def _tell(how: BatchRules, total: int) -> None:
 
 
 _MOST_IDS = 5_000_000
-"""They are all written down before the first job."""
+"""All are recorded before the first job."""

@@ -1,4 +1,4 @@
-"""Where each input of a batch stands, and what may be done next.
+"""The state of each input of a batch, and what may be done next.
 
 In: what happened to jobs. Out: which input to submit, which inputs have ended. Pure: no clock, no
 lock, no I/O.
@@ -19,7 +19,7 @@ from kinetic._core.values import dataclass
 
 
 class State(StrEnum):
-    """Where one input stands."""
+    """The state of one input."""
 
     WAITING = "waiting"
     SUBMITTING = "submitting"
@@ -41,7 +41,7 @@ class Task:
     """One input.
 
     Attributes:
-        state: where it stands.
+        state: its state.
         tries: how often it was submitted.
         ref: its latest job, or None before the first.
         error: why it never became a job.
@@ -59,10 +59,10 @@ class BatchRules:
 
     Attributes:
         max_concurrent: jobs at a time; None for all.
-        fitted: whether `max_concurrent` is still to be chosen, by what there is room for.
+        fitted: whether `max_concurrent` is still to be chosen to fit the machine.
         retries: how often an input whose job failed is submitted again.
         fail_fast: submit nothing more after the first failure.
-        cancel_running_on_fail: with `fail_fast`, also cancel what runs.
+        cancel_running_on_fail: with `fail_fast`, also cancel running jobs.
     """
 
     max_concurrent: int | None = None
@@ -73,7 +73,7 @@ class BatchRules:
 
     @property
     def cancels(self) -> bool:
-        """Whether a failure ends the jobs that run."""
+        """Whether a failure cancels the running jobs."""
         return self.fail_fast and self.cancel_running_on_fail
 
 
@@ -105,7 +105,7 @@ class Ledger:
 
     @property
     def submits(self) -> bool:
-        """Whether this batch may still have to submit or cancel something by itself."""
+        """Whether the batch may still have something to submit or cancel."""
         if self.waiting or self._submitting:
             return True
         may_act = not self.stopped and (self.rules.retries > 0 or self.rules.cancels)
@@ -127,7 +127,7 @@ class Ledger:
         return (index for index, task in enumerate(self.tasks) if task.state is State.LIVE)
 
     def counts(self) -> dict[State, int]:
-        """Return how many inputs stand where."""
+        """Return the number of inputs by state."""
         found: dict[State, int] = {}
         for task in self.tasks:
             found[task.state] = found.get(task.state, 0) + 1
@@ -147,7 +147,7 @@ class Ledger:
         return index
 
     def give_back(self, index: int) -> None:
-        """An input that was taken cannot be submitted just now."""
+        """An input that was taken cannot be submitted at present."""
         self._busy -= 1
         self._submitting -= 1
         if self.stopped:
@@ -164,7 +164,7 @@ class Ledger:
         )
 
     def found(self, index: int, ref: JobRef, tries: int) -> None:
-        """An input that waits here was submitted by another process."""
+        """Another process submitted an input that waits here."""
         self._unqueue(index)
         self._busy += 1
         self.tasks[index] = Task(State.LIVE, tries, ref)
@@ -205,13 +205,13 @@ class Ledger:
         self._end(index, State.REFUSED)
 
     def miss_waiting(self, index: int) -> None:
-        """Another process submitted an input that waits here, but its job cannot be had."""
+        """Another process submitted an input that waits here, but its job cannot be read."""
         self._unqueue(index)
         self._end(index, State.GONE)
 
     def stop(self, why: str) -> None:
-        """Submit nothing more: what waits for its first job never gets one, what waits for another
-        has failed."""
+        """Submit nothing more: inputs that wait for their first job are skipped, those that wait
+        for another try have failed."""
         self.stopped = self.stopped or why
         for index in (*self._again, *self._waiting):
             self._end(index, State.FAILED if self.tasks[index].ref else State.SKIPPED)

@@ -1,12 +1,12 @@
-"""What a batch leaves in the store, so that any process can take it up again, whenever the one that
-submits it dies.
+"""The records of a batch in the store, from which any process can take it up again, whenever the
+submitting one dies.
 
 In: a store, ids. Out: `Batch`, and what became of its inputs.
 
-`batch.json` is written once, before the first job, with the id that every try of every input will
-have: a job that was submitted is one whose reference exists. Nothing is rewritten as jobs come and
-go. What cannot be known before (why an input was refused; the job of a function that submits by
-itself) is a small file of its own. While inputs are being submitted, a lock is held.
+`batch.json` is written once, before the first job, with the id of every try of every input: a job
+whose reference exists was submitted. Nothing is rewritten as jobs come and go. What cannot be known
+in advance (why an input was refused; the job of a function that submits by itself) is a small file
+of its own. While inputs are being submitted, a lock is held.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Batch:
         total: number of inputs.
         created_at: seconds since the epoch.
         name: as shown to users.
-        tags: the caller's own notes.
+        tags: the caller's notes.
         retries: how often an input whose job failed is submitted again.
-        jobs: for each input the ids of its tries; empty where a function submits by itself.
+        jobs: for each input the ids of its tries; empty if a function submits by itself.
     """
 
     group_id: str
@@ -84,15 +84,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSnapshot:
-    """What has become of the inputs so far.
+    """The state of the inputs so far.
 
     Attributes:
         jobs: the latest try of each input that has one: its number, from 1, and its reference.
         refused: why inputs could not be submitted.
         unreadable: ids of jobs whose reference is damaged, by input.
         ended: whether nothing more will be submitted.
-        skipped: inputs that were left out when the batch was stopped.
-        stopped: why it was.
+        skipped: inputs that were skipped when the batch was stopped.
+        stopped: why the batch was stopped.
     """
 
     jobs: Mapping[int, tuple[int, JobRef]]
@@ -113,8 +113,8 @@ def new_batch(
     name: str = "",
     tags: Any = None,
 ) -> Batch:
-    """Decide on the ids of a batch and, where `known_ids`, of all its jobs: none that the store has
-    already."""
+    """Choose the id of a batch and, with `known_ids`, of all its jobs: none that the store already
+    has."""
     taken = (
         {key.rpartition("/")[2].removesuffix(".json") for key in store.list(layout.REFS)}
         if known_ids
@@ -171,16 +171,16 @@ class Manifest:
     # -- written while inputs are submitted --------------------------------------------------------
 
     def note_job(self, index: int, attempt: int, ref: JobRef) -> None:
-        """Keep the job of an input whose id was not known before."""
+        """Record the job of an input whose id was not known in advance."""
         self.store.put(layout.group_job(self.batch.group_id, index, attempt), _json(ref.to_json()))
 
     def note_refused(self, index: int, error: Exception) -> None:
-        """Keep why an input could not be submitted."""
+        """Record why an input could not be submitted."""
         told = {"type": type(error).__name__, "message": text_of(error)}
         self.store.put(layout.refused(self.batch.group_id, index), _json(told))
 
     def note_end(self, why: str, skipped: Sequence[int]) -> None:
-        """Keep that nothing more will be submitted, and which inputs were left out."""
+        """Record that nothing more will be submitted, and which inputs were skipped."""
         self.store.put(
             layout.group_end(self.batch.group_id), _json({"stopped": why, "skipped": list(skipped)})
         )
@@ -200,8 +200,8 @@ class Manifest:
     # -- read by other processes -------------------------------------------------------------------
 
     def snapshot(self, beyond: Mapping[int, int]) -> BatchSnapshot:
-        """Return what is new beyond the tries that are known already, by input."""
-        end = self._end()  # Looked at first: what it ended with is there then.
+        """Return what is new beyond the given number of tries of each input."""
+        end = self._end()  # Read first: if it is there, all other records are.
         jobs: dict[int, tuple[int, JobRef]] = {}
         unreadable: dict[int, str] = {}
         for index, attempt, key in self._tries():
@@ -233,8 +233,8 @@ class Manifest:
             return {}
 
     def _tries(self) -> Iterator[tuple[int, int, str]]:
-        """Inputs, tries and where the reference is, of all that were submitted; of the tries of an
-        input, the last one first."""
+        """Yield input, try and key of the reference of all that were submitted; of an input's tries
+        the last one first."""
         if self.batch.jobs:
             there = set(self.store.list(layout.REFS))
             for index, ids in enumerate(self.batch.jobs):
@@ -260,17 +260,17 @@ class Manifest:
         return Lock(self.store, self.batch.group_id)
 
     def is_held(self) -> bool | None:
-        """Whether a living process submits; None when that cannot be told from here."""
+        """Whether a living process submits; None if that cannot be known here."""
         return is_held(self.store, self.batch.group_id)
 
 
 _held_here: set[tuple[int, str]] = set()
-"""A record lock does not keep its own process out, and looking at the file would free it: who holds
-one here is noted here."""
+"""A record lock does not exclude its own process, and looking at the file would free it, so the
+locks held by this process are noted here."""
 
 
 class Lock:
-    """Held while inputs are submitted; free when its process is gone, however it went."""
+    """Held while inputs are submitted; freed by the kernel however its process ends."""
 
     def __init__(self, store: Store, group_id: str) -> None:
         self._file: IO[bytes] | None = None
@@ -281,14 +281,14 @@ class Lock:
         _held_here.add(self._note)
 
     def release(self) -> None:
-        """Let go."""
+        """Release it."""
         _held_here.discard(self._note)
         if self._file is not None:
             self._file.close()
 
 
 def is_held(store: Store, group_id: str) -> bool | None:
-    """Whether a living process submits this batch; None when that cannot be told from here."""
+    """Whether a living process submits this batch; None if that cannot be known here."""
     if (os.getpid(), group_id) in _held_here:
         return True
     if (folder := store.as_folder()) is None:

@@ -1,4 +1,4 @@
-"""What another process has done for a batch since it was last looked at.
+"""What another process has done for a batch since the last poll.
 
 In: a manifest. Out: entries in the ledger, handles of new jobs.
 """
@@ -23,14 +23,14 @@ SLOWER = 1.3
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """One look: what has become of the inputs, and whether nothing will be submitted any more."""
+    """One poll: the state of the inputs, and whether nothing more will be submitted."""
 
     snapshot: BatchSnapshot
     over: bool
 
 
 class BatchUpdates:
-    """Reads the manifest: often while inputs are being submitted, less and less often otherwise.
+    """Reads the manifest: often while inputs are being submitted, otherwise less and less often.
 
     Attributes:
         unavailable: ids of jobs whose records are missing, by input.
@@ -56,16 +56,16 @@ class BatchUpdates:
         self._last = clock()
 
     def pause_s(self, ledger: Ledger) -> float:
-        """How long nothing has to be read."""
+        """How long until the next poll is due."""
         return max(self._due - self._clock(), 0.0) if ledger.waiting else math.inf
 
     def is_due(self, ledger: Ledger) -> bool:
-        """Whether it is time to read."""
+        """Whether a poll is due."""
         return self.pause_s(ledger) == 0.0
 
     def read(self, ledger: Ledger) -> BatchUpdate:
-        """Look."""
-        # Looked at first: what was submitted until it was let go is seen then.
+        """Poll."""
+        # Checked first, so that all that was submitted before its release is seen.
         held = self._manifest.is_held()
         beyond = {
             i: task.tries
@@ -94,7 +94,7 @@ class BatchUpdates:
             self._close(update.snapshot, ledger)
 
     def _close(self, snapshot: BatchSnapshot, ledger: Ledger) -> None:
-        """Nothing more will come: what still waits here has been skipped, or removed, or its
+        """Nothing more will come: an input that still waits here was skipped, was removed, or its
         submitter died."""
         for index in ledger.unsubmitted():
             if index in snapshot.skipped:

@@ -1,4 +1,4 @@
-"""How far a batch is, in one line on stderr: drawn over and over on a terminal, a line for each end
+"""The progress of a batch on stderr: one line that is redrawn on a terminal, a line for each end
 elsewhere.
 
 In: a ledger. Out: text on a stream. Errors of the stream are ignored.
@@ -24,7 +24,7 @@ def stream_for(progress: bool) -> TextIO | None:
 
 
 def progress_line(group_id: str, ledger: Ledger) -> str:
-    """Return the words: what has ended, what failed, what runs."""
+    """Return the text: how many inputs have ended, failed, run."""
     counts = ledger.counts()
     failed = sum(counts.get(state, 0) for state in (State.FAILED, State.REFUSED, State.GONE))
     parts = [f"{len(ledger.finished)}/{len(ledger.tasks)}"]
@@ -41,7 +41,7 @@ def bar(done: int, total: int) -> str:
 
 
 class BatchProgress:
-    """Shows one wait for a batch."""
+    """The progress shown during one wait."""
 
     def __init__(
         self, group_id: str, ledger: Ledger, stream: TextIO | None, clock: Callable[[], float]
@@ -70,7 +70,7 @@ class BatchProgress:
             return
         if not self._redraws:
             state = self._ledger.tasks[index].state
-            # Hundreds may be left out at once; the lines of the others count them.
+            # Hundreds may be skipped at once; the lines of the others count them.
             if state is not State.SKIPPED:
                 self._write(
                     f"kinetic: {progress_line(self._group_id, self._ledger)}; "
@@ -80,7 +80,7 @@ class BatchProgress:
             self._draw()
 
     def waits(self) -> None:
-        """Nothing more has ended for now."""
+        """The caller is about to wait."""
         if self._stream is not None and self._redraws:
             self._draw()
 

@@ -1,5 +1,5 @@
-"""Submitters of a batch: of a function that is packaged once for all jobs, or of one that submits
-by itself.
+"""Submitters of a batch: for a function that is packaged once for all jobs, or for one that submits
+jobs itself.
 
 In: calls, ids. Out: handles of submitted jobs.
 """
@@ -23,14 +23,14 @@ from kinetic._store.base import Store
 from kinetic.errors import UsageTypeError, a_type
 
 UNKNOWN_ROOM = 64
-"""Jobs at a time where the backend does not say how many it has room for."""
+"""Jobs at a time if the backend does not say how many it has room for."""
 
 
 class Submitter(Protocol):
     """Submits one input of a batch.
 
     Attributes:
-        known_ids: whether jobs get the ids that they are given.
+        known_ids: whether jobs get the given ids.
         threads: how many inputs may be submitted at the same time.
     """
 
@@ -38,7 +38,7 @@ class Submitter(Protocol):
     threads: int
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
-        """Submit; an exception says that this input cannot be."""
+        """Submit; raises if this input cannot be."""
         ...
 
     def room(self) -> int:
@@ -51,7 +51,7 @@ class PackagedSubmitter:
 
     known_ids = True
     threads = 1
-    """One process starts the jobs of this machine, one after the other."""
+    """One process starts all jobs of this machine, one after the other."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PackagedSubmitter:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the caller should know before this leaves the machine."""
+        """For the caller, before this leaves the machine."""
         return self._about.planned(self._pickler.function).warnings
 
     def submit(self, group_id: str, index: int, job_id: str) -> JobHandle[Any]:
@@ -81,8 +81,8 @@ class PackagedSubmitter:
         return JobHandle(ref, self._backend, self._store)
 
     def _keep(self, sent: Planned) -> None:
-        """All inputs get the source tree as it was sent for the first, whatever happens to its
-        files afterwards."""
+        """All inputs get the source tree that was sent for the first, even if files change
+        afterwards."""
         if sent.bundle is not self._about.bundle:
             self._about = dataclasses.replace(self._about, bundle=sent.bundle)
 
@@ -95,7 +95,7 @@ class PackagedSubmitter:
         )
 
     def planned(self, group_id: str, index: int, job_id: str) -> Planned:
-        """Plan one call: with arguments, an id and a folder for files of its own."""
+        """Plan one call, with its own arguments, id and output folder."""
         call, folder = self._calls[index], self._about.draft.output_dir
         return self._about.planned(
             self._pickler.pack(call.args, call.kwargs),
@@ -131,6 +131,6 @@ class CallingSubmitter:
         return handle.grouped(group_id, index)
 
     def room(self) -> int:
-        """What the function submits is unknown: assume jobs of one host on this machine."""
+        """Unknown: assume jobs of one host on this machine."""
         backend = registry.make(Place("local"), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM

@@ -18,10 +18,10 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 STILL_S = 5.0
-"""A host that stands still for less is not worth a word."""
+"""Shorter stalls are not shown."""
 SILENT_S = 3.0
 _SAME_S = 0.3
-"""Hosts tell their processor time once a second: two tellings nearer than this are one."""
+"""Hosts report their processor time once a second: two reports closer than this are the same."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
 RIGHT = ("SLICE", "HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
@@ -45,20 +45,20 @@ _NAME_CHARS = 20
 
 @dataclass(frozen=True)
 class HostLine:
-    """What one host is doing; of a job that has not started, only the job's side is known.
+    """What one host is doing; for a job that has not started, only the job's fields are set.
 
     Attributes:
         ref: its job.
         age_s: of the job.
-        host: its index; None for a job of whose hosts nothing is known.
-        state: what the host is doing or how it has ended, for people; of a job of whose hosts
-            nothing is known, the job's.
-        job_state: what the job is.
+        host: its index; None if nothing is known of the job's hosts.
+        state: what the host is doing or how it has ended, for people; the job's if nothing is known
+            of its hosts.
+        job_state: the job's status.
         cpu_percent: of one processor; None when unknown.
         rss_bytes: memory of the worker.
         log_bytes: output so far; None when unknown.
         still_s: how long its main thread has stood still.
-        silent_s: how long nothing was heard of it.
+        silent_s: how long since it was last heard from.
         last_line: the last line that it printed.
     """
 
@@ -76,11 +76,11 @@ class HostLine:
 
     @property
     def slice(self) -> int | None:
-        """Of the host; None where the job has one slice."""
+        """The host's slice; None if the job has one slice."""
         return None if self.host is None else shape.slice_of(self.ref, self.host)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known of the host as a JSON object, without its job."""
+        """Return the host's fields as a JSON object, without its job."""
         known = {
             "host": self.host,
             "slice": self.slice or 0,
@@ -98,7 +98,7 @@ class HostLine:
 
 
 class _Used(NamedTuple):
-    """Processor time of a host, when it told it, and its share of a processor until then."""
+    """A host's processor time, when it was reported, and its share of a processor by then."""
 
     cpu_s: float
     at: float
@@ -106,7 +106,7 @@ class _Used(NamedTuple):
 
 
 class Rates:
-    """From processor time to the share of a processor, by looking twice."""
+    """The share of a processor, from two reports of processor time."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[object, ...], _Used] = {}
@@ -114,10 +114,10 @@ class Rates:
     def percent(
         self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
     ) -> float | None:
-        """Return the share since the host told it last; at the first look, since the job runs.
-        `at`: when the host told it."""
+        """Return the share since the last report; at first, since the function started. `at`: when
+        the host reported it."""
         before = self._seen.get(key)
-        if before is None or cpu_s < before.cpu_s:  # or it is another attempt
+        if before is None or cpu_s < before.cpu_s:  # or another attempt has begun
             after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)
         elif at - before.at < _SAME_S:
             return before.percent
@@ -136,9 +136,9 @@ def lines(
     *,
     attempt: AttemptPicture | None = None,
 ) -> list[HostLine]:
-    """Return one line for each host; one for the job while nothing is known of its hosts.
+    """Return one line for each host, or one for the job while nothing is known of its hosts.
 
-    Without a snapshot, what has happened in the current attempt says where the hosts stand.
+    Without a snapshot, the events of the current attempt say what the hosts do.
     """
     members = snapshot.get("members") if snapshot else None
     of_job = HostLine(ref, now - ref.created_at, None, state, state)
@@ -180,8 +180,8 @@ def _line(
 
 
 def columns(width: int | None, found: Iterable[HostLine] = ()) -> tuple[str, ...]:
-    """Return the columns for which there is room, all of them where nothing limits the width; that
-    of slices where one of these jobs has several."""
+    """Return the columns that fit, all of them if nothing limits the width; the column of slices
+    only if one of these jobs has several."""
     left_out = [] if any(line.slice is not None for line in found) else ["SLICE"]
     if width is not None and width < 140:
         left_out += ["ACCELERATOR"] if width >= 110 else ["ACCELERATOR", "NAME", "LOG"]

@@ -1,6 +1,6 @@
 """What a job says on this process's streams: its output, and the library's notices on stderr.
 
-In: `LogChunk`s, sentences. Out: bytes on stdout and stderr. The only place of the library that
+In: `LogChunk`s, sentences. Out: bytes on stdout and stderr. The only module of the library that
 writes there.
 """
 
@@ -25,7 +25,7 @@ class Printer:
     once.
 
     Promises: (1) real streams get the bytes unchanged, streams without bytes (notebooks) get text;
-    (2) a stream that breaks is left alone, and the job goes on being watched.
+    (2) a broken stream is ignored from then on, and the job is still watched.
     """
 
     def __init__(self, *, prefixed: bool = False) -> None:
@@ -62,7 +62,7 @@ class Printer:
         _write_all(raw, data)
 
     def shown(self, chunk: LogChunk) -> bytes:
-        """Return the bytes to show: with the host in front of each line, where that was asked
+        """Return the bytes to show: with the host in front of each line, if that was asked
         for."""
         if not self._prefixed:
             return chunk.data
@@ -76,8 +76,8 @@ class Printer:
 
 
 def _write_all(raw: Any, data: bytes) -> None:
-    """Write to a stream that may be unbuffered (it may take less than it is given) or not block (it
-    may take nothing)."""
+    """Write to a stream that may be unbuffered (and take less than it is given) or non-blocking
+    (and take nothing)."""
     view = memoryview(data)
     while view:
         try:
@@ -94,7 +94,7 @@ def _write_all(raw: Any, data: bytes) -> None:
 def _flushed(raw: Any) -> bool:
     try:
         raw.flush()
-    except BlockingIOError:  # What it still holds would be lost when the stream is closed.
+    except BlockingIOError:  # Its buffer would be lost when the stream is closed.
         return False
     return True
 
@@ -103,7 +103,7 @@ _told: set[str] = set()
 
 
 def notice(text: str, *, once: bool = True) -> None:
-    """Tell the caller something on stderr; the same words only once in a process."""
+    """Print a line on stderr; the same text only once in a process."""
     if once and text in _told:
         return
     _told.add(text)
@@ -115,14 +115,14 @@ def notice(text: str, *, once: bool = True) -> None:
 
 
 def tell_last(interrupt: KeyboardInterrupt, text: str) -> None:
-    """Let these be the last words of what Python prints of an interrupt; where it is caught, the
-    last words of this process."""
+    """Have this text printed last: after what Python prints of an interrupt or, if that is caught,
+    at the end of the process."""
     interrupt.add_note(text)
     atexit.register(_tell_unless_shown, interrupt, text)
 
 
 def _tell_unless_shown(interrupt: KeyboardInterrupt, text: str) -> None:
-    # what the interpreter, or a notebook, has printed
+    # the exception that the interpreter, or a notebook, has printed
     if getattr(sys, "last_value", None) is not interrupt:
         notice(text, once=False)
 
@@ -131,8 +131,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def leads_to_the_caller(method: F) -> F:
-    """Leave our frames out of what a handle's blocking method raises; after Ctrl-C, say last how to
-    come back to the job."""
+    """Hide kinetic's frames in what a handle's blocking method raises; after Ctrl-C, say last how
+    to come back to the job."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True

@@ -2,9 +2,9 @@
 
 In: topologies, events, outcomes. Out: HTML and plain text.
 
-The drawing needs nothing from elsewhere: no style sheet, script, font or image. Text has the colour
-of its surroundings and every state is written out, so it can be read on light and on dark ground,
-without colours, and where styles are taken out.
+The drawing is self-contained: no style sheet, script, font or image. Text takes its colour from the
+page and every state is written out, so it can be read on light and dark backgrounds, without
+colours, and where styles are stripped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLOURS: dict[str, str] = {
     HostState.STOPPED: "139,141,152",
     HostState.PLANNED: "139,141,152",
 }
-"""Middle tones as red, green, blue: they stand out on white as on black."""
+"""Mid tones as red, green, blue: visible on white and on black."""
 _LIKE: dict[str, str] = {
     "succeeded": HostState.RETURNED,
     "cancelled": HostState.STOPPED,
@@ -42,7 +42,7 @@ _LIKE: dict[str, str] = {
     "live": HostState.RUNNING,
     "refused": HostState.FAILED,
 }
-"""States of jobs and inputs that look like one of a host."""
+"""States of jobs and inputs that are drawn like a host's."""
 DETAILED_JOBS = 24
 """Batches up to this size are drawn with the hosts and chips of each job."""
 _DETAILED_HOSTS = 64
@@ -52,7 +52,7 @@ _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8
 _NARROWEST_PX = 80
-"""Room for "63 returned", so that the hosts of several rows stand below each other."""
+"""Room for "63 returned", so that hosts line up in columns."""
 _FRAME = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%;"
     "overflow-wrap:anywhere"
@@ -65,9 +65,9 @@ class Picture:
 
     Attributes:
         title: the name of the function.
-        facts: what stands behind it: the job's id, the accelerator, times.
+        facts: shown after it: the job's id, the accelerator, times.
         state: of the whole, "" for none.
-        topology: shape of each slice; None when it is not known, then hosts are drawn without
+        topology: shape of each slice; None if unknown: hosts are then drawn without
             chips.
         hosts: the state of each host, by index.
         rows: names and values below the drawing.
@@ -105,7 +105,7 @@ def of_job(
     outcome: Outcome | None,
     now: float,
 ) -> Picture:
-    """Return the picture of a job: as it goes, or as it ended."""
+    """Return the picture of a job, running or ended."""
     until = outcome.ended_at if outcome is not None and outcome.ended_at else now
     facts = (ref.job_id, ref.accelerator, duration(until - ref.created_at))
     reason = (

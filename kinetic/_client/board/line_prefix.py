@@ -1,7 +1,6 @@
 """Marks each line of a log with its host and time.
 
-In: `LogChunk`s of one or several hosts, as they come. Out: bytes to print. Pure; called by the
-commands that show logs.
+In: `LogChunk`s of one or several hosts, as they arrive. Out: bytes to print. Pure.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _NO_TIME = "????-??-??T??:??:??.???Z"
 
 @dataclass
 class Prefixer:
-    """Turns chunks into bytes: unmodified when there is nothing to mark.
+    """Turns chunks into bytes, unmodified if there is nothing to mark.
 
-    A chunk may end inside a line. The rest of that line follows without a mark; when another host
-    speaks first, the open line is ended, so that two hosts never share a line.
+    A chunk may end inside a line. The rest of that line follows without a mark; if another host
+    prints first, the open line is ended, so that two hosts never share a line.
 
     Attributes:
         hosts: mark lines with "[host 3] ".
@@ -55,11 +54,11 @@ class Prefixer:
         return b"" if self._open_host is None else b"\n"
 
     def joined(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
-        """Join neighbours that get the same mark, so that a log of many short lines costs few
+        """Join neighbours that get the same mark, so that a log of many short lines takes few
         steps.
 
-        Nothing is held back: what was joined goes on when there is nothing new (None), or when it
-        has grown large.
+        Nothing is held back: joined chunks are passed on when there is nothing new (None), or when
+        they have grown large.
         """
         if self.times:
             yield from chunks

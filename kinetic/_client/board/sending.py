@@ -1,7 +1,6 @@
-"""What is shown while much is sent: how far it is, on a terminal.
+"""Progress on a terminal while much is sent.
 
-In: a store, how much there is to send at most. Out: the same store, and one line on stderr that is
-written over as it grows.
+In: a store, the most that may be sent. Out: the same store, and one line on stderr that is redrawn.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from kinetic._store.base import Store, Watchable
 
 WORTH_BYTES = 20_000_000
-"""Less is sent before anybody wonders."""
+"""Less is sent before anyone would wait."""
 _MB = 1_000_000
 _WIDTH = 24
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterator[Store]:
-    """Show what is put into the store while the `with` block runs, if it may be much, and if the
-    store is no folder, where it takes no time.
+    """Show progress while the `with` block runs, if much may be sent to a store that is not a
+    folder.
 
     Args:
         store: where it goes.
@@ -46,7 +45,7 @@ def shown(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterat
 
 
 def line(sent_bytes: int, most_bytes: int) -> str:
-    """Return the line: a bar and two numbers. Some of it may be there already."""
+    """Return the line: a bar and two numbers. The store may have some of it already."""
     part = min(1.0, sent_bytes / most_bytes)
     bar = ("#" * round(part * _WIDTH)).ljust(_WIDTH, ".")
     return f"kinetic: sending [{bar}] {sent_bytes // _MB} of at most {most_bytes // _MB} MB"
@@ -60,7 +59,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class _Watched:
-    """A `Store` that counts what is put into it: while it is sent, or else when it is there."""
+    """A `Store` that counts what is put into it: as it is sent, or else once it is there."""
 
     def __init__(self, store: Store, most_bytes: int, stream: TextIO) -> None:
         self._tells = isinstance(store, Watchable)
@@ -84,7 +83,7 @@ class _Watched:
         self.drop = store.drop
 
     def put(self, key: str, data: _Data, *, if_absent: bool = False) -> bool:
-        """Put, and show that."""
+        """Put, and show the progress."""
         if self._tells:
             return self._store.put(key, data, if_absent=if_absent)
         if isinstance(data, Iterator):
@@ -105,7 +104,7 @@ class _Watched:
             self._write(line(self._sent_bytes, self._most_bytes))
 
     def end(self) -> None:
-        """Wipe the line out."""
+        """Clear the line."""
         with self._lock:
             if self._width:
                 self._write(" " * self._width)

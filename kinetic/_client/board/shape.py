@@ -13,8 +13,8 @@ from kinetic.errors import UsageError
 
 
 def topology_of(ref: JobRef) -> Topology | None:
-    """Return the shape of each slice; None when a version that knows more accelerators made the
-    job."""
+    """Return the shape of each slice; None if a newer version submitted the job to an accelerator
+    that is unknown here."""
     try:
         found = resolve(ref.accelerator)
         return found.as_one_host() if ref.place.has_single_controller else found

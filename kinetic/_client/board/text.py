@@ -23,7 +23,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return how long something took, more exactly than an age: "0.4s", "8.2s", "45s", "12m30s",
+    """Return how long something took, more precisely than an age: "0.4s", "8.2s", "45s", "12m30s",
     "3h05m"."""
     if seconds < 10:
         return _fraction(max(0.0, seconds))
@@ -62,7 +62,7 @@ def printable(value: object) -> str:
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows below a head line, columns padded with blanks; nothing is cut off, so that other
+    """Return rows below a head line, columns padded with blanks; nothing is cut off, so that
     programs can read it."""
     table = [tuple(columns), *(tuple(map(printable, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

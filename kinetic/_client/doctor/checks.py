@@ -24,27 +24,26 @@ if TYPE_CHECKING:
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
 HOSTS_PER_CPU = 8
-"""Processes of so many hosts still share a processor well: a gang of 16 hosts on 2 processors
-starts in about 2 seconds."""
+"""This many hosts still share a processor well: a gang of 16 hosts on 2 processors starts in about
+2 seconds."""
 LITTLE_BYTES = 1 << 30
 NOTHING_BYTES = 100 << 20
 _COMMON_HOSTS = 4
-"""A slice of 16 v6e chips; a machine that cannot hold it is small."""
+"""The hosts of 16 v6e chips; a machine without room for them is small."""
 _OTHERS = 0o077
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs here.
+    """The software and hardware of this machine.
 
     Attributes:
         system: "linux", "darwin", ...
         python: version.
         versions: of packages by name; None for those that are not installed.
         available_bytes: memory that new processes could get; None when unknown.
-        cpus: processors that this process may use, as far as a quota leaves them; None when
-            unknown.
-        namespaces: whether a user may make a mount namespace of his own; None when unknown.
+        cpus: processors that this process may use, within its quota; None when unknown.
+        namespaces: whether a user may create mount namespaces; None when unknown.
     """
 
     system: str
@@ -57,17 +56,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a store, or where it would be made.
+    """The folder of a store, or the place for it.
 
     Attributes:
-        path: of the store.
-        exists: whether it is there.
-        is_folder: whether it is a folder, if it is there.
-        writable: whether files can be made in it, or it can be made.
-        is_mine: whether it belongs to who asks.
-        mode: its permissions; 0 when it is not there.
-        free_bytes: space left where it is; None when unknown.
-        refused: why nothing uses it as it is; "" when it may be used.
+        path: its path.
+        exists: whether it exists.
+        is_folder: whether it is a folder, if it exists.
+        writable: whether files, or the folder itself, can be created.
+        is_mine: whether it belongs to this user.
+        mode: its permissions; 0 if it does not exist.
+        free_bytes: space left on its disk; None when unknown.
+        refused: why kinetic does not use it as it is; "" if it does.
     """
 
     path: str
@@ -82,13 +81,13 @@ class Folder:
 
 @dataclass(frozen=True)
 class Access:
-    """The store that jobs are kept in, tried out.
+    """The store of jobs, after a test of it.
 
     Attributes:
         uri: its address.
-        is_folder: whether it is a folder of this machine, which `Folder` tells of.
-        fault: why it could not be written, read and tidied up; "" when it could.
-        deletes: what its service deletes by itself that jobs may still need.
+        is_folder: whether it is a folder of this machine, which `Folder` describes.
+        fault: why a test object could not be written, read and deleted; "" if it could.
+        deletes: what its lifecycle rules delete although jobs may still need it.
     """
 
     uri: str
@@ -99,7 +98,7 @@ class Access:
 
 @dataclass(frozen=True)
 class ZygoteStart:
-    """How the start of the process that starts hosts went: what it imports, its last words when it
+    """The result of starting the process that starts hosts: what it imports, its last words if it
     failed, how long it took."""
 
     modules: tuple[str, ...]
@@ -128,7 +127,7 @@ def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
 
 
 def _system(system: str, *, has_cluster: bool) -> Finding:
-    """What a machine that cannot simulate slices is good for."""
+    """What a machine that cannot simulate slices can be used for."""
     limit = f"This is {shown_system(system)}; slices are simulated on Linux only."
     if has_cluster:
         return ok("system", f"{limit} Jobs run on a cluster.")
@@ -202,7 +201,7 @@ def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
 
 
 def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Say which slices the processors run at a sensible speed; `slices` are hosts by name."""
+    """Say which slices the processors run reasonably fast; `slices` are hosts by name."""
     if machine.cpus is None:
         return ok("processors", "The number of processors is unknown here.")
     shown = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
@@ -220,7 +219,7 @@ def _example(hosts: int, slices: Mapping[str, int]) -> str:
 
 
 def namespaces(machine: Machine) -> Finding:
-    """Check whether fixed paths can be shown to a simulated host."""
+    """Check whether a simulated host can have data at fixed paths."""
     if machine.namespaces is None:
         return ok("namespaces", "Whether mount namespaces can be made is unknown here.")
     if machine.namespaces:
@@ -300,7 +299,7 @@ def zygote(tried: ZygoteStart | None) -> Finding:
 
 
 def configuration(settings_fault: str, profiles_fault: str, profile: str | None) -> list[Finding]:
-    """Check settings and profiles; faults are told by who read them, "" for none."""
+    """Check settings and profiles; faults are messages, "" for none."""
     found = []
     if settings_fault:
         found.append(
@@ -326,19 +325,19 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
 
 
 def cluster(found: Iterable[Check]) -> list[Finding]:
-    """Return what was found out about a cluster."""
+    """Return the findings about a cluster."""
     return [Finding(c.name, Level(str(c.level)), c.detail, c.remedy) for c in found]
 
 
 def _expiry(store: Access) -> list[Finding]:
-    """A rule of the bucket knows nothing of jobs."""
+    """Warn of lifecycle rules, which know nothing of jobs."""
     if not store.deletes:
         return []
     return [
         warn(
             "store expiry",
             f"Rules of the bucket of {store.uri} delete {'; '.join(store.deletes)}: also what new "
-            "jobs count on.",
+            "jobs rely on.",
             "Take them out (`gcloud storage buckets describe` shows them), or name a bucket "
             "without: `kinetic jobs prune` removes what is old.",
         )
@@ -346,12 +345,12 @@ def _expiry(store: Access) -> list[Finding]:
 
 
 def access(store: Access, *, has_cluster: bool, pods_store: str) -> list[Finding]:
-    """Check that jobs can be kept where they are to be kept.
+    """Check that the store of jobs can be used.
 
     Args:
-        store: tried out.
+        store: the result of the test.
         has_cluster: whether jobs go to a cluster.
-        pods_store: the address by which pods reach the store, if it is another one; or "".
+        pods_store: the address by which pods reach the store, if it differs; or "".
     """
     if store.fault:
         remedy = "Check the address and your rights: KINETIC_STORE, or `kinetic profile show`."

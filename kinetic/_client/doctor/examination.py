@@ -21,7 +21,7 @@ from kinetic.errors import KineticError, UsageError
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, and before that done."""
+    """What was repaired, and what was found after that."""
 
     findings: tuple[Finding, ...]
     done: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Report:
 
 
 def examine(*, fix: bool = False) -> Report:
-    """Look at everything; with `fix`, tidy up first."""
+    """Check everything; with `fix`, tidy up first."""
     known, fault = _settings()
     machine = facts.machine()
     simulates = simulation.can_simulate(machine.system)
@@ -88,8 +88,8 @@ def _profiles() -> tuple[str, str | None]:
 
 
 def _chosen() -> Settings | None:
-    """The settings with what a profile says; None if they have a fault, which is told as that of
-    the settings, or of the profiles."""
+    """The settings, with those of the profile; None if one of them has a fault, which is reported
+    as the settings' or the profiles'."""
     try:
         return settings.load()
     except KineticError:
@@ -97,8 +97,8 @@ def _chosen() -> Settings | None:
 
 
 def _elsewhere(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
-    """What the cluster and the store that settings name say; nothing where jobs run and are kept on
-    this machine."""
+    """Findings about the configured cluster and store; none if jobs run and are kept on this
+    machine."""
     found = checks.cluster(registry.cluster_checks(chosen))
     if has_cluster or "://" in chosen.store:
         tried = facts.access(chosen.store)

@@ -1,7 +1,7 @@
-"""Looking at this machine: its Python, memory, namespaces, store, and what jobs left in it.
+"""Looking at this machine: its Python, memory, namespaces, store, and leftovers of jobs.
 
-In: settings. Out: facts, as `checks` and `leftovers` take them. Nothing is changed here, and
-probes do not raise: facts that cannot be found out are None.
+In: settings. Out: facts, as `checks` and `leftovers` take them. Changes nothing. Probes must not
+raise: unknown facts are None.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from kinetic.version import __version__
 
 _PACKAGES = ("jax", "keras")
 _OF_A_RUNNING_JOB = ("work", "reserve", "socket", "supervisor.json")
-"""What a supervisor takes away when its job ends, below the job's `local` folder."""
+"""What a supervisor removes when its job ends, below the job's `local` folder."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
 """CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
 HERE = (Place("local"), Place("programs"))
-"""Where jobs of this machine run."""
+"""Where jobs run on this machine."""
 
 
 def machine() -> Machine:
-    """Look at what is installed and what there is room for."""
+    """Look at what is installed, and at processors and memory."""
     known = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
     return Machine(
         sys.platform,
@@ -89,14 +89,14 @@ def _namespaces(system: str) -> bool | None:
 
 
 def slices() -> dict[str, int]:
-    """Return the hosts of every TPU slice that can be asked for, by name."""
+    """Return the number of hosts of every TPU slice, by name."""
     from kinetic._core.accelerators.catalog import catalog_rows
 
     return {row.name: row.hosts for row in catalog_rows() if row.kind == "tpu"}
 
 
 def folder(path: Path) -> Folder:
-    """Look at the folder of the store, or at where it would be made."""
+    """Look at the folder of the store, or at the place for it."""
     there = next((p for p in (path, *path.parents) if p.exists()), path)
     free = None
     with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def folder(path: Path) -> Folder:
 
 
 def access(uri: str) -> Access:
-    """Try a store out: write, find and delete a small object, where it is no folder."""
+    """Test a store that is not a folder: write, find and delete a small object."""
     try:
         store = open_store(uri)
         if store.as_folder() is not None:
@@ -131,7 +131,7 @@ def access(uri: str) -> Access:
         return Access(uri, fault="what was written is not there.")
     deletes: Sequence[str] = ()
     if isinstance(store, Expires):
-        with contextlib.suppress(KineticError):  # Who runs jobs need not see the bucket's settings.
+        with contextlib.suppress(KineticError):  # Jobs do not need to read a bucket's settings.
             deletes = store.expiry()
     return Access(uri, deletes=tuple(deletes))
 
@@ -191,7 +191,7 @@ def _damaged(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
             continue
         except (CorruptRecord, ValueError, TypeError, AttributeError) as fault:
             yield str(store.path(key)), str(fault)
-        except KineticError as fault:  # of a newer version, or unreadable: known, and no damage
+        except KineticError as fault:  # of a newer version, or unreadable
             if not isinstance(fault, ValueError):
                 yield str(store.path(key)), str(fault)
 
@@ -216,7 +216,7 @@ def _has_processes(backend: Backend, ref: JobRef) -> bool:
 
 
 def _left(store: LocalStore, ref: JobRef, now: float) -> Iterator[str]:
-    """What is there of a running job."""
+    """Files of a running job that are still there."""
     local = store.path(f"{layout.job(ref.job_id)}/local")
     return (str(local / name) for name in _OF_A_RUNNING_JOB if _is_old(local / name, now))
 
@@ -234,8 +234,8 @@ def _writes(store: LocalStore, now: float) -> Iterator[Scrap]:
 
 
 def _socket_folders(now: float) -> Iterator[Scrap]:
-    """Folders that supervisors made because the path of their job was too long for a socket, and
-    that no process listens in."""
+    """Folders that supervisors made because their job's path was too long for a socket, and in
+    which no process listens."""
     for entry in Path(tempfile.gettempdir()).glob("kinetic-*"):
         with contextlib.suppress(OSError):
             facts = entry.lstat()
@@ -249,7 +249,7 @@ def _socket_folders(now: float) -> Iterator[Scrap]:
 
 
 def _programs_folders(now: float) -> Iterator[Scrap]:
-    """Credentials and output of hosts that were programs; of jobs of all stores."""
+    """Credentials and output of hosts that were programs, for jobs of all stores."""
     for folder, changed_at in folders.unused(folders.root(), before=now - SETTLED_S):
         yield Scrap(str(folder), now - changed_at)
 

@@ -1,4 +1,4 @@
-"""What a check finds.
+"""The result of a check.
 
 In: a check's verdict. Out: `Finding`, a frozen value.
 """
@@ -13,7 +13,7 @@ from kinetic._core.values import dataclass
 
 
 class Level(StrEnum):
-    """How bad it is: nothing to do, something to know, something that will go wrong."""
+    """How serious it is: nothing to do, something to know, something that will go wrong."""
 
     OK = "ok"
     WARN = "warn"
@@ -22,14 +22,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        check: what was looked at, in one word or two.
-        level: how bad it is.
+        check: what was checked, in one word or two.
+        level: how serious it is.
         detail: what was found, and what it means.
-        remedy: what to do; "" when there is nothing to do.
-        fixable: whether `kinetic doctor --fix` does it.
+        remedy: what to do; "" if there is nothing to do.
+        fixable: whether `kinetic doctor --fix` repairs it.
     """
 
     check: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 def ok(check: str, detail: str) -> Finding:
-    """Return a finding that asks for nothing."""
+    """Return a finding that needs no action."""
     return Finding(check, Level.OK, detail)
 
 

@@ -12,7 +12,7 @@ from kinetic._client.doctor.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 
 SETTLED_S = 60.0
-"""What is younger may belong to something that is just beginning or ending."""
+"""Anything younger may belong to a job that is just beginning or ending."""
 UNFINISHED_S = 3600.0
 """A write that has not grown for this long is abandoned."""
 _SHOWN = 3
@@ -26,8 +26,8 @@ class Job:
         job_id: its id.
         created_at: seconds since the epoch.
         has_verdict: whether it is judged.
-        goes_on: whether its supervisor lives, or may be about to.
-        left: files and folders of a job that runs, in a job that does not.
+        goes_on: whether its supervisor is alive, or may be starting.
+        left: files and folders that only a running job has, if it does not run.
     """
 
     job_id: str
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a job: its id, what it is ("agent 0"), its job, and for how long it has run."""
+    """A process of a job: its id, its role ("agent 0"), its job, and for how long it has run."""
 
     pid: int
     role: str
@@ -54,7 +54,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Scrap:
-    """A temporary file or folder: where, for how long it has not changed, and whether it is an
+    """A temporary file or folder: where it is, how long it has been unchanged, and whether it is an
     unfinished write of the store."""
 
     path: str
@@ -64,13 +64,13 @@ class Scrap:
 
 @dataclass(frozen=True)
 class Traces:
-    """All that is known of what jobs left here.
+    """Everything that jobs left here.
 
     Attributes:
         jobs: of this store and this machine.
         processes: of jobs, on this machine; also those of other stores.
         scraps: temporary files and folders.
-        damaged: records that cannot be read: where, and what is wrong.
+        damaged: unreadable records: where they are, and what is wrong.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -109,7 +109,7 @@ def removable(traces: Traces) -> tuple[tuple[str, str], ...]:
 
 
 def check(traces: Traces) -> list[Finding]:
-    """Say what was left."""
+    """Report what was left."""
     found = [*_damaged(traces), *_orphaned(traces), *_strays(traces), *_scraps(traces)]
     return found or [
         ok("leftovers", f"None: {_counted(len(traces.jobs), 'job')} of this machine, all in order.")

@@ -1,7 +1,7 @@
-"""Doing what is safe: judging orphaned jobs, and removing what is not needed.
+"""Safe repairs: judging orphaned jobs, and removing what is no longer needed.
 
-In: `Traces`. Out: lines that say what was done. A job's files are removed while its lock is held:
-they may be needed again by now.
+In: `Traces`. Out: lines that say what was done. A job's files are removed while its lock is held,
+because they may be needed again by now.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _alone(store: LocalStore, job_id: str) -> Iterator[bool]:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield True  # there never was one
+        yield True  # there never was a supervisor
         return
     except OSError:
         yield False
