@@ -24,6 +24,14 @@ OnSliceLoss = Literal["wait", "shrink"]
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?"
+_IMAGE = re.compile(
+    rf"(?:{_REGISTRY}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
+    r"(?:@[A-Za-z][\w+.-]*:[0-9a-fA-F]{32,})?",
+    re.ASCII,
+)
+"""https://github.com/distribution/reference"""
 
 
 def text(name: str, value: object) -> str | None:
@@ -51,6 +59,18 @@ def cluster_name(name: str, value: object) -> str | None:
             f"them; it is {found!r:.80}."
         )
     return found
+
+
+def image(name: str, value: object) -> str | None:
+    """Check the name of an image, "bundled" or "prebuilt"."""
+    checked = text(name, value)
+    if checked is not None and not _IMAGE.fullmatch(checked):
+        raise UsageError(
+            f"{name} is not the name of an image: {checked!r}. Write it as for `docker pull`, such "
+            'as "us-docker.pkg.dev/project/repository/image:tag", with small letters before the '
+            'tag; or "bundled" or "prebuilt".'
+        )
+    return checked
 
 
 def backend(name: str, value: object) -> str | None:

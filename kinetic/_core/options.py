@@ -165,7 +165,7 @@ class Options:
         }
     )
     container_image: str | None = option(
-        checks.text, "The image that hosts of a cluster run.", becomes="place"
+        checks.image, "The image that hosts of a cluster run.", becomes="place"
     )
     base_image_repo: str | None = option(
         checks.text, "The repository of prebuilt images.", becomes="place"

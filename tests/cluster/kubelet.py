@@ -5,6 +5,7 @@ In: pods that have a node. Out: their status, Events, logs. A node that is lost 
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import time
@@ -51,6 +52,9 @@ class Pod:
     due: dict[str, float] = field(default_factory=dict)
     """What is tried again, and when."""
     oom: bool = False
+
+
+IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9._/-]+(:[\w.-]+)?(@[\w:]+)?")
 
 
 class Kubelet:
@@ -231,7 +235,7 @@ class Kubelet:
         state, spec = pod.states[index], obj["spec"]["containers"][index]
         if not self._is_due(pod, f"start {index}"):
             return False
-        if not self._has_image(pod, index):
+        if not self._may_pull(obj, pod, index) or not self._has_image(pod, index):
             return "waiting" in state.state
         host_ip = self._host_ip(pod.node)
         try:
@@ -271,6 +275,26 @@ class Kubelet:
 
     def _entrypoint(self, image: str) -> list[str]:
         return next((argv for part, argv in self.entrypoints.items() if part in image), ["sh"])
+
+    def _may_pull(self, obj: Object, pod: Pod, index: int) -> bool:
+        """Whether the image has a name, and may be pulled if it is not there."""
+        state, spec = pod.states[index], obj["spec"]["containers"][index]
+        image = state.image
+        present = image in self._images.setdefault(pod.node, set())
+        if not IMAGE_NAME.fullmatch(image):
+            reason = "InvalidImageName"
+            why = f'couldn\'t parse image name "{image}": invalid reference format'
+            message = f'Failed to apply default image tag "{image}": {why}'
+        elif spec.get("imagePullPolicy") == "Never" and not present:
+            reason = "ErrImageNeverPull"
+            message = f'Container image "{image}" is not present with pull policy of Never'
+        else:
+            return True
+        self._say(pod, index, "Failed", f"Error: {reason}", warning=True)
+        pod.seen = pod.sandbox = True
+        state.state = {"waiting": {"reason": reason, "message": message}}
+        self._again(pod, f"start {index}", self._timings.image_retry_s)
+        return False
 
     def _has_image(self, pod: Pod, index: int) -> bool:
         state = pod.states[index]

@@ -19,3 +19,21 @@ def test_an_image_that_cannot_be_pulled_fails_the_job(on_cluster, accelerator):
     with pytest.raises(JobFailed, match=rf"The image {image} cannot be pulled: .*container_image="):
         kinetic.run(accelerator=accelerator, container_image=image)(abs)(-1)
     on_cluster.wait_for(lambda: not on_cluster.left_over())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"image": "Example/Trainer"}, r"Example/Trainer is not the name of an image: .*format"),
+        ({"imagePullPolicy": "Never"}, r"does not have the image .*, and may not pull it: .*Never"),
+    ],
+)
+def test_an_image_that_the_clusters_own_rules_have_spoilt(on_cluster, change, said):
+    def admit(resource, obj):
+        if resource.kind == "Job":
+            obj["spec"]["template"]["spec"]["containers"][0] |= change
+
+    on_cluster.admit_with(admit)
+    with pytest.raises(JobFailed, match=said):
+        kinetic.run("cpu")(abs)(-1)
+    on_cluster.wait_for(lambda: not on_cluster.left_over())

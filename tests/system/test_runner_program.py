@@ -148,6 +148,19 @@ def test_hosts_of_one_template_form_a_gang(plan, home):
     assert outcome_of(plan, home).ok
 
 
+def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
+    """As a node does that was restarted before it could say how they ended."""
+    gang = Gang(plan, home)
+    port = gang.port.dup()
+    assert gang.run_as_pods() == [0, 0]
+    before, store = outcome_of(plan, home), LocalStore(home)
+    gang.port = port
+    assert gang.run_as_pods() == [ProgramCode.DELIVERED] * 2
+    assert outcome_of(plan, home) == before
+    assert store.get(layout.log(plan.job_id, 1, 0)) == b"host 0 speaks\n"
+    assert sorted(store.parts(f"jobs/{plan.job_id}/attempts")) == ["1"]
+
+
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_host_whose_code_failed_says_so_once_the_leader_has_judged(home, retries):
     plan = planned(home, fail_on_host_1, retries=retries)

@@ -233,6 +233,20 @@ def test_an_image_that_may_come_later(said: str, hopeless: bool) -> None:
     assert (found.kind, found.hopeless) == (Kind.IMAGE_PULL, hopeless)
 
 
+@pytest.mark.parametrize(
+    ("reason", "said", "words"),
+    [
+        ("InvalidImageName", "invalid reference format", "img is not the name of an image: inv"),
+        ("ErrImageNeverPull", "it is not present", "does not have the image img, and may not pull"),
+    ],
+)
+def test_an_image_that_will_never_come(reason: str, said: str, words: str) -> None:
+    found = of(Observed(jobset(1), [waiting(reason, said)]))
+    assert (found.kind, found.hopeless, found.hosts) == (Kind.IMAGE_PULL, True, (0,))
+    assert words in found.sentence
+    assert said in found.sentence
+
+
 def test_the_jobs_own_secret_may_still_come() -> None:
     missing = waiting("CreateContainerConfigError", 'secret "kinetic-job-1" not found')
     found = of(Observed(jobset(1), [missing], own_secret="kinetic-job-1"))

@@ -98,6 +98,11 @@ class Trainer:
         ({"spot": 1}, "spot must be True or False"),
         ({"debug": "yes"}, "debug must be True or False"),
         ({"output_dir": 5}, "output_dir must be a string"),
+        ({"container_image": "Python:3.11"}, "'Python:3.11'"),
+        ({"container_image": "python 3.11"}, "container_image is not the name of an image"),
+        ({"container_image": "https://example.com/a"}, "container_image is not the name"),
+        ({"container_image": "a/b:"}, "container_image is not the name of an image"),
+        ({"container_image": "a@sha256:12"}, "container_image is not the name of an image"),
     ],
 )
 def test_bad_options_fail_at_decoration(options, words):
@@ -107,6 +112,21 @@ def test_bad_options_fail_at_decoration(options, words):
     with pytest.raises(type(caught.value)) as again:
         kinetic.run("cpu")(add).with_options(**options)
     assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "bundled",
+        "python:3.11-slim",
+        "localhost:5000/a/b",
+        "us-docker.pkg.dev/my-project/repo/my_image__x:V1.0-rc",
+        f"Example.com/a@sha256:{'0' * 64}",
+        f"ghcr.io/a.b/c:latest@sha256:{'0' * 64}",
+    ],
+)
+def test_images(image):
+    assert kinetic.run("cpu", container_image=image)(add).options.container_image == image
 
 
 @pytest.mark.parametrize(

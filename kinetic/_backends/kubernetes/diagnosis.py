@@ -178,12 +178,17 @@ def _stuck(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
 def _image(_seen: Observed, pod: Pod) -> Finding | None:
     if pod.waiting_reason not in IMAGE_REASONS:
         return None
-    said = pod.waiting_message.rpartition("ErrImagePull: ")[2]
-    hopeless = pod.waiting_reason == "InvalidImageName" or any(
-        words in said.lower() for words in _HOPELESS_IMAGE
-    )
+    said = _shortened(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
+    if pod.waiting_reason == "InvalidImageName":
+        text = f"{pod.image} is not the name of an image: {said}. Correct container_image=."
+        return Finding(Kind.IMAGE_PULL, text, hopeless=True)
+    if pod.waiting_reason == "ErrImageNeverPull":
+        advice = "Load it onto the nodes, or let the cluster's policy allow pulls."
+        text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
+        return Finding(Kind.IMAGE_PULL, f"{text}{said}. {advice}", hopeless=True)
+    hopeless = any(words in said.lower() for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
-    text = f"The image {pod.image} cannot be pulled: {_shortened(said) or pod.waiting_reason}."
+    text = f"The image {pod.image} cannot be pulled: {said}."
     return Finding(Kind.IMAGE_PULL, f"{text} {advice}", hopeless)
 
 
