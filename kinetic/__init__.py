@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kinetic._client.handle import JobHandle as JobHandle
     from kinetic._client.remote import RemoteCallable as RemoteCallable
     from kinetic._datasets.data import Data as Data
+    from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
     from kinetic._in_job.mesh import make_mesh as make_mesh
     from kinetic._in_job.slices import num_slices as num_slices
     from kinetic._in_job.slices import slice_index as slice_index
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "BatchError": "errors",
     "BatchHandle": "_client.batch.handle",
+    "Checkpointer": "_in_job.checkpoint.checkpointer",
     "Data": "_datasets.data",
     "JobHandle": "_client.handle",
     "RemoteCallable": "_client.remote",
@@ -56,6 +58,7 @@ _GONE = {
 __all__ = [
     "BatchError",
     "BatchHandle",
+    "Checkpointer",
     "Data",
     "JobHandle",
     "RemoteCallable",

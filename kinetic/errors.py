@@ -18,6 +18,9 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     │   ├── StoreFull                       ... no space is left
     │   ├── UnsupportedVersion              ... another version of kinetic wrote the job's records
     │   └── CorruptRecord                   ... a stored file is not what was written
+    ├── CheckpointError                     a checkpoint could not be written or read
+    │   ├── CheckpointMismatch              ... the state or iterator of today is not what was saved
+    │   └── CheckpointInUse                 ... another job writes this folder of checkpoints
     ├── NotFound (LookupError)              no such job or object
     ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job keeps running
     ├── BatchError                          some inputs of a batch have no result;
@@ -137,6 +140,34 @@ class UnsupportedVersion(StoreError):
 
 class CorruptRecord(StoreError):
     """A stored file is not what was written: truncated, tampered with, or garbage."""
+
+
+class CheckpointError(KineticError):
+    """A checkpoint could not be written or read.
+
+    Attributes:
+        step: of the training, if it is about one.
+    """
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class CheckpointMismatch(CheckpointError):
+    """What was saved does not fit the state, or the iterator, that restore() was given."""
+
+
+class CheckpointInUse(CheckpointError):
+    """Another job writes this folder of checkpoints.
+
+    Attributes:
+        job_id: that job; "" where it is not known.
+    """
+
+    def __init__(self, message: str, *, job_id: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class NotFound(KineticError, LookupError):

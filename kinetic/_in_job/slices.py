@@ -21,3 +21,8 @@ def slice_index() -> int:
 def num_slices() -> int:
     """Return the number of slices of this job; 1 outside a job."""
     return int(os.environ.get(COUNT, "1"))
+
+
+def told(name: str) -> str:
+    """Return what the worker told the function in this variable; "" if nothing."""
+    return os.environ.get(name, "")

@@ -26,7 +26,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import files
-from kinetic._system import locks, machine, processes
+from kinetic._system import locks, machine, memory_folder, processes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError
 
 # a list of running jobs does without these, and without what is imported in functions
@@ -236,7 +236,9 @@ class LocalBackend:
                 os.kill(pid, signal.SIGKILL)
 
     def cleanup(self, ref: JobRef) -> None:
-        """Nothing is held for an ended job but its records."""
+        """Free the memory that the job's hosts have left things in, besides its records."""
+        if not self._is_supervised(ref):
+            memory_folder.remove(ref.job_id)
 
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""

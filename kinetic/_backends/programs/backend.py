@@ -40,7 +40,7 @@ from kinetic._core.state import JobStatus
 from kinetic._core.values import dataclass
 from kinetic._rpc import certificate
 from kinetic._store.base import Store
-from kinetic._system import machine, processes
+from kinetic._system import machine, memory_folder, processes
 from kinetic._system.connection import SocketConnection
 from kinetic._system.processes import Process
 from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
@@ -188,6 +188,7 @@ class ProgramsBackend:
         """Remove the job's secrets and what its programs wrote; nothing of a job that runs."""
         if not self._is_alive(ref):
             shutil.rmtree(self._folder(ref), ignore_errors=True)
+            memory_folder.remove(ref.job_id)
 
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""

@@ -1,0 +1,134 @@
+"""A state made from the pieces that hosts have in their local tiers.
+
+In: a whole step, the state of today as a pattern. Out: the same state with the saved content, laid
+out as today's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._in_job.checkpoint.peers import Peers
+from kinetic._in_job.checkpoint.pieces import Box, Journey, Local, Whole, journeys, overlap
+from kinetic._in_job.checkpoint.tree import Leaf, State, box, boxes_of
+
+_ROOM_BYTES = 1 << 24
+"""How much travels at a time: it lies on every device for a moment."""
+_LEAST_ROOM = 1 << 12
+
+
+class Assembly:
+    """Puts a step together; collective.
+
+    Attributes:
+        received_from: the hosts that have sent something to this one.
+    """
+
+    def __init__(self, tier: LocalTier, peers: Peers, whole: Whole) -> None:
+        self._tier = tier
+        self._peers = peers
+        self._whole = whole
+        self._own = whole.on.get(peers.index)
+        self._numbers = {leaf.name: number for number, leaf in enumerate(whole.leaves)}
+        self._content: dict[tuple[int, Box], Any] = {}
+        self.received_from: set[int] = set()
+
+    def fetch(self, state: State) -> None:
+        """Bring here what today's layout needs on this host and other hosts have."""
+        needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
+        for number, value in state.arrays():
+            needed[self._numbers[state.leaves[number].name]] = boxes_of(value)
+        for each in journeys(self._whole, needed, self._peers.count):
+            self._travel(each)
+
+    def _travel(self, journey: Journey) -> None:
+        import numpy as np
+
+        source, piece, needed_by = journey
+        mine, wanted = self._peers.index == source, self._peers.index in needed_by
+        content = (
+            self._tier.read(self._whole.on[source], piece)
+            if mine
+            else np.empty(piece.size_bytes if wanted else 0, np.uint8)
+        )
+        for start in range(0, piece.size_bytes, _ROOM_BYTES):
+            size = min(_ROOM_BYTES, piece.size_bytes - start)
+            # Few different sizes: each is compiled once.
+            room = np.zeros(max(1 << (size - 1).bit_length(), _LEAST_ROOM), np.uint8)
+            if mine:
+                room[:size] = content[start : start + size]
+            sent = self._peers.pass_on(room, source)
+            if wanted:
+                content[start : start + size] = sent[:size]
+        if wanted:
+            self.received_from.add(source)
+            self._content[piece.part] = content
+
+    def value(self, leaf: Leaf, like: Any) -> Any:
+        """Return the saved content of a leaf, as `like` is laid out; an array's type is that of
+        `like`."""
+        import jax
+
+        number = self._numbers[leaf.name]
+        saved = self._whole.leaves[number]
+        if not leaf.dtype:
+            return self._leaves_here()[number].value
+        if not isinstance(like, jax.Array):
+            found = self._box(number, saved, ((0,) * len(saved.shape), saved.shape))
+            return found.astype(like.dtype, copy=False)
+
+        def part(index: tuple[slice, ...]) -> Any:
+            found = self._box(number, saved, box(index, saved.shape))
+            return found.astype(like.dtype, copy=False)
+
+        return jax.make_array_from_callback(saved.shape, like.sharding, part)
+
+    def _leaves_here(self) -> Sequence[Leaf]:
+        return self._whole.leaves if self._own is None else self._own.leaves
+
+    def _box(self, number: int, saved: Leaf, wanted: Box) -> Any:
+        """The content of a part of a leaf, in memory of its own."""
+        import numpy as np
+
+        dtype = np.dtype(saved.dtype)
+        result = np.empty(wanted[1], dtype)
+        for (leaf, part), content in self._pieces(number):
+            common = overlap(part, wanted)
+            if leaf != number or common is None:
+                continue
+            raw = content() if callable(content) else content
+            array = raw.view(dtype).reshape(part[1])
+            result[_slices(common, wanted)] = array[_slices(common, part)]
+        return result
+
+    def _pieces(self, number: int) -> list[tuple[tuple[int, Box], Any]]:
+        there: list[tuple[tuple[int, Box], Any]] = [
+            (part, content) for part, content in self._content.items() if part[0] == number
+        ]
+        if self._own is not None:
+            there += [
+                (piece.part, _Reading(self._tier, self._own, piece))
+                for piece in self._own.pieces
+                if piece.leaf == number
+            ]
+        return there
+
+
+class _Reading:
+    """A piece of this host, read when it is needed."""
+
+    def __init__(self, tier: LocalTier, local: Local, piece: Any) -> None:
+        self._given = (tier, local, piece)
+
+    def __call__(self) -> Any:
+        tier, local, piece = self._given
+        return tier.read(local, piece)
+
+
+def _slices(inner: Box, outer: Box) -> tuple[slice, ...]:
+    return tuple(
+        slice(start - offset, start - offset + size)
+        for start, size, offset in zip(inner[0], inner[1], outer[0], strict=True)
+    )

@@ -1,0 +1,467 @@
+"""`kinetic.Checkpointer`: saves the state of a training in two tiers, and brings back the newest
+one.
+
+In: a state (a pytree), steps. Out: checkpoints; after a restart the state and the step to go on
+with. Used inside a job, on all hosts alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from kinetic._core.duration import Duration
+from kinetic._in_job import local_folder, slices
+from kinetic._in_job.checkpoint import opening, peers, persistent, positions, tree
+from kinetic._in_job.checkpoint.assembly import Assembly
+from kinetic._in_job.checkpoint.cadence import cadence
+from kinetic._in_job.checkpoint.local_tier import Staged
+from kinetic._in_job.checkpoint.opening import Opened
+from kinetic._in_job.checkpoint.persistent import Keep
+from kinetic._in_job.checkpoint.pieces import Whole
+from kinetic._in_job.checkpoint.syncing import Moments, Wish
+from kinetic._in_job.checkpoint.tree import Leaf, State
+from kinetic.errors import CheckpointError, UsageError, UsageTypeError, a_type
+
+S = TypeVar("S")
+_log = logging.getLogger(__name__)
+_FOLDER = "checkpoints"
+_AFTER_AN_ERROR_S = 10.0
+"""How long saves that have begun may take to end when the function has raised."""
+_ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
+"""What a host meets whose peer is lost: nothing more can be committed together."""
+
+
+class Restored(NamedTuple):
+    """What `restore` has found.
+
+    Attributes:
+        step: that was saved.
+        tier: "local" or "persistent".
+        received_from: hosts that have sent local parts to this one.
+    """
+
+    step: int
+    tier: Literal["local", "persistent"]
+    received_from: tuple[int, ...] = ()
+
+
+class Checkpointer:
+    """Saves and restores the state of a training, on all hosts of a job.
+
+    Two tiers: the *persistent* one is a folder or bucket that all hosts share, where Orbax writes.
+    The *local* one is a folder in the memory of each host, which is quick to write and read, and
+    stays while the job's hosts are restarted. A host that has lost its own part gets it from
+    another host that has a copy, as the hosts of other slices have in data-parallel training.
+
+    Every method is called on all hosts, with the same steps.
+
+    Args:
+        directory: of the persistent tier, a path or URI; by default `checkpoints` below
+            `KINETIC_OUTPUT_DIR`.
+        every: save steps divisible by this to the persistent tier; or a length of time ("10m").
+        at_least_every: also save to it when nothing was saved there for so long; None for never.
+        local_every: save steps divisible by this to the local tier; None to have none.
+        keep: how many of the newest persistent checkpoints stay; None for all.
+        keep_every: steps divisible by this stay, too.
+        best: name of a metric: the best checkpoint by it stays, too.
+        best_is: "min" or "max".
+        keep_best: how many of the best stay.
+        local_directory: this host's folder for the local tier; by default in memory.
+
+    Raises:
+        UsageError: an option cannot work, or there is no directory.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        every: int | Duration | None = None,
+        at_least_every: Duration | None = "10m",
+        local_every: int | None = 10,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        best: str | None = None,
+        best_is: Literal["min", "max"] = "min",
+        keep_best: int = 1,
+        local_directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._cadence = cadence(every, at_least_every, local_every)
+        self._directory = _directory(directory)
+        self._keep = _keep(keep, keep_every, best, best_is, keep_best)
+        self._local = None if local_every is None else _local(local_directory, self._directory)
+        self._opened: Opened | None = None
+        self._moments: Moments | None = None
+        self._peers: peers.Peers = peers.Alone()
+        self._writing: _Writing | None = None
+        self._numbers = itertools.count()
+        self._last = -1
+        self._is_closed = False
+        self.restored: Restored | None = None
+
+    @property
+    def directory(self) -> str:
+        """Of the persistent tier."""
+        return self._directory
+
+    def restore(self, state: S, *, data: Any = None) -> tuple[S, int]:
+        """Bring back the newest checkpoint of either tier.
+
+        Args:
+            state: the state as a new training begins: its structure, shapes and layout over the
+                devices are those of the result; what was saved on another mesh is laid out anew.
+            data: an iterator with `get_state` and `set_state`, to be put where it was.
+
+        Returns:
+            the state, and the step to go on with; `state` itself and 0 if nothing was saved.
+
+        Raises:
+            CheckpointMismatch: what was saved does not fit `state` or `data`.
+            CheckpointInUse: another job writes the folder.
+            CheckpointError: the checkpoint cannot be read.
+        """
+        now = tree.taken_apart(state)
+        opened = self._open(now)
+        newest, whole = opening.newest(opened, self._peers)
+        if whole is not None and newest is not None and newest > whole.step:
+            whole = None
+        if opened.local is not None:
+            opened.local.keep_only(whole)
+        if whole is not None:
+            found, saved = self._assembled(opened, whole, now)
+        elif newest is not None:
+            found, saved = self._read(opened, newest, now)
+        else:
+            return state, 0
+        if data is not None:
+            positions.put_back(data, saved, self._peers.index, self._peers.count)
+        assert self.restored is not None  # set by either way
+        self._last = self.restored.step
+        _log.info("restored step %d (%s tier)", self._last, self.restored.tier)
+        return found, self._last + 1
+
+    def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any]]:
+        assert opened.local is not None
+        tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory")
+        assembly = Assembly(opened.local, self._peers, whole)
+        assembly.fetch(now)
+        found = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
+        self.restored = Restored(whole.step, "local", tuple(sorted(assembly.received_from)))
+        return found, whole.data
+
+    def _read(self, opened: Opened, step: int, now: State) -> tuple[Any, list[Any]]:
+        record = opened.persistent.record(step)
+        if "leaves" in record:
+            saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
+            tree.check_same(saved, now.leaves, f"of step {step} in {self._directory}")
+        there = tree.taken_apart(opened.persistent.restore(step, now.plain())).values
+        self.restored = Restored(step, "persistent")
+        return now.with_values(lambda n: there[n]), record.get("data") or []
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        data: Any = None,
+        force: bool = False,
+    ) -> tuple[str, ...]:
+        """Save the state after a step, if it is due; called after every step.
+
+        Returns when the state has been copied out of the devices; it is written in the background.
+
+        Args:
+            step: that has been done; `restore` returns the one after it.
+            state: with the same structure as that of `restore`.
+            metrics: numbers that are kept with persistent checkpoints.
+            data: an iterator with `get_state` and `set_state`, whose position is kept.
+            force: save to the persistent tier in any case.
+
+        Returns:
+            the tiers that the step is being saved to: "local", "persistent", both or none.
+
+        Raises:
+            CheckpointError: this save cannot begin, or an earlier one has failed.
+            kinetic.Preempted: the host will be taken away; the step has been saved on all hosts.
+        """
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
+        if self._opened is None:
+            self._begin_without_restore(self._open(tree.taken_apart(state)))
+        opened, moments = self._opened, self._moments
+        assert opened is not None
+        assert moments is not None
+        wished = moments.call()
+        if step <= self._last and not (step == self._last and (force or wished)):
+            raise CheckpointError(
+                f"Step {step} was saved or restored before (the last one is {self._last}). Go on "
+                "with the step that restore() returns.",
+                step=step,
+            )
+        asked = force or wished is not None
+        to = {
+            "local": opened.local is not None and self._cadence.is_local(step),
+            "persistent": self._cadence.is_persistent(step, asked=asked),
+        }
+        opened.persistent.check()
+        if any(to.values()):
+            position = None if data is None else positions.taken(data)
+            due = _Due(next(self._numbers), step, tree.taken_apart(state), position)
+            if to["local"] and step > self._last:
+                self._save_locally(opened, due)
+            if to["persistent"]:
+                to["persistent"] = self._save_for_good(opened, due, metrics)
+            self._last = step
+        if wished is Wish.PREEMPTED:
+            self._leave(opened, step)
+        return tuple(tier for tier, is_due in to.items() if is_due)
+
+    def wait(self) -> None:
+        """Wait until everything that was saved is committed on all hosts.
+
+        Raises:
+            CheckpointError: a save has failed.
+        """
+        if self._writing is not None:
+            self._writing.wait()
+            self._writing = None
+        if self._opened is not None:
+            self._opened.persistent.wait()
+
+    def close(self) -> None:
+        """Wait as `wait` does, and let others write the folder. Idempotent.
+
+        Raises:
+            CheckpointError: a save has failed.
+        """
+        if self._is_closed:
+            return
+        try:
+            self.wait()
+            if self._opened is not None:
+                self._opened.persistent.close()
+        finally:
+            self._free()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            if kind.__name__ not in _ECHOES:
+                self._wait_a_moment()
+        finally:
+            self._free()
+
+    # -- beginning and end -------------------------------------------------------------------------
+
+    def _open(self, state: State) -> Opened:
+        if self._is_closed:
+            raise UsageError("This Checkpointer is closed: make a new one.")
+        if self._opened is not None:
+            return self._opened
+        persistent.orbax()  # whether it is there, before anything is done together
+        self._peers = peers.of_this_world()
+        self._opened = opening.opened(self._directory, self._local, self._keep, self._peers, state)
+        self._moments = Moments(self._peers, _is_preempted, self._cadence.every_s)
+        return self._opened
+
+    def _begin_without_restore(self, opened: Opened) -> None:
+        newest, whole = opening.newest(opened, self._peers)
+        if newest is not None or whole is not None:
+            step = max(-1 if newest is None else newest, -1 if whole is None else whole.step)
+            raise CheckpointError(
+                f"{self._directory} has checkpoints of an earlier training (the last step is "
+                f"{step}). Call restore() before the first save(), or choose another folder."
+            )
+
+    def _wait_a_moment(self) -> None:
+        def wait() -> None:
+            with contextlib.suppress(Exception):
+                self.wait()
+
+        waiting = threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True)
+        waiting.start()
+        waiting.join(_AFTER_AN_ERROR_S)
+        if waiting.is_alive():
+            _log.warning("a checkpoint that was being saved was not finished")
+
+    def _free(self) -> None:
+        self._is_closed = True
+        if self._moments is not None:
+            self._moments.close()
+        if self._opened is not None and self._opened.lease is not None:
+            self._opened.lease.release()
+
+    def _leave(self, opened: Opened, step: int) -> None:
+        """Every host has saved this step: wait until it is committed, and go."""
+        self.wait()
+        self._peers.meet("left", opening.LIMIT_S)
+        _log.info("step %d is saved on all hosts; they leave", step)
+        raise _preempted(f"The host is taken away; step {step} is saved.")
+
+    # -- the tiers ---------------------------------------------------------------------------------
+
+    def _save_locally(self, opened: Opened, due: _Due) -> None:
+        assert opened.local is not None
+        if self._writing is not None:
+            self._writing.wait()
+        staged = opened.local.stage(due.step, opened.writer, self._peers.count, due.state)
+        self._writing = _Writing(opened, self._peers, due, staged)
+
+    def _save_for_good(self, opened: Opened, due: _Due, metrics: Mapping[str, Any] | None) -> bool:
+        if opened.lease is not None:
+            opened.lease.check()
+        record = {
+            "format": 1,
+            "job_id": slices.told("KINETIC_JOB_ID"),
+            "attempt": slices.told("KINETIC_ATTEMPT"),
+            "writer": opened.writer,
+            "hosts": self._peers.count,
+            "saved_at": time.time(),
+            "leaves": [leaf.to_json() for leaf in due.state.leaves],
+            "data": _of_all_hosts(self._peers, f"positions/{due.number}", due.position),
+        }
+        if self._moments is not None:
+            self._moments.saved()
+        return opened.persistent.save(due.step, due.state.plain(), record, _numbers(metrics))
+
+
+class _Due(NamedTuple):
+    """A step that is to be saved.
+
+    Attributes:
+        number: of the save, the same on all hosts.
+        step: of the training.
+        state: after it.
+        position: of the iterator, or None.
+    """
+
+    number: int
+    step: int
+    state: State
+    position: Any
+
+
+class _Writing:
+    """A local checkpoint that is being written, in a thread of its own."""
+
+    def __init__(self, opened: Opened, hosts: peers.Peers, due: _Due, staged: Staged) -> None:
+        self._given = (opened, hosts, due, staged)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="kinetic-local-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        opened, hosts, due, staged = self._given
+        tier = opened.local
+        assert tier is not None
+        try:
+            data = _of_all_hosts(hosts, f"local-positions/{due.number}", due.position)
+            tier.write(staged._replace(local=replace(staged.local, data=data)))
+            # The copy before this one is needed until all hosts have this one.
+            hosts.meet(f"local/{due.number}", opening.LIMIT_S)
+            tier.retire(due.step)
+        except CheckpointError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - a peer is lost; the copy before this one stays
+            _log.debug("the local checkpoint of step %d was not committed: %s", due.step, error)
+
+
+def _of_all_hosts(hosts: peers.Peers, name: str, position: Any) -> list[Any]:
+    """The positions of the iterators of all hosts; empty when none was given."""
+    if position is None:
+        return []
+    found = [json.loads(each) for each in opening.exchange(hosts, name, json.dumps(position))]
+    hosts.meet(f"{name}/read", opening.LIMIT_S)
+    if hosts.index == 0:
+        hosts.forget(name)
+    return found
+
+
+def _directory(given: str | os.PathLike[str] | None) -> str:
+    if given is not None:
+        text = os.fspath(given)
+        if not text:
+            raise UsageError("directory= is empty: give the path of a folder, or a URI.")
+        return text if persistent.is_bucket(text) else str(Path(text).absolute())
+    output = slices.told("KINETIC_OUTPUT_DIR")
+    if not output:
+        raise UsageError(
+            "Checkpointer() does not know where to save: outside of a job there is no "
+            "KINETIC_OUTPUT_DIR. Give it directory=."
+        )
+    return persistent.joined(output, _FOLDER)
+
+
+def _local(given: str | os.PathLike[str] | None, directory: str) -> Path | None:
+    """This host's folder for the local checkpoints of one training; a job may have several."""
+    folder = local_folder.local_folder() if given is None else Path(given).absolute()
+    if folder is None:
+        return None
+    return folder / _FOLDER / hashlib.sha256(directory.encode()).hexdigest()[:12]
+
+
+def _keep(
+    newest: int | None, every: int | None, best: str | None, best_is: str, count: int
+) -> Keep:
+    for name, value in (("keep", newest), ("keep_every", every), ("keep_best", count)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageTypeError(f"{name}= is a number of checkpoints or steps; it is {value!r}.")
+        if value is not None and value < 1:
+            raise UsageError(f"{name}= must be at least 1; it is {value}.")
+    if best_is not in ("min", "max"):
+        raise UsageError(f'best_is= is "min" or "max"; it is {best_is!r}.')
+    return Keep(newest, every, best or "", best_is, count)
+
+
+def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    found = {}
+    for name, value in (metrics or {}).items():
+        here = value.addressable_data(0) if hasattr(value, "addressable_data") else value
+        try:
+            found[str(name)] = float(here)
+        except (TypeError, ValueError) as error:
+            raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
+    return found
+
+
+def _is_preempted() -> bool:
+    return False
+
+
+def _preempted(words: str) -> BaseException:
+    return SystemExit(words)

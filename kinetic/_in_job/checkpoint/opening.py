@@ -1,0 +1,205 @@
+"""The beginning of a checkpointer, on all hosts at once: nobody else writes the folder, all hosts
+see the same one, the local tier has room.
+
+In: folders, the hosts. Out: `Opened`, or the same error on every host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from kinetic._core.checkpoint_size import COPIES, in_gigabytes, room_for
+from kinetic._core.values import dataclass
+from kinetic._in_job import slices
+from kinetic._in_job.checkpoint import pieces
+from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._in_job.checkpoint.peers import Peers
+from kinetic._in_job.checkpoint.persistent import Keep, Persistent
+from kinetic._in_job.checkpoint.pieces import Local, Whole
+from kinetic._in_job.checkpoint.tree import State, parts_here
+from kinetic._store import lease
+from kinetic._store.lease import Lease, Owner
+from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
+
+_log = logging.getLogger(__name__)
+LIMIT_S = 600.0
+"""How long hosts may wait for each other; a host that is lost ends the job much sooner."""
+_SHARED_WITHIN_S = 5.0
+"""How long a file of the leader may take to be seen by the others."""
+_KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a checkpointer works with.
+
+    Attributes:
+        lease: held by the leader; on other hosts None.
+        writer: marks what this run writes.
+        persistent: the persistent tier.
+        local: the local tier; None where there is none.
+    """
+
+    lease: Lease | None
+    writer: str
+    persistent: Persistent
+    local: LocalTier | None
+
+
+def exchange(peers: Peers, name: str, text: str) -> list[str]:
+    """Return what each host said under this name, which is used once; collective."""
+    peers.tell(f"{name}/{peers.index}", text)
+    peers.meet(name, LIMIT_S)
+    said = peers.all_of(name)
+    return [said[str(index)] for index in range(peers.count)]
+
+
+def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
+    """Let every host act, and return what each answers; collective.
+
+    Raises:
+        KineticError: of the first host that failed, on all hosts.
+    """
+    failed: KineticError | None = None
+    try:
+        answer = {"said": act()}
+    except KineticError as error:
+        failed = error
+        answer = {"failed": type(error).__name__, "why": str(error)}
+    answers = [json.loads(each) for each in exchange(peers, name, json.dumps(answer))]
+    for host, each in enumerate(answers):
+        if "failed" not in each:
+            continue
+        if failed is not None and host == peers.index:
+            raise failed
+        kind = _KINDS.get(each["failed"], CheckpointError)
+        raise kind(f"Host {host}: {each['why']}")
+    return [each["said"] for each in answers]
+
+
+def opened(
+    directory: str,
+    local: Path | None,
+    keep: Keep,
+    peers: Peers,
+    state: State,
+) -> Opened:
+    """Open both tiers; collective.
+
+    Args:
+        directory: of the persistent tier.
+        local: of the local tier on this host; None for none.
+        keep: which persistent checkpoints stay.
+        peers: the hosts.
+        state: for the room that it needs.
+
+    Raises:
+        CheckpointInUse: another job writes there.
+        CheckpointError: a folder cannot be used.
+    """
+    token = os.urandom(8).hex()
+    held: list[Lease] = []
+
+    def own() -> str:
+        if peers.index == 0:
+            held.append(_leased(directory, token))
+        return token
+
+    try:
+        writer = agree(peers, "owner", own)[0]
+        tier = None if local is None else LocalTier(local)
+
+        def look() -> str:
+            if peers.index > 0:
+                _check_shared(directory, writer)
+            if tier is not None:
+                tier.clean()
+                _check_room(tier.folder, state)
+            return ""
+
+        agree(peers, "folders", look)
+        persistent = Persistent(directory, keep)
+    except BaseException:
+        for each in held:
+            each.release()
+        raise
+    return Opened(held[0] if held else None, writer, persistent, tier)
+
+
+def _leased(directory: str, token: str) -> Lease:
+    me = Owner(slices.told("KINETIC_JOB_ID"), token, os.getpid(), socket.gethostname())
+    held = Lease(lease.place_of(directory), directory, me)
+    before = held.acquire()
+    if before is not None and before.job_id != me.job_id:
+        _log.info("%s has left the folder of checkpoints %s without a word", before, directory)
+    return held
+
+
+def _check_shared(directory: str, token: str) -> None:
+    """Check that this host sees what the leader has written."""
+    place = lease.place_of(directory)
+    deadline = time.monotonic() + _SHARED_WITHIN_S
+    while True:
+        owner, _ = place.read()
+        if owner is not None and owner.token == token:
+            return
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"This host does not see what the leader writes to {directory}: the folder of "
+                "checkpoints must be one that all hosts share. Give directory= or output_dir= a "
+                "bucket, or a folder on a shared disk."
+            )
+        time.sleep(0.1)
+
+
+def _check_room(folder: Path, state: State) -> None:
+    """Check that two copies of this host's part fit."""
+    part = sum(int(piece.data.nbytes) for _, value in state.arrays() for piece in parts_here(value))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        usage = os.statvfs(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"The folder for local checkpoints {folder} cannot be used: {error.strerror or error}. "
+            "Give local_directory= a folder that this host may write to, or say local_every=None."
+        ) from error
+    free = usage.f_bavail * usage.f_frsize + _used(folder)
+    if free < part * COPIES:
+        raise CheckpointError(
+            f"The local tier does not fit: this host's part of the state has "
+            f"{in_gigabytes(part)}, two copies of it need {in_gigabytes(part * COPIES)}, and "
+            f"{folder} has {in_gigabytes(free)}. Ask for at least "
+            f"{in_gigabytes(room_for(part))} of memory there, or say local_every=None."
+        )
+
+
+def _used(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def newest(opened_: Opened, peers: Peers) -> tuple[int | None, Whole | None]:
+    """Return the newest step of the persistent tier, and the newest whole one of the local tiers;
+    the same on all hosts."""
+    steps = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
+    persistent = max(json.loads(steps[0]), default=None)
+    if opened_.local is None:
+        return persistent, None
+    own = [local.to_json() for local in opened_.local.found()]
+    packed = zlib.compress(json.dumps(own).encode(), 1)
+    found = [
+        [Local.from_json(each) for each in json.loads(zlib.decompress(data))]
+        for data in peers.gather(packed)
+    ]
+    return persistent, pieces.newest(found)

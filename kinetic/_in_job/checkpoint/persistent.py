@@ -1,0 +1,221 @@
+"""The persistent tier: Orbax's files in a folder that all hosts share, or in a bucket.
+
+In: a state, a folder. Out: `STEP/`, as Orbax's `CheckpointManager` writes it: visible when it is
+whole. The only module that imports Orbax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kinetic._core.values import dataclass
+from kinetic.errors import CheckpointError, PreflightError
+
+STATE, RECORD = "state", "kinetic"
+"""Names of what a checkpoint holds: the state, and what is known about it."""
+_LIMIT_S = 600
+"""How long Orbax lets the hosts wait for each other."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which persistent checkpoints stay.
+
+    Attributes:
+        newest: so many of the newest; None for all.
+        every: and those of steps that this divides.
+        best: and the best ones by the metric of this name; "" for none.
+        best_is: "min" or "max".
+        best_count: so many of the best.
+    """
+
+    newest: int | None = 3
+    every: int | None = None
+    best: str = ""
+    best_is: str = "min"
+    best_count: int = 1
+
+
+class Persistent:
+    """Orbax's manager of a folder; every method is collective, except `steps`.
+
+    Raises:
+        PreflightError: Orbax is not installed, or too old.
+        CheckpointError: the folder cannot be used.
+    """
+
+    def __init__(self, directory: str, keep: Keep) -> None:
+        ocp = orbax()
+        self._directory = directory
+        self._newest = -1
+        options = ocp.CheckpointManagerOptions(
+            cleanup_tmp_directories=True,
+            preservation_policy=_policy(keep),
+            best_fn=lambda metrics: float(metrics.get(keep.best, 0.0)),
+            best_mode=keep.best_is,
+            # This module's caller decides.
+            should_save_fn=lambda step, latest: True,
+            async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S),
+        )
+        with _explained("opened", directory):
+            self._manager = ocp.CheckpointManager(directory, options=options)
+            self._newest = max(self.steps(), default=-1)
+
+    def steps(self) -> list[int]:
+        """Return the committed steps."""
+        return sorted(int(step) for step in self._manager.all_steps())
+
+    def record(self, step: int) -> dict[str, Any]:
+        """Return what is known about a step; empty for one that another program has written."""
+        ocp = orbax()
+        with _explained(f"read (step {step})", self._directory):
+            try:
+                found = self._manager.restore(
+                    step, args=ocp.args.Composite(**{RECORD: ocp.args.JsonRestore()})
+                )
+            except (KeyError, FileNotFoundError):
+                return {}
+            return dict(found[RECORD] or {})
+
+    def save(
+        self, step: int, state: Any, record: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> bool:
+        """Begin to save; return whether this was a new step. Waits for the save before."""
+        if step <= self._newest:
+            return False
+        ocp = orbax()
+        items = {STATE: ocp.args.StandardSave(state), RECORD: ocp.args.JsonSave(dict(record))}
+        with _explained(f"written (step {step})", self._directory, step):
+            self._manager.save(
+                step, args=ocp.args.Composite(**items), metrics=dict(metrics) or None
+            )
+        self._newest = step
+        return True
+
+    def restore(self, step: int, like: Any) -> Any:
+        """Return the state of a step, laid out as `like`."""
+        ocp = orbax()
+        with _explained(f"read (step {step})", self._directory, step):
+            found = self._manager.restore(
+                step, args=ocp.args.Composite(**{STATE: ocp.args.StandardRestore(like)})
+            )
+        return found[STATE]
+
+    def check(self) -> None:
+        """Raise what a save in the background has met."""
+        with _explained("written", self._directory):
+            self._manager.check_for_errors()
+
+    def wait(self) -> None:
+        """Wait until all that was saved is committed."""
+        with _explained("written", self._directory):
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait, and free what the manager holds."""
+        with _explained("written", self._directory):
+            self._manager.close()
+
+
+def orbax() -> Any:
+    """Return Orbax, ready for use.
+
+    Raises:
+        PreflightError: it is not installed, or too old.
+    """
+    if importlib.util.find_spec("orbax") is None or not _has("orbax.checkpoint"):
+        raise PreflightError(
+            "kinetic.Checkpointer needs Orbax, which is not installed on this host: "
+            "pip install orbax-checkpoint, or pip install kinetic-sdk[jax]. On a cluster, name it "
+            "in the project's dependencies."
+        )
+    _parse_flags()
+    import orbax.checkpoint as ocp
+
+    if not hasattr(ocp, "checkpoint_managers"):
+        raise PreflightError(
+            f"kinetic.Checkpointer needs a newer Orbax than {ocp.__version__}: "
+            "pip install --upgrade orbax-checkpoint."
+        )
+    return ocp
+
+
+def _has(module: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError, ValueError):
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
+def _parse_flags() -> None:
+    """Let absl's flags be read, as Orbax does: where nobody has parsed them it raises on some hosts
+    only, and the others wait. A program may still parse them."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
+def _policy(keep: Keep) -> Any:
+    policies = orbax().checkpoint_managers
+    newest = policies.LatestN(keep.newest)
+    chosen: list[Any] = [newest]
+    if keep.newest is not None and keep.every is not None:
+        chosen.append(policies.EveryNSteps(keep.every))
+    if keep.newest is not None and keep.best:
+        chosen.append(
+            policies.BestN(
+                get_metric_fn=lambda metrics: float(metrics[keep.best]),
+                reverse=keep.best_is == "min",
+                n=keep.best_count,
+                keep_checkpoints_without_metrics=False,
+            )
+        )
+    return policies.AnyPreservationPolicy(chosen)
+
+
+@contextlib.contextmanager
+def _explained(done: str, directory: str, step: int | None = None) -> Iterator[None]:
+    try:
+        yield
+    except (CheckpointError, PreflightError):
+        raise
+    except Exception as error:
+        if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _is_echo(error):
+            raise  # a peer is lost, and the gang knows why
+        raise CheckpointError(
+            f"The folder of checkpoints {directory} could not be {done}: {_first_line(error)}"
+            f"{_advice(error)}",
+            step=step,
+        ) from error
+
+
+def _is_echo(error: BaseException) -> bool:
+    words = str(error).lower()
+    return any(word in words for word in ("barrier", "coordination", "gloo", "heartbeat", "peer"))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(". ") + "."
+
+
+def _advice(error: BaseException) -> str:
+    words = str(error)
+    if "No space left" in words or "Disk quota" in words:
+        return " Free some space there, or keep fewer checkpoints with keep=."
+    if isinstance(error, PermissionError) or "ermission denied" in words:
+        return " Choose a folder that the job may write to, with output_dir= or directory=."
+    return ""
+
+
+def is_bucket(directory: str) -> bool:
+    """Whether the directory is a URI of another kind than a folder of this machine."""
+    return "://" in directory
+
+
+def joined(directory: str, name: str) -> str:
+    """Return the path of something below a folder or URI."""
+    return f"{directory.rstrip('/')}/{name}"

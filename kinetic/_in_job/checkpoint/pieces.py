@@ -1,0 +1,218 @@
+"""Which pieces of local checkpoints make up a whole one, and which host sends what to whom. Pure.
+
+In: what each host has. Out: the newest whole step; the pieces that have to travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kinetic._core.values import dataclass
+from kinetic._in_job.checkpoint.tree import Leaf
+from kinetic.errors import CorruptRecord
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a part of an array begins, and its shape."""
+
+
+class Piece(NamedTuple):
+    """A part of a leaf in a host's file.
+
+    Attributes:
+        leaf: the number of the leaf.
+        start, shape: the part of the array.
+        offset: of its content in the file.
+        size_bytes: of its content.
+    """
+
+    leaf: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+    @property
+    def part(self) -> tuple[int, Box]:
+        """What it is a copy of."""
+        return self.leaf, (self.start, self.shape)
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local checkpoint on one host, as its index describes it.
+
+    Attributes:
+        step: of the training.
+        writer: the run that has written it: two runs of one job may both have come to a step.
+        hosts: how many hosts that run had.
+        leaves: of the state.
+        pieces: what of it lies on this host.
+        data: the positions of iterators, by host; None where none was given.
+    """
+
+    step: int
+    writer: str
+    hosts: int
+    leaves: tuple[Leaf, ...]
+    pieces: tuple[Piece, ...]
+    data: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "format": 1,
+            "step": self.step,
+            "writer": self.writer,
+            "hosts": self.hosts,
+            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "pieces": [list(piece) for piece in self.pieces],
+            "data": self.data,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Local:
+        """Rebuild from `to_json`.
+
+        Raises:
+            CorruptRecord: it is something else.
+        """
+        try:
+            if data["format"] != 1:
+                raise CorruptRecord(f"The local checkpoint has format {data['format']!r}.")
+            return cls(
+                int(data["step"]),
+                str(data["writer"]),
+                int(data["hosts"]),
+                tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
+                tuple(
+                    Piece(int(n), tuple(start), tuple(shape), int(offset), int(size))
+                    for n, start, shape, offset, size in data["pieces"]
+                ),
+                data.get("data"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptRecord(f"The local checkpoint's index is damaged: {error!r}.") from error
+
+
+class Whole(NamedTuple):
+    """A step that the hosts have whole together.
+
+    Attributes:
+        step: of the training.
+        on: what each host has of it, by its index; hosts that have nothing are not in it.
+    """
+
+    step: int
+    on: dict[int, Local]
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Of the state."""
+        return self._any.leaves
+
+    @property
+    def writer(self) -> str:
+        """The run that has written it."""
+        return self._any.writer
+
+    @property
+    def data(self) -> list[Any]:
+        """The positions of iterators, by host."""
+        return self._any.data or []
+
+    @property
+    def _any(self) -> Local:
+        return next(iter(self.on.values()))
+
+
+def newest(found: Sequence[Sequence[Local]]) -> Whole | None:
+    """Return the newest step of which the hosts have every part; `found`: what each host has."""
+    kinds = {(local.step, local.writer) for each in found for local in each}
+    for step, writer in sorted(kinds, reverse=True):
+        on = {
+            host: local
+            for host, each in enumerate(found)
+            for local in each
+            if (local.step, local.writer) == (step, writer)
+        }
+        if _is_whole(on.values()):
+            return Whole(step, on)
+    return None
+
+
+def _is_whole(locals_: Iterable[Local]) -> bool:
+    there = list(locals_)
+    leaves = there[0].leaves
+    if any(local.leaves != leaves and _differ(local.leaves, leaves) for local in there):
+        return False
+    parts = {piece.part for local in there for piece in local.pieces}
+    sizes = [0] * len(leaves)
+    for leaf, (_, shape) in parts:
+        sizes[leaf] += math.prod(shape)
+    return all(
+        size == math.prod(leaf.shape)
+        for leaf, size in zip(leaves, sizes, strict=True)
+        if leaf.dtype
+    )
+
+
+def _differ(one: Sequence[Leaf], other: Sequence[Leaf]) -> bool:
+    """Whether two hosts describe different states; plain values may be each host's own."""
+    return [(leaf.name, leaf.shape, leaf.dtype) for leaf in one] != [
+        (leaf.name, leaf.shape, leaf.dtype) for leaf in other
+    ]
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """Return the common part of two boxes; None if there is none, also of empty ones."""
+    begin = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
+    ends = [
+        min(a + m, b + n) for a, m, b, n in zip(one[0], one[1], other[0], other[1], strict=True)
+    ]
+    shape = tuple(end - start for start, end in zip(begin, ends, strict=True))
+    return None if any(size <= 0 for size in shape) else (begin, shape)
+
+
+class Journey(NamedTuple):
+    """A piece that other hosts need.
+
+    Attributes:
+        source: the host that sends it.
+        piece: of the source's file.
+        needed_by: the hosts.
+    """
+
+    source: int
+    piece: Piece
+    needed_by: frozenset[int]
+
+
+def journeys(whole: Whole, needed: Sequence[Mapping[int, set[Box]]], hosts: int) -> list[Journey]:
+    """Return the pieces that have to travel, in the same order on all hosts.
+
+    Args:
+        whole: what is where.
+        needed: for each leaf, the boxes that each host needs; those under -1 every host.
+        hosts: how many there are.
+    """
+    holders: dict[tuple[int, Box], dict[int, Piece]] = {}
+    for host, local in sorted(whole.on.items()):
+        for piece in local.pieces:
+            holders.setdefault(piece.part, {}).setdefault(host, piece)
+    found: list[Journey] = []
+    for (leaf, part), having in sorted(holders.items()):
+        for_all = needed[leaf].get(-1, set())
+        wanting = frozenset(
+            host
+            for host in range(hosts)
+            if host not in having
+            and any(overlap(part, each) for each in needed[leaf].get(host, set()) | for_all)
+        )
+        if wanting:
+            # Spread over those that have it.
+            sources = sorted(having)
+            source = sources[len(found) % len(sources)]
+            found.append(Journey(source, having[source], wanting))
+    return sorted(found, key=lambda each: (each.source, each.piece.offset))

@@ -1,0 +1,95 @@
+"""The positions of data iterators: what `get_state` returns, as JSON, and back.
+
+In: an iterator, or what was saved of those of all hosts. Out: JSON values; an iterator that is
+where it was.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from kinetic.errors import CheckpointMismatch, UsageTypeError, a_type
+
+_BYTES, _TUPLE, _ARRAY = "__bytes__", "__tuple__", "__array__"
+
+
+def taken(data: Any) -> Any:
+    """Return the position of an iterator as a JSON value.
+
+    Raises:
+        UsageTypeError: it has none, or one that cannot be kept.
+    """
+    if not callable(getattr(data, "get_state", None)) or not callable(
+        getattr(data, "set_state", None)
+    ):
+        raise UsageTypeError(
+            f"data= takes an iterator that has get_state() and set_state(), as Grain's do; this is "
+            f"{a_type(data)}."
+        )
+    return _encoded(data.get_state())
+
+
+def put_back(data: Any, saved: Sequence[Any], host: int, hosts: int) -> None:
+    """Set an iterator to where this host's was.
+
+    Args:
+        data: the iterator.
+        saved: positions, by host.
+        host: this one.
+        hosts: how many there are now.
+
+    Raises:
+        CheckpointMismatch: each of the hosts was elsewhere, and now there are more or fewer.
+    """
+    if not saved:
+        raise CheckpointMismatch(
+            "The checkpoint has no position of an iterator: save() was called without data=. Leave "
+            "data= out of restore(), too."
+        )
+    if len(saved) != hosts and any(each != saved[0] for each in saved):
+        raise CheckpointMismatch(
+            f"The checkpoint has the positions of {len(saved)} hosts' iterators, which differ, and "
+            f"now there are {hosts} hosts: they cannot be shared out. Leave data= out of restore() "
+            "and set the iterator yourself, or use as many hosts as before."
+        )
+    data.set_state(_decoded(saved[host] if len(saved) == hosts else saved[0]))
+
+
+def _encoded(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str | int | float):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {_BYTES: base64.b64encode(bytes(value)).decode()}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encoded(each) for each in value]}
+    if isinstance(value, list):
+        return [_encoded(each) for each in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _encoded(each) for key, each in value.items()}
+    if hasattr(value, "dtype") and hasattr(value, "tobytes") and value.dtype != object:
+        raw = base64.b64encode(value.tobytes()).decode()
+        return {_ARRAY: [value.dtype.name, list(value.shape), raw]}
+    raise UsageTypeError(
+        f"The iterator's get_state() holds {a_type(value)}; a checkpoint keeps numbers, text, "
+        "bytes, arrays, and lists, tuples and dicts (with text as keys) of them."
+    )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_BYTES}:
+        return base64.b64decode(value[_BYTES])
+    if value.keys() == {_TUPLE}:
+        return tuple(_decoded(each) for each in value[_TUPLE])
+    if value.keys() == {_ARRAY}:
+        import numpy as np
+
+        name, shape, raw = value[_ARRAY]
+        array = np.frombuffer(base64.b64decode(raw), np.dtype(name)).reshape(shape).copy()
+        return array if shape else array[()]
+    return {key: _decoded(each) for key, each in value.items()}

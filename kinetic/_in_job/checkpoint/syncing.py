@@ -1,0 +1,163 @@
+"""One moment for all hosts: what one of them wishes, all do at the same call of `save`.
+
+In: wishes (a host is about to be taken away, time for a persistent checkpoint), calls of `save`.
+Out: at one call, the same on all hosts, the wish.
+
+Asking the others at every step would cost a collective each. Instead a thread of each host waits
+for a wish in the coordination service. Then all hosts say how many calls they have begun, and
+`save` waits meanwhile; the moment is the call after the furthest of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from kinetic._in_job.checkpoint.peers import Peers
+
+_log = logging.getLogger(__name__)
+_ASKED_EVERY_S = 10.0
+_LIMIT_S = 60.0
+"""How long the hosts may take to say where they are: a host that is lost must not hold the others
+for longer."""
+
+
+class Wish(StrEnum):
+    """What a host wishes; the later one outweighs."""
+
+    TIME = "time"
+    """Enough time has passed for a persistent checkpoint."""
+    PREEMPTED = "preempted"
+    """A host will be taken away: save, then leave."""
+
+
+class Moments:
+    """Agrees on the calls at which wishes are fulfilled.
+
+    Args:
+        peers: the hosts.
+        is_preempted: whether this host knows that it will be taken away.
+        every_s: the leader wishes a checkpoint when none was made for so long; None for never.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        is_preempted: Callable[[], bool],
+        every_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._peers = peers
+        self._is_preempted = is_preempted
+        self._every_s = every_s if peers.index == 0 else None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._agreed: tuple[int, Wish] | None = None
+        self._round = 0
+        self._saved_at = clock()
+        self._fulfilled = threading.Event()
+        self._closed = threading.Event()
+        self._has_left = False
+        self._told: tuple[Wish, int] | None = None
+        self._thread = threading.Thread(
+            target=self._watch, name="kinetic-checkpoint-moments", daemon=True
+        )
+        self._thread.start()
+
+    def call(self) -> Wish | None:
+        """Count a call of `save`; return what all hosts do at this one."""
+        if self._is_preempted() and not self._has_left:
+            if self._peers.count == 1:
+                self._has_left = True
+                return Wish.PREEMPTED
+            self._tell(Wish.PREEMPTED)
+        with self._lock:
+            self._calls += 1
+            if self._agreed is None or self._calls < self._agreed[0]:
+                return None
+            what = self._agreed[1]
+            self._agreed = None
+            self._has_left = what is Wish.PREEMPTED
+            self._fulfilled.set()
+            return what
+
+    def _tell(self, what: Wish) -> None:
+        """Tell the others, once in each round: one wish may come too late for it."""
+        round_ = self._round
+        if self._told != (what, round_):
+            self._peers.tell(f"wish/{round_}", what)
+            self._told = (what, round_)
+
+    def saved(self) -> None:
+        """A persistent checkpoint was made: the time counts from now."""
+        self._saved_at = self._clock()
+
+    def close(self) -> None:
+        """End the thread as soon as it looks up. Idempotent."""
+        self._closed.set()
+        self._fulfilled.set()
+
+    def _watch(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._round_of_wishes()
+        except Exception as error:  # noqa: BLE001 - the world has ended, or is about to
+            if not self._closed.is_set():
+                _log.debug("no more wishes are heard: %s", error)
+            # Nobody must wait for an agreement that will not come.
+            self._agreed = None
+
+    def _round_of_wishes(self) -> None:
+        heard = self._peers.hear(f"wish/{self._round}", self._patience_s())
+        if self._closed.is_set():
+            return
+        if heard is None:
+            if self._is_due():
+                self._tell(Wish.TIME)
+            return
+        with self._lock:
+            round_, self._round = self._round, self._round + 1
+            try:
+                self._agreed = self._agree(round_)
+            except TimeoutError as error:
+                _log.warning(
+                    "a checkpoint was wished (%s), but not all hosts have answered: %s",
+                    heard,
+                    error,
+                )
+                return
+            self._fulfilled.clear()
+        if self._peers.index == 0 and round_ > 0:
+            for key in ("wish", "calls", "moment"):
+                self._peers.forget(f"{key}/{round_ - 1}")
+        self._fulfilled.wait()
+
+    def _agree(self, round_: int) -> tuple[int, Wish]:
+        """The call, and what is done at it: the leader decides, because hosts may wish different
+        things at once."""
+        folder = f"calls/{round_}"
+        self._peers.tell(f"{folder}/{self._peers.index}", str(self._calls))
+        self._peers.meet(folder, _LIMIT_S)
+        if self._peers.index == 0:
+            begun = [int(calls) for calls in self._peers.all_of(folder).values()]
+            what = self._peers.hear(f"wish/{round_}", _LIMIT_S)
+            self._peers.tell(f"moment/{round_}", f"{max(begun) + 1} {what}")
+        decided = self._peers.hear(f"moment/{round_}", _LIMIT_S)
+        if decided is None:
+            raise TimeoutError("the leader does not answer")
+        call, what = decided.split()
+        return int(call), Wish(what)
+
+    def _patience_s(self) -> float:
+        if self._every_s is None:
+            return _ASKED_EVERY_S
+        left_s = self._saved_at + self._every_s - self._clock()
+        return min(max(left_s, 0.001), _ASKED_EVERY_S)
+
+    def _is_due(self) -> bool:
+        return self._every_s is not None and self._clock() - self._saved_at >= self._every_s

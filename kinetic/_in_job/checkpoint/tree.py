@@ -1,0 +1,212 @@
+"""The state of a training, leaf by leaf: what its parts are called, and which part of each array
+this process has.
+
+In: a pytree. Out: `Leaf`s, `Part`s; a pytree from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kinetic._core.values import dataclass
+from kinetic.errors import CheckpointError, CheckpointMismatch, a_type
+
+_PLAIN = (bool, int, float)
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What is known of a leaf on all hosts.
+
+    Attributes:
+        name: its path in the pytree, for example "['params']['w']".
+        shape: of the whole array; () for what is no array.
+        dtype: numpy's name of its type; "" for a plain value.
+        key: how random numbers are made of it, for a typed key of JAX; else "".
+        value: of a leaf that is no array.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    key: str = ""
+    value: bool | int | float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object, without what is not given."""
+        if not self.dtype:
+            return {"name": self.name, "value": self.value}
+        named = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        return named | ({"key": self.key} if self.key else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Leaf:
+        """Rebuild from `to_json`."""
+        return cls(
+            data["name"],
+            tuple(data.get("shape", ())),
+            data.get("dtype", ""),
+            data.get("key", ""),
+            data.get("value"),
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box of an array, and where its content is."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    data: Any
+
+
+class State(NamedTuple):
+    """A pytree, taken apart.
+
+    Attributes:
+        leaves: what is known of them on all hosts.
+        values: what is behind them; typed keys as plain arrays.
+        structure: as JAX knows it.
+    """
+
+    leaves: list[Leaf]
+    values: list[Any]
+    structure: Any
+
+    def plain(self) -> Any:
+        """Return the same pytree, with plain arrays for typed keys."""
+        import jax
+
+        return jax.tree_util.tree_unflatten(self.structure, self.values)
+
+    def arrays(self) -> list[tuple[int, Any]]:
+        """Return the leaves that are arrays, with their numbers."""
+        return [
+            (number, value)
+            for number, (leaf, value) in enumerate(zip(self.leaves, self.values, strict=True))
+            if leaf.dtype
+        ]
+
+    def with_values(self, value_of: Callable[[int], Any]) -> Any:
+        """Return a pytree of this structure.
+
+        Args:
+            value_of: the new content of a leaf, from its number.
+        """
+        import jax
+
+        values = []
+        for number, leaf in enumerate(self.leaves):
+            new = value_of(number)
+            values.append(jax.random.wrap_key_data(new, impl=leaf.key) if leaf.key else new)
+        return jax.tree_util.tree_unflatten(self.structure, values)
+
+
+def taken_apart(state: Any) -> State:
+    """Take a pytree apart.
+
+    Raises:
+        CheckpointError: a leaf is neither an array nor a number.
+    """
+    import jax
+
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
+    found = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
+    return State([leaf for leaf, _ in found], [behind for _, behind in found], structure)
+
+
+def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
+    import jax
+    import numpy as np
+
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        kind = str(jax.random.key_impl(value))
+        data = jax.random.key_data(value)
+        return Leaf(name, tuple(data.shape), data.dtype.name, kind), data
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        if value.dtype == object:
+            raise CheckpointError(
+                f"The state's leaf {name} is an array of Python objects: make it one of numbers."
+            )
+        array = np.asarray(value) if isinstance(value, np.generic) else value
+        return Leaf(name, tuple(array.shape), array.dtype.name), array
+    if isinstance(value, _PLAIN):
+        return Leaf(name, value=value), value
+    raise CheckpointError(
+        f"The state's leaf {name} is {a_type(value)}: a checkpoint holds arrays and numbers. "
+        "Leave it out of the state, and put it back after restore()."
+    )
+
+
+def parts_here(value: Any) -> list[Part]:
+    """Return the parts of an array that this process has, each once; their data are arrays of
+    devices or of numpy, not copied."""
+    shards = getattr(value, "addressable_shards", None)
+    if shards is None:
+        import numpy as np
+
+        array = np.asarray(value)
+        return [Part((0,) * array.ndim, tuple(array.shape), array)]
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], Part] = {}
+    for shard in shards:
+        start, shape = box(shard.index, value.shape)
+        found.setdefault((start, shape), Part(start, shape, shard.data))
+    return list(found.values())
+
+
+def boxes_of(value: Any) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Return the boxes of an array that each process needs, by its index; -1 stands for every
+    process, which needs all of an array that lies on no devices."""
+    sharding = getattr(value, "sharding", None)
+    if sharding is None:
+        return {-1: {((0,) * len(value.shape), tuple(value.shape))}}
+    needed: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    for device, index in sharding.devices_indices_map(tuple(value.shape)).items():
+        needed.setdefault(device.process_index, set()).add(box(index, value.shape))
+    return needed
+
+
+def box(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where a box begins, and its shape."""
+    spans = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+    return tuple(a for a, _ in spans), tuple(b - a for a, b in spans)
+
+
+def check_same(saved: Sequence[Leaf], now: Sequence[Leaf], where: str) -> None:
+    """Check that what was saved fits into the state of today.
+
+    Raises:
+        CheckpointMismatch: it does not; the message names the leaves.
+    """
+    old, new = {leaf.name: leaf for leaf in saved}, {leaf.name: leaf for leaf in now}
+    faults = []
+    if gone := [name for name in old if name not in new]:
+        faults.append(f"the state of restore() has no {_named(gone)}")
+    if added := [name for name in new if name not in old]:
+        faults.append(f"the checkpoint has no {_named(added)}")
+    shapes = [
+        f"{name} was {_shape(old[name])} and is {_shape(leaf)}"
+        for name, leaf in new.items()
+        if name in old and _shape(old[name]) != _shape(leaf)
+    ]
+    if shapes:
+        more = f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else ""
+        faults.append("; ".join(shapes[:_NAMED]) + more)
+    if faults:
+        raise CheckpointMismatch(
+            f"The checkpoint {where} does not fit: {'; '.join(faults)}. Give restore() a state of "
+            "the same structure and shapes, or choose another folder for a new training."
+        )
+
+
+def _shape(leaf: Leaf) -> str:
+    if leaf.key:
+        return f"a key of {leaf.key}"
+    return f"{leaf.shape}" if leaf.dtype else "a number"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

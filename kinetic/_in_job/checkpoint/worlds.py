@@ -1,0 +1,52 @@
+"""What has to be forgotten when this process joins another world of JAX.
+
+In: nothing. Out: counters and caches of Orbax, and ours, as in a new process.
+
+Orbax names its barriers by counters of the process, and keeps a client of the coordination service.
+Hosts that stay and hosts that are new must count alike. There is no public interface for it; a test
+fails when Orbax keeps them elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+from kinetic._in_job.checkpoint import peers
+
+_SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
+_SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
+_MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
+IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
+
+
+def forget() -> list[str]:
+    """Let Orbax, if it was imported, and checkpointers start anew; to be called on every host
+    between leaving a world and joining the next one. Return what this Orbax does not have."""
+    peers.forget_worlds()
+    missing: list[str] = []
+    synchronization: Any = sys.modules.get(_SYNCHRONIZATION)
+    if synchronization is not None:
+        generator = getattr(synchronization, "OperationIdGenerator", None)
+        if hasattr(generator, "_operation_id_counter"):
+            generator._operation_id_counter = itertools.count()  # type: ignore[union-attr]
+            generator._operation_id = next(  # type: ignore[union-attr]
+                generator._operation_id_counter  # type: ignore[union-attr]
+            )
+        else:
+            missing.append("OperationIdGenerator")
+    multihost: Any = sys.modules.get(_MULTIHOST)
+    for name in IDS if multihost is not None else ():
+        if hasattr(multihost, name):
+            setattr(multihost, name, None)
+        else:
+            missing.append(name)
+    signaling: Any = sys.modules.get(_SIGNALING)
+    if signaling is not None:
+        cached = getattr(signaling, "get_signaling_client", None)
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()  # type: ignore[union-attr]
+        else:
+            missing.append("get_signaling_client")
+    return missing

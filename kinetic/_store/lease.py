@@ -1,0 +1,328 @@
+"""Who writes a folder of checkpoints: one job at a time.
+
+In: the folder or its URI, who asks. Out: a lease, or an error that names the owner.
+
+In a folder the record's file is locked for as long as its owner lives: the kernel frees it however
+that ends. Where other machines may write as well, a lock of one kernel says little: there, and in
+buckets, the owner counts up a number in the record, and one that does not count any more is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from kinetic._core.values import dataclass
+from kinetic._store.base import Entry, Store
+from kinetic._system import filesystems, locks
+from kinetic.errors import CheckpointError, CheckpointInUse
+
+RECORD = "kinetic-owner.json"
+_KEY = f"kinetic-owner/{RECORD}"
+BEAT_S = 10.0
+SILENT_S = 35.0
+"""An owner that has not counted up for so long is gone."""
+_SAME_JOB_S = 20.0
+"""How long the attempt before this one may take to be gone."""
+_POLL_S = 0.5
+
+_own: dict[str, Owner | None] = {}
+"""Who owns a folder in this process: its own record locks do not keep it out."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who writes.
+
+    Attributes:
+        job_id: the job, or "" outside of jobs.
+        token: of this lease alone.
+        process: its id, on its own machine.
+        machine: the name of that.
+        beat: counted up while it lives.
+    """
+
+    job_id: str
+    token: str
+    process: int
+    machine: str
+    beat: int = 0
+
+    def __str__(self) -> str:
+        who = self.job_id or "a process without a job"
+        return f"{who} (process {self.process} on {self.machine})"
+
+
+class _Place(Protocol):
+    """Where the record lies."""
+
+    counts: bool
+    """Whether an owner that is not locked out has to count up."""
+
+    def take(self) -> bool:
+        """Lock; False when somebody else has."""
+        ...
+
+    def read(self) -> tuple[Owner | None, Any]:
+        """Return the record, and what `replace` takes."""
+        ...
+
+    def replace(self, seen: Any, owner: Owner) -> bool:
+        """Write the record if it is as it was seen."""
+        ...
+
+    def renew(self, owner: Owner) -> None:
+        """Write the record over one's own."""
+        ...
+
+    def free(self, *, remove: bool) -> None:
+        """Unlock; with `remove`, delete the record."""
+        ...
+
+
+class Lease:
+    """The right to write a folder of checkpoints, until it is released.
+
+    Args:
+        place: of the record.
+        where: how messages name the folder.
+        me: who asks.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self, place: _Place, where: str, me: Owner, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._place = place
+        self._where = where
+        self._me = me
+        self._sleep = sleep
+        self._ended = threading.Event()
+        self._is_mine = False
+        self._lost = ""
+
+    def acquire(self) -> Owner | None:
+        """Become the owner; return the one before, if it ended without saying so.
+
+        Raises:
+            CheckpointInUse: another job writes here.
+            CheckpointError: the record cannot be written.
+        """
+        try:
+            return self._acquire()
+        except OSError as error:
+            raise CheckpointError(
+                f"The folder of checkpoints {self._where} cannot be written to: "
+                f"{error.strerror or error}."
+            ) from error
+
+    def _acquire(self) -> Owner | None:
+        waited_s = 0.0
+        while not self._place.take():
+            owner, _ = self._place.read()
+            if owner is None or owner.job_id != self._me.job_id or waited_s >= _SAME_JOB_S:
+                raise self._in_use(owner)
+            self._sleep(_POLL_S)  # an attempt of this job that is being ended
+            waited_s += _POLL_S
+        try:
+            owner, seen = self._watched()
+            if not self._place.replace(seen, self._me):
+                raise self._in_use(self._place.read()[0])
+        except BaseException:
+            self._place.free(remove=False)
+            raise
+        self._is_mine = True
+        threading.Thread(target=self._count, name="kinetic-lease", daemon=True).start()
+        return owner
+
+    def _watched(self) -> tuple[Owner | None, Any]:
+        """The record of an owner that is gone."""
+        owner, seen = self._place.read()
+        if owner is None or not self._place.counts or owner.job_id == self._me.job_id != "":
+            return owner, seen
+        waited_s = 0.0
+        while waited_s < SILENT_S:
+            self._sleep(_POLL_S)
+            waited_s += _POLL_S
+            now, seen = self._place.read()
+            if now is None:
+                return None, seen
+            if now != owner:
+                raise self._in_use(now)
+        return owner, seen
+
+    def _in_use(self, owner: Owner | None) -> CheckpointInUse:
+        who = "another process" if owner is None else str(owner)
+        return CheckpointInUse(
+            f"The folder of checkpoints {self._where} is being written by {who}. Wait until that "
+            "ends, or stop it (`kinetic jobs cancel`), or give this training a folder of its own.",
+            job_id="" if owner is None else owner.job_id,
+        )
+
+    def check(self) -> None:
+        """Check that nobody has taken the folder over.
+
+        Raises:
+            CheckpointInUse: somebody has.
+        """
+        if self._lost:
+            raise CheckpointInUse(self._lost)
+
+    def release(self) -> None:
+        """Let others write. Idempotent."""
+        self._ended.set()
+        if self._is_mine:
+            self._is_mine = False
+            with contextlib.suppress(OSError, CheckpointError):
+                mine = self._place.read()[0]
+                self._place.free(remove=mine is not None and mine.token == self._me.token)
+
+    def _count(self) -> None:
+        """Count up, and notice when somebody else has become the owner."""
+        beat = 0
+        while self._place.counts and not self._ended.wait(BEAT_S):
+            beat += 1
+            with contextlib.suppress(OSError, CheckpointError):
+                owner, _ = self._place.read()
+                if owner is None or owner.token != self._me.token:
+                    who = "somebody" if owner is None else str(owner)
+                    self._lost = (
+                        f"The folder of checkpoints {self._where} was taken over by {who}, while "
+                        "this job did not answer. Nothing more is saved."
+                    )
+                    return
+                self._place.renew(_with_beat(self._me, beat))
+
+
+def _with_beat(owner: Owner, beat: int) -> Owner:
+    return Owner(owner.job_id, owner.token, owner.process, owner.machine, beat)
+
+
+def _parsed(content: bytes) -> Owner | None:
+    with contextlib.suppress(ValueError, TypeError):
+        found = json.loads(content)
+        names = ("job_id", "token", "process", "machine", "beat")
+        return Owner(**{name: found[name] for name in names if name in found})
+    return None
+
+
+def _written(owner: Owner) -> bytes:
+    return json.dumps(vars(owner)).encode()
+
+
+class InFolder:
+    """A record in a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / RECORD
+        self._name = os.path.realpath(self._path)
+        self._fd = -1
+        self.counts = filesystems.is_shared(folder)
+
+    def take(self) -> bool:
+        """Lock the file."""
+        if self._name in _own:
+            return False
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not locks.try_hold_record(fd):
+            os.close(fd)
+            return False
+        self._fd = fd
+        _own[self._name] = None
+        return True
+
+    def read(self) -> tuple[Owner | None, Any]:
+        """Read the file: through the descriptor that holds the lock, which another one would
+        free."""
+        if self._fd >= 0:
+            return _parsed(os.pread(self._fd, 1 << 16, 0)), None
+        if self._name in _own:
+            return _own[self._name], None
+        with contextlib.suppress(OSError):
+            return _parsed(self._path.read_bytes()), None
+        return None, None
+
+    def replace(self, seen: Any, owner: Owner) -> bool:
+        """Write; the lock keeps others out."""
+        _own[self._name] = owner
+        self.renew(owner)
+        return True
+
+    def renew(self, owner: Owner) -> None:
+        """Write in place."""
+        content = _written(owner)
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, content, 0)
+
+    def free(self, *, remove: bool) -> None:
+        """Empty the file, which stays: who waits for its lock has it open."""
+        if self._fd >= 0:
+            if remove:
+                os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = -1
+            _own.pop(self._name, None)
+
+
+class InStore:
+    """A record in a bucket, or another store without a folder."""
+
+    counts = True
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def take(self) -> bool:
+        """Nothing can be locked."""
+        return True
+
+    def read(self) -> tuple[Owner | None, Any]:
+        """Read the object, and what version it has."""
+        folder = _KEY.rpartition("/")[0]
+        for entry in self._store.entries(folder):
+            if entry.key == _KEY:
+                with contextlib.suppress(LookupError):
+                    return _parsed(self._store.get(_KEY)), entry
+        return None, None
+
+    def replace(self, seen: Any, owner: Owner) -> bool:
+        """Delete the version that was seen, and write if there is none: one of several wins."""
+        if isinstance(seen, Entry):
+            self._store.drop(seen)
+        return self._store.put(_KEY, _written(owner), if_absent=True)
+
+    def renew(self, owner: Owner) -> None:
+        """Write the object anew."""
+        self._store.put(_KEY, _written(owner))
+
+    def free(self, *, remove: bool) -> None:
+        """Delete the object."""
+        if remove:
+            self._store.delete(_KEY)
+
+
+def place_of(directory: str) -> InFolder | InStore:
+    """Return where the record of a folder or URI lies."""
+    if "://" in directory and not directory.startswith("file://"):
+        from kinetic._store.open import open_store
+
+        return InStore(open_store(directory))
+    return InFolder(Path(directory.removeprefix("file://")))
+
+
+def owner_of(directory: str) -> Owner | None:
+    """Return who writes there now, as far as one can tell without waiting; None for nobody."""
+    place = place_of(directory)
+    if isinstance(place, InFolder):
+        path = Path(directory.removeprefix("file://")) / RECORD
+        name = os.path.realpath(path)
+        if name not in _own and not (place.counts or locks.is_record_held(path)):
+            return None
+    return place.read()[0]

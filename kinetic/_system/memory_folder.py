@@ -1,0 +1,41 @@
+"""The folder of a job in this machine's memory: what its hosts keep there outlives their
+processes, and goes when the job is cleaned up.
+
+In: a job's id. Out: a path; nothing, once it is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+MEMORY = Path("/dev/shm")
+
+
+def of_job(job_id: str) -> Path:
+    """Return the folder of all hosts of the job on this machine, whether it exists or not."""
+    return MEMORY / f"kinetic-{os.getuid()}" / job_id
+
+
+def make(job_id: str, name: str) -> Path | None:
+    """Make a folder of this name in the job's, for its owner alone, and return it; None where the
+    machine has no file system in memory, or somebody else has taken the name."""
+    folder = of_job(job_id) / name
+    with contextlib.suppress(OSError):
+        for each in (folder.parent.parent, folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+            about = each.lstat()
+            if about.st_uid != os.getuid() or about.st_mode & 0o022:
+                return None
+        return folder
+    return None
+
+
+def remove(job_id: str) -> None:
+    """Remove what the job has there. Idempotent."""
+    folder = of_job(job_id)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # unless another job has something there

@@ -1,0 +1,92 @@
+"""Hosts that are threads of one process.
+
+In: how many. Out: `Peers` that hear each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kinetic._in_job.checkpoint.peers import Alone
+
+PATIENCE_S = 100.0
+
+
+class Crowd:
+    """What the hosts share."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.board = Alone()
+        self.met: dict[str, threading.Barrier] = {}
+        self.lock = threading.Lock()
+
+    def barrier(self, name: str) -> threading.Barrier:
+        with self.lock:
+            return self.met.setdefault(name, threading.Barrier(self.count))
+
+    def hosts(self) -> list[Together]:
+        return [Together(self, index) for index in range(self.count)]
+
+
+class Together:
+    """One host of several."""
+
+    def __init__(self, crowd: Crowd, index: int) -> None:
+        self._crowd = crowd
+        self.index = index
+        self.count = crowd.count
+        self._gathered = 0
+
+    def gather(self, data: bytes) -> list[bytes]:
+        self._gathered += 1
+        name = f"gather/{self._gathered}"
+        self.tell(f"{name}/{self.index}", data.hex())
+        self.meet(name, PATIENCE_S)
+        found = self.all_of(name)
+        return [bytes.fromhex(found[str(index)]) for index in range(self.count)]
+
+    def pass_on(self, data: Any, source: int) -> Any:
+        import numpy as np
+
+        parts = self.gather(data.tobytes())
+        return np.frombuffer(parts[source], np.uint8)
+
+    def meet(self, name: str, limit_s: float) -> None:
+        try:
+            self._crowd.barrier(name).wait(min(limit_s, PATIENCE_S))
+        except threading.BrokenBarrierError as error:
+            raise TimeoutError(name) from error
+
+    def tell(self, key: str, value: str) -> None:
+        self._crowd.board.tell(key, value)
+
+    def hear(self, key: str, limit_s: float) -> str | None:
+        return self._crowd.board.hear(key, limit_s)
+
+    def all_of(self, folder: str) -> dict[str, str]:
+        return self._crowd.board.all_of(folder)
+
+    def forget(self, key: str) -> None:
+        self._crowd.board.forget(key)
+
+
+def on_all(hosts: list[Together], act: Callable[[Together], Any]) -> list[Any]:
+    """What the hosts return, or raise, when they act at the same time."""
+    found: list[Any] = [None] * len(hosts)
+
+    def run(host: Together) -> None:
+        try:
+            found[host.index] = act(host)
+        except Exception as error:
+            found[host.index] = error
+
+    threads = [threading.Thread(target=run, args=(host,), daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S * 2)
+        assert not thread.is_alive(), "a host waits forever"
+    return found

@@ -1,0 +1,222 @@
+"""In a process of its own (see `test_checkpoint_local`), because JAX forbids forks. The local tier:
+what is committed, what is not, and a state put together from pieces.
+
+In: states, folders, hosts that are threads. Out: the same states.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_fakes import Crowd, on_all
+
+from kinetic._in_job.checkpoint import tree, worlds
+from kinetic._in_job.checkpoint.assembly import Assembly
+from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._in_job.checkpoint.pieces import newest
+from kinetic.errors import CheckpointError, CheckpointMismatch
+
+
+def state(number):
+    key = jax.random.key(number)
+    return {
+        "w": np.arange(12, dtype=np.float32).reshape(3, 4) + number,
+        "half": np.full((2,), number, jax.numpy.bfloat16),
+        "none": None,
+        "empty": np.zeros((0, 3)),
+        "key": key,
+        "step": number,
+        "list": [np.int64(number), True],
+        "on a device": jax.numpy.arange(5.0) * number,
+    }
+
+
+def written(tier, number, writer="run"):
+    tier.write(tier.stage(number, writer, 1, tree.taken_apart(state(number))))
+
+
+def read(tier, like):
+    now = tree.taken_apart(like)
+    assembly = Assembly(tier, Crowd(1).hosts()[0], newest([tier.found()]))
+    assembly.fetch(now)
+    return now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
+
+
+def same(one, other):
+    one, other = tree.taken_apart(one), tree.taken_apart(other)
+    assert one.leaves == other.leaves
+    for a, b in zip(one.values, other.values, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_what_was_written_is_read(tmp_path):
+    tier = LocalTier(tmp_path / "tier")
+    assert tier.found() == []
+    written(tier, 5)
+    same(read(LocalTier(tmp_path / "tier"), state(0)), state(5))
+
+
+def test_an_array_takes_the_type_of_the_state(tmp_path):
+    tier = LocalTier(tmp_path)
+    written(tier, 5)
+    like = state(0) | {"w": np.zeros((3, 4), np.float64)}
+    assert read(tier, like)["w"].dtype == np.float64
+
+
+def test_the_step_before_stays_until_it_is_retired_and_then_makes_room(tmp_path):
+    tier = LocalTier(tmp_path)
+    for number in range(4):
+        written(tier, number)
+        assert [each.step for each in tier.found()] == (
+            [0] if number == 0 else [number - 1, number]
+        )
+        tier.retire(number)
+        assert [each.step for each in tier.found()] == [number]
+        tier.clean() if number == 2 else None
+    same(read(tier, state(0)), state(3))
+
+
+def test_a_smaller_state_over_a_larger_one(tmp_path):
+    tier = LocalTier(tmp_path)
+    for number in range(2):
+        written(tier, number)
+        tier.retire(number)
+    small = {"w": np.ones(2)}
+    tier.write(tier.stage(2, "run", 1, tree.taken_apart(small)))
+    same(read(tier, small), small)
+    assert (tmp_path / "2/data").stat().st_size == 64
+
+
+@pytest.mark.parametrize("left", ["nothing", "half the data", "all but the name"])
+def test_what_was_not_committed_is_not_seen(tmp_path, left):
+    tier = LocalTier(tmp_path)
+    written(tier, 1)
+    written(tier, 2)
+    os.rename(tmp_path / "2", tmp_path / "writing")
+    if left != "all but the name":
+        (tmp_path / "writing/index.json").unlink()
+        os.truncate(tmp_path / "writing/data", 0 if left == "nothing" else 70)
+    assert [each.step for each in tier.found()] == [1]
+    tier.clean()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("damage", ["short data", "no data", "no index", "bad index", "other step"])
+def test_what_is_damaged_is_left_out(tmp_path, damage):
+    tier = LocalTier(tmp_path)
+    written(tier, 1)
+    written(tier, 2)
+    folder = tmp_path / "2"
+    if damage == "short data":
+        os.truncate(folder / "data", 9)
+    elif damage == "no data":
+        (folder / "data").unlink()
+    elif damage == "no index":
+        (folder / "index.json").unlink()
+    elif damage == "bad index":
+        (folder / "index.json").write_text('{"format": 1')
+    else:
+        folder.rename(tmp_path / "3")
+    assert [each.step for each in tier.found()] == [1]
+
+
+def test_steps_of_another_run_are_removed(tmp_path):
+    tier = LocalTier(tmp_path)
+    written(tier, 1)
+    written(tier, 2, writer="another")
+    whole = newest([[each for each in tier.found() if each.step == 1]])
+    tier.keep_only(whole)
+    assert [each.step for each in tier.found()] == [1]
+    tier.keep_only(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
+    tier = LocalTier(tmp_path)
+    written(tier, 1)
+
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(CheckpointError, match="no space is left") as told:
+        written(tier, 2)
+    assert told.value.step == 2
+    assert [each.step for each in tier.found()] == [1]
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        written(LocalTier(tmp_path / "file"), 1)
+
+
+def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
+    def without_devices(number):
+        return {k: v for k, v in state(number).items() if k not in ("key", "on a device")}
+
+    first = LocalTier(tmp_path / "0")
+    first.write(first.stage(5, "run", 3, tree.taken_apart(without_devices(5))))
+    whole = newest([first.found(), [], []])
+
+    def restore(host):
+        assembly = Assembly(LocalTier(tmp_path / str(host.index)), host, whole)
+        now = tree.taken_apart(without_devices(0))
+        assembly.fetch(now)
+        got = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
+        return got, assembly.received_from
+
+    for index, (got, received) in enumerate(on_all(Crowd(3).hosts(), restore)):
+        same(got, without_devices(5))
+        assert received == (set() if index == 0 else {0})
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "words"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, r"the checkpoint has no \['b'\]"),
+        ({"a": 1, "b": 2}, {"a": 1}, r"the state of restore\(\) has no \['b'\]"),
+        ({"a": np.ones(3)}, {"a": np.ones(4)}, r"\['a'\] was \(3,\) and is \(4,\)"),
+        ({"a": np.ones(3)}, {"a": 1}, r"\['a'\] was \(3,\) and is a number"),
+        ({str(n): n for n in range(9)}, {}, "and 6 more"),
+        ({"a": jax.random.key(0)}, {"a": np.ones(2, np.uint32)}, "a key of threefry2x32 and is"),
+    ],
+)
+def test_a_state_that_does_not_fit(saved, now, words):
+    before, after = tree.taken_apart(saved).leaves, tree.taken_apart(now).leaves
+    with pytest.raises(CheckpointMismatch, match=words):
+        tree.check_same(before, after, "of step 3")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "words"),
+    [(print, "a builtin_function"), ("text", "a str"), (np.array([{}]), "Python objects")],
+)
+def test_what_is_no_array_is_refused(leaf, words):
+    with pytest.raises(CheckpointError, match=rf"\['x'\] is .*{words}"):
+        tree.taken_apart({"x": leaf})
+
+
+# -- another world ---------------------------------------------------------------------------------
+
+
+def test_orbax_keeps_its_counters_where_we_know_them():
+    import orbax.checkpoint  # noqa: F401
+    from orbax.checkpoint._src.futures import synchronization
+    from orbax.checkpoint._src.multihost import multihost
+
+    generator = synchronization.OperationIdGenerator
+    before = generator.get_current_operation_id()
+    try:
+        generator.next_operation_id()
+        multihost._DISTRIBUTED_TO_DEVICE_IDS = [[0]]
+        assert worlds.forget() == []
+        assert generator.get_current_operation_id() == "0"
+        assert generator.next_operation_id() == 1
+        assert multihost._DISTRIBUTED_TO_DEVICE_IDS is None
+    finally:
+        generator._operation_id = int(before)

@@ -1,0 +1,340 @@
+"""What hosts agree on: the moment of a wish, errors, one owner of a folder; and small rules.
+
+In: hosts that are threads. Out: the same answer on each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from checkpoint_fakes import PATIENCE_S, Crowd, on_all
+
+from kinetic._core import checkpoint_size
+from kinetic._in_job.checkpoint import opening, positions
+from kinetic._in_job.checkpoint.cadence import cadence
+from kinetic._in_job.checkpoint.peers import Alone
+from kinetic._in_job.checkpoint.syncing import Moments, Wish
+from kinetic._store import lease
+from kinetic._store.lease import InFolder, InStore, Lease, Owner
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, UsageError
+
+# -- moments ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_hosts_leave_at_the_same_call(seed):
+    luck = random.Random(seed)
+    taken_away = threading.Event()
+    steps = 400
+    when, who = luck.randrange(50), luck.randrange(3)
+    step_of = threading.Barrier(3)
+
+    def train(host):
+        moments = Moments(host, lambda: host.index == who and taken_away.is_set())
+        try:
+            for step in range(steps):
+                if host.index == who and step == when:
+                    taken_away.set()
+                if (wish := moments.call()) is not None:
+                    return step, wish
+                step_of.wait(PATIENCE_S)  # as a collective of the training
+                time.sleep(0.001)
+            return None
+        finally:
+            moments.close()
+
+    first, *others = on_all(Crowd(3).hosts(), train)
+    assert first is not None
+    assert first[0] > when
+    assert first[1] is Wish.PREEMPTED
+    assert all(each == first for each in others)
+
+
+def test_a_process_that_is_alone_leaves_at_once():
+    moments = Moments(Alone(), lambda: True)
+    assert moments.call() is Wish.PREEMPTED
+    assert moments.call() is None, "once"
+    moments.close()
+
+
+def test_the_leader_wishes_when_the_time_has_come():
+    now = [0.0]
+
+    def train(host):
+        moments = Moments(host, lambda: False, 100.0, clock=lambda: now[0])
+        try:
+            found = []
+            for step in range(2000):
+                if host.index == 0 and step == 10:
+                    now[0] = 101.0
+                if (wish := moments.call()) is not None:
+                    found.append((step, wish))
+                    moments.saved()
+                    return found
+                step_of.wait(PATIENCE_S)
+                time.sleep(0.001)
+            return found
+        finally:
+            moments.close()
+
+    # The leader's thread looks at the clock when it has waited as long as it seemed to have to.
+    step_of = threading.Barrier(2)
+    patience = Moments._patience_s
+    try:
+        Moments._patience_s = lambda self: 0.01
+        one, other = on_all(Crowd(2).hosts(), train)
+    finally:
+        Moments._patience_s = patience
+    assert one == other
+    assert len(one) == 1
+    assert one[0][1] is Wish.TIME
+
+
+def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
+    from kinetic._in_job.checkpoint import syncing
+
+    monkeypatch.setattr(syncing, "_LIMIT_S", 0.05)
+    host = Crowd(2).hosts()[0]  # the other one never comes
+    moments = Moments(host, lambda: True)
+    for _ in range(20):
+        assert moments.call() is None
+        time.sleep(0.01)
+    moments.close()
+
+
+# -- errors on all hosts ---------------------------------------------------------------------------
+
+
+def test_the_error_of_one_host_is_raised_on_all():
+    def act(host):
+        def fail():
+            if host.index == 1:
+                raise CheckpointInUse("taken", job_id="job-1")
+            return "fine"
+
+        return opening.agree(host, "act", fail)
+
+    zero, one, two = on_all(Crowd(3).hosts(), act)
+    assert type(zero) is type(one) is type(two) is CheckpointInUse
+    assert (str(zero), str(one)) == ("Host 1: taken", "taken")
+    assert one.job_id == "job-1"
+    assert on_all(Crowd(2).hosts(), lambda h: opening.agree(h, "x", lambda: str(h.index))) == [
+        ["0", "1"],
+        ["0", "1"],
+    ]
+
+
+# -- who writes a folder ---------------------------------------------------------------------------
+
+
+def owner(job="job-1", token="a"):
+    return Owner(job, token, 1, "machine")
+
+
+def no_sleep(_):
+    pass
+
+
+def held(folder, job="job-1", token="a", sleep=no_sleep):
+    return Lease(InFolder(folder), str(folder), owner(job, token), sleep)
+
+
+def test_two_jobs_do_not_write_one_folder(tmp_path):
+    first = held(tmp_path)
+    assert first.acquire() is None
+    assert lease.owner_of(str(tmp_path)) == owner()
+    with pytest.raises(CheckpointInUse, match="written by job-1") as told:
+        held(tmp_path, "job-2", "b").acquire()
+    assert told.value.job_id == "job-1"
+    first.check()
+    first.release()
+    first.release()
+    assert lease.owner_of(str(tmp_path)) is None
+    second = held(tmp_path, "job-2", "b")
+    assert second.acquire() is None, "the first one has said that it ended"
+    second.release()
+
+
+LOCKS = """
+import sys, time
+from pathlib import Path
+from kinetic._store.lease import InFolder, Lease, Owner
+Lease(InFolder(Path(sys.argv[1])), "x", Owner("job-1", "a", 1, "m")).acquire()
+print("held", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_another_process_keeps_us_out_until_it_is_killed(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", LOCKS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointInUse, match="job-1"):
+            held(tmp_path, "job-2", "b").acquire()
+        assert lease.owner_of(str(tmp_path)).job_id == "job-1"
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    assert lease.owner_of(str(tmp_path)) is None
+    taken = held(tmp_path, "job-2", "b")
+    assert taken.acquire().job_id == "job-1", "it had not said that it ended"
+    taken.release()
+
+
+def in_store(store, job, token, sleep=no_sleep):
+    return Lease(InStore(store), "memory://x", owner(job, token), sleep)
+
+
+def test_a_bucket_has_one_owner_until_that_is_silent():
+    store = MemoryStore(f"lease-{os.urandom(4).hex()}")
+    first = in_store(store, "job-1", "a")
+    first.acquire()
+
+    def it_lives(_):
+        first._place.renew(Owner("job-1", "a", 1, "machine", random.randrange(1 << 30)))
+
+    with pytest.raises(CheckpointInUse):
+        in_store(store, "job-2", "b", it_lives).acquire()
+    second = in_store(store, "job-2", "b")
+    assert second.acquire().job_id == "job-1"
+    third = in_store(store, "job-2", "c")
+    assert third.acquire().token == "b", "the same job does not wait for itself"
+    second.release()
+    assert InStore(store).read()[0].token == "c", "it was not its own any more"
+    third.release()
+    assert InStore(store).read()[0] is None
+
+
+def test_one_of_many_gets_a_bucket():
+    store = MemoryStore(f"lease-{os.urandom(4).hex()}")
+    place, beats = InStore(store), itertools.count(1)
+
+    def it_lives(_):
+        now = place.read()[0]
+        place.renew(Owner(now.job_id, now.token, 1, "machine", next(beats)))
+
+    def acquire(host):
+        return in_store(store, f"job-{host.index}", str(host.index), it_lives).acquire()
+
+    found = on_all(Crowd(8).hosts(), acquire)
+    assert sum(each is None for each in found) == 1
+    assert all(each is None or isinstance(each, CheckpointInUse) for each in found)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written to"):
+        held(tmp_path / "file").acquire()
+
+
+# -- positions of iterators ------------------------------------------------------------------------
+
+
+class Iterator:
+    def __init__(self, state=None):
+        self.state = state
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+def equal(a, b):
+    if isinstance(a, np.ndarray | np.generic):
+        return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"next_index": 7, "exhausted": False, "inner": {"a": [1, 2.5, None]}},
+        b"\x00\xff bytes",
+        (1, (2, b"x")),
+        {"rng": np.arange(4, dtype=np.uint64), "n": np.int64(3)},
+    ],
+)
+def test_a_position_comes_back(state):
+    import json
+
+    saved = json.loads(json.dumps(positions.taken(Iterator(state))))
+    back = Iterator()
+    positions.put_back(back, [saved], 0, 1)
+    assert equal(back.state, state)
+
+
+def test_positions_belong_to_hosts():
+    saved = [positions.taken(Iterator(n)) for n in range(2)]
+    back = Iterator()
+    positions.put_back(back, saved, 1, 2)
+    assert back.state == 1
+    with pytest.raises(CheckpointMismatch, match="2 hosts' iterators, which differ"):
+        positions.put_back(back, saved, 0, 3)
+    positions.put_back(back, [5, 5], 2, 3)
+    assert back.state == 5
+    with pytest.raises(CheckpointMismatch, match="without data="):
+        positions.put_back(back, [], 0, 1)
+
+
+@pytest.mark.parametrize("bad", [object(), [1], Iterator(object()), Iterator({1: 2})])
+def test_what_has_no_position_is_refused(bad):
+    with pytest.raises(UsageError, match=r"data=|get_state\(\)"):
+        positions.taken(bad)
+
+
+# -- when ------------------------------------------------------------------------------------------
+
+
+def test_when_steps_are_saved():
+    found = cadence(100, "10m", 10)
+    assert [s for s in range(0, 250, 5) if found.is_persistent(s, asked=False)] == [0, 100, 200]
+    assert found.is_persistent(7, asked=True)
+    assert [s for s in range(25) if found.is_local(s)] == [0, 10, 20]
+    assert found.every_s == 600.0
+    by_time = cadence("90s", None, None)
+    assert (by_time.every, by_time.every_s) == (None, 90.0)
+    assert not by_time.is_local(0)
+
+
+@pytest.mark.parametrize(
+    "bad", [(0, None, 1), (1, "x", 1), (1, None, -1), (1.5, None, 0), (True, None, 1)]
+)
+def test_what_cannot_be_a_cadence(bad):
+    with pytest.raises(UsageError):
+        cadence(*bad)
+
+
+# -- how much --------------------------------------------------------------------------------------
+
+
+def test_the_size_of_the_seventy_billion():
+    size = checkpoint_size.Size(70e9, 32)
+    assert size.checkpoint_bytes == 840e9
+    assert size.part_bytes == 26.25e9
+    assert checkpoint_size.in_gigabytes(size.host_bytes) == "60.375 GB"
+    assert 60.3e9 < size.host_bytes < 60.4e9
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (52.5e9, "52.5 GB")]
+)
+def test_sizes_are_text(size, words):
+    assert checkpoint_size.in_gigabytes(size) == words

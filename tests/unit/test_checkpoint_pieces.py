@@ -1,0 +1,128 @@
+"""Which pieces of local checkpoints make up a whole one, and which have to travel.
+
+In: what hosts have. Out: the newest whole step, journeys.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from kinetic._in_job.checkpoint.pieces import Local, Piece, journeys, newest, overlap
+from kinetic._in_job.checkpoint.tree import Leaf
+from kinetic.errors import CorruptRecord
+
+LEAVES = (Leaf("w", (4,), "float32"), Leaf("n", value=3))
+
+
+def local(step, *halves, writer="run"):
+    """A checkpoint with these halves of w."""
+    pieces = [Piece(0, (half * 2,), (2,), 64 * half, 8) for half in halves]
+    return Local(step, writer, 2, LEAVES, tuple(pieces))
+
+
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        ([[], []], None),
+        ([[local(1, 0)], [local(1, 1)]], 1),
+        ([[local(1, 0)], []], None),
+        ([[local(1, 0, 1)], []], 1),
+        ([[local(1, 0), local(2, 0)], [local(1, 1)]], 1),
+        ([[local(1, 0), local(2, 0)], [local(1, 1), local(2, 1)]], 2),
+        ([[local(2, 0)], [local(2, 1, writer="another")]], None),
+        ([[local(2, 0), local(1, 0)], [local(2, 1, writer="another"), local(1, 1)]], 1),
+        ([[local(1, 0)], [local(1, 1)], [local(1, 0)], [local(1, 1)]], 1),
+    ],
+)
+def test_the_newest_step_that_is_whole(found, step):
+    whole = newest(found)
+    assert (whole and whole.step) == step
+
+
+def test_a_piece_travels_once_to_all_who_need_it():
+    whole = newest([[local(1, 0)], [local(1, 1)], []])
+    halves = [((0,), (2,)), ((2,), (2,))]
+    mine = {0: {halves[0]}, 1: {halves[1]}, 2: {halves[0]}}
+    assert [
+        (j.source, j.piece.start, set(j.needed_by)) for j in journeys(whole, [mine, {}], 3)
+    ] == [(0, (0,), {2})]
+    everything = {-1: {((0,), (4,))}}
+    found = [(j.source, set(j.needed_by)) for j in journeys(whole, [everything, {}], 3)]
+    assert found == [(0, {1, 2}), (1, {0, 2})]
+
+
+def test_nothing_travels_where_everybody_has_what_it_needs():
+    whole = newest([[local(1, 0)], [local(1, 1)]])
+    assert journeys(whole, [{0: {((0,), (2,))}, 1: {((2,), (2,))}}, {}], 2) == []
+
+
+@st.composite
+def cut(draw):
+    """Cuts of a square, each into boxes."""
+    size = 6
+
+    def cuts():
+        return [0, *sorted(draw(st.sets(st.integers(1, size - 1), max_size=3))), size]
+
+    def boxes():
+        rows, columns = cuts(), cuts()
+        return [
+            ((r, c), (r2 - r, c2 - c))
+            for r, r2 in itertools.pairwise(rows)
+            for c, c2 in itertools.pairwise(columns)
+        ]
+
+    hosts = draw(st.integers(1, 4))
+    saved, wanted = boxes(), boxes()
+    having = [draw(st.sets(st.integers(0, hosts - 1), min_size=1)) for _ in saved]
+    needing = [draw(st.integers(0, hosts - 1)) for _ in wanted]
+    return hosts, saved, having, wanted, needing
+
+
+@hypothesis.given(cut())
+def test_after_the_journeys_every_host_can_build_what_it_needs(case):
+    hosts, saved, having, wanted, needing = case
+    leaves = (Leaf("w", (6, 6), "uint8"),)
+    found = [
+        [
+            Local(
+                1,
+                "run",
+                hosts,
+                leaves,
+                tuple(
+                    Piece(0, start, shape, 64 * n, shape[0] * shape[1])
+                    for n, (start, shape) in enumerate(saved)
+                    if host in having[n]
+                ),
+            )
+        ]
+        for host in range(hosts)
+    ]
+    whole = newest(found)
+    needed = {}
+    for host, box in zip(needing, wanted, strict=True):
+        needed.setdefault(host, set()).add(box)
+    sent = journeys(whole, [needed], hosts)
+    for host, boxes in needed.items():
+        there = [s for n, s in enumerate(saved) if host in having[n]]
+        there += [(j.piece.start, j.piece.shape) for j in sent if host in j.needed_by]
+        for box in boxes:
+            parts = [o for each in there if (o := overlap(each, box))]
+            assert sum(shape[0] * shape[1] for _, shape in parts) == box[1][0] * box[1][1]
+    assert all(j.piece.start in [p.start for p in whole.on[j.source].pieces] for j in sent)
+
+
+def test_an_index_is_read_as_it_was_written():
+    made = local(7, 0, 1)
+    assert Local.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize("damage", [{}, {"format": 2}, {"format": 1, "step": "x"}])
+def test_a_damaged_index_is_told(damage):
+    with pytest.raises(CorruptRecord):
+        Local.from_json(damage)
