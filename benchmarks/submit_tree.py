@@ -72,8 +72,8 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             target.mkdir()
             subprocess.run(["tar", "xf", place / "tree.tar", "-C", target], check=True)
 
-        rows = [("tar cf (the yardstick)", tar_ms := best_ms(tar), None)]
-        rows += [("first submission: walk, hash", best_ms(build, 1), None)]
+        tar()  # So that the files are in memory for all.
+        rows = [("first submission: walk, hash", best_ms(build, 1), None)]
         began = time.perf_counter()
         first = send()
         rows += [
@@ -81,7 +81,8 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
         ]
         time.sleep(2.1)  # So that the times of the files can be trusted.
         build()
-        rows += [("unchanged", best_ms(send), on_the_wire(send()))]
+        unchanged_ms, tar_ms = best_in_turns_ms(send, tar)
+        rows += [("unchanged", unchanged_ms, on_the_wire(send()))]
         changed_ms, changed_bytes = [], 0
         for number in range(ROUNDS):
             change(number)
@@ -89,7 +90,9 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             sent = send()
             changed_ms.append(1000 * (time.perf_counter() - began))
             changed_bytes = on_the_wire(sent)
+            tar_ms = min(tar_ms, best_ms(tar, 1))
         rows += [("one file changed", min(changed_ms), changed_bytes)]
+        rows.insert(0, ("tar cf (the yardstick), in turns", tar_ms, None))
         made = build()
         unpack_ms, untar_ms = best_in_turns_ms(
             lambda: bundle.unpack(store, made.tree, place / f"dest{next(dest)}"), untar

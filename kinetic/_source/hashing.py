@@ -11,8 +11,8 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
+from typing import NamedTuple
 
-from kinetic._core.values import dataclass
 from kinetic._source import manifest
 from kinetic._source.cache import Snapshot
 from kinetic._source.threads import in_threads, worth_it
@@ -22,8 +22,7 @@ _TRIES = 3
 _CHUNK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class FileDigest:
+class FileDigest(NamedTuple):
     """A file's content; the stamp is from the same moment, or empty if the file changed while it
     was read."""
 

@@ -27,7 +27,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
@@ -52,9 +52,8 @@ class Folder:
     digest: str = ""
 
 
-@dataclass(frozen=True)
-class File:
-    """A regular file."""
+class File(NamedTuple):
+    """A regular file. A tuple, because a tree has thousands of them."""
 
     path: str
     mode: int
@@ -266,11 +265,12 @@ def _digest(text: str) -> str:
 def _verify(entries: list[Entry]) -> None:
     """Verify what a single list cannot show. That a parent is a real folder, never a link, follows
     from how lists are nested."""
-    kinds: dict[str, type] = {"": Folder} | {entry.path: type(entry) for entry in entries}
-    if len(kinds) != len(entries) + 1:
+    if len({entry.path for entry in entries} | {""}) != len(entries) + 1:
         raise CorruptRecord("The manifest of the source tree is damaged: it names a path twice.")
-    for entry in entries:
-        if isinstance(entry, Symlink) and kinds.get(_resolved(entry)) not in (Folder, File):
+    links = [entry for entry in entries if isinstance(entry, Symlink)]
+    there = {""}.union(entry.path for entry in entries if links and not isinstance(entry, Symlink))
+    for entry in links:
+        if _resolved(entry) not in there:
             raise CorruptRecord(
                 f"The manifest of the source tree is damaged: link {entry.path!r} leads to no "
                 "entry of the tree."

@@ -20,6 +20,7 @@ import json
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from kinetic._core.values import dataclass
@@ -134,11 +135,10 @@ def parse(data: bytes) -> Index:
     """
     if len(data) != index_bytes(data[:HEAD_BYTES]):
         raise CorruptRecord("The index of a pack is damaged: it is cut off.")
-    spans: dict[str, Span] = {}
-    offset = len(data)
-    for digest, stored_bytes, flag in _ROW.iter_unpack(data[HEAD_BYTES:]):
-        spans[digest.hex()] = Span(offset, stored_bytes, bool(flag))
-        offset += stored_bytes
+    rows = _ROW.iter_unpack(data[HEAD_BYTES:])
+    digests, sizes, flags = zip(*rows, strict=True) if len(data) > HEAD_BYTES else ((), (), ())
+    places = zip(accumulate(sizes, initial=len(data)), sizes, map(bool, flags))  # noqa: B905 - one place more: the end
+    spans = dict(zip(map(bytes.hex, digests), map(Span._make, places), strict=True))
     return Index(hashlib.sha256(data).hexdigest(), data, spans)
 
 
@@ -178,9 +178,10 @@ def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:
     open_to_choice = [each for each in there if not left.isdisjoint(each.spans)]
     chosen: list[Index] = []
     while open_to_choice and len(chosen) < most:
-        best = max(open_to_choice, key=lambda each: (_weight(each, left), each.name))
+        weights = {each.name: _weight(each, left) for each in open_to_choice}
+        best = max(open_to_choice, key=lambda each: (weights[each.name], each.name))
         open_to_choice.remove(best)
-        if (use := _weight(best, left)) and 2 * use >= _weight(best, best.spans):
+        if (use := weights[best.name]) and 2 * use >= _weight(best, best.spans):
             chosen.append(best)
             left -= best.spans.keys()
     return chosen
@@ -189,9 +190,8 @@ def choose(needed: Mapping[str, int], there: Iterable[Index]) -> list[Index]:
 def _weight(pack: Index, wanted: Collection[str]) -> int:
     """The cost of sending the wanted members of a pack; an empty one counts its row in the
     index."""
-    return sum(
-        _ROW.size + span.stored_bytes for digest, span in pack.spans.items() if digest in wanted
-    )
+    sizes = [span.stored_bytes for digest, span in pack.spans.items() if digest in wanted]
+    return _ROW.size * len(sizes) + sum(sizes)
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:

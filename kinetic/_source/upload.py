@@ -281,7 +281,7 @@ def _read_changed(
         for chunk in hashing.chunks(source, size, _CHUNK_BYTES):
             digest.update(chunk)
             copy.write(chunk)
-        now = replace(file, digest=digest.hexdigest(), size_bytes=copy.tell())
+        now = file._replace(digest=digest.hexdigest(), size_bytes=copy.tell())
         copy.seek(0)
         staged_files.add(now, iter(lambda: copy.read(_CHUNK_BYTES), b""))
         return now

@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import field
 from fnmatch import translate
+from typing import NamedTuple
 
 from kinetic._core.values import dataclass
 from kinetic._source import gitconfig, ignore
@@ -49,8 +50,7 @@ _SECRETS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FoundFile:
+class FoundFile(NamedTuple):
     """A regular file to ship.
 
     Attributes:
