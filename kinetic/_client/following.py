@@ -339,13 +339,25 @@ def standing(
 
 
 def _status_without_verdict(store: Store, ref: JobRef, phase: JobStatus, now: float) -> JobStatus:
-    return status_of(
+    known = partial(
+        status_of,
         None,
         phase,
         recorded=phase is not JobStatus.NOT_FOUND or _is_recorded(store, ref),
-        created_at=ref.created_at,
         now=now,
     )
+    status = known(created_at=ref.created_at)
+    if phase is JobStatus.NOT_FOUND and status is JobStatus.FAILED and not ref.place.is_supervised:
+        # The reference has the time of the submitter's clock, which may be wrong.
+        return known(created_at=_written_at(store, ref))
+    return status
+
+
+def _written_at(store: Store, ref: JobRef) -> float:
+    """When the plan was written, by this machine's clock."""
+    key = layout.plan(ref.job_id)
+    kept = store.entries(key.rpartition("/")[0])
+    return next((entry.written_at for entry in kept if entry.key == key), ref.created_at)
 
 
 def _is_recorded(store: Store, ref: JobRef) -> bool:

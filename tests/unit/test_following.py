@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
+import time
 
 import pytest
 from laptop_fakes import (
@@ -21,7 +23,7 @@ from laptop_fakes import (
     ref,
 )
 
-from kinetic._backends.base import LogRequest
+from kinetic._backends.base import LogRequest, Status
 from kinetic._client import following
 from kinetic._client.following import Finished, Tick
 from kinetic._core import layout
@@ -283,3 +285,13 @@ def test_what_a_job_holds_that_never_ran_is_released(store, backend):
     (finished,) = follow(backend, store, job)[-1:]
     assert not finished.outcome.ok
     assert backend.calls == ["cleanup"]
+
+
+@pytest.mark.parametrize("wrong_by_s", [-3600, 3600])
+def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, wrong_by_s):
+    now, unknown = time.time(), Status(JobStatus.NOT_FOUND)
+    made = ref("job-0000abcd", created_at=now + wrong_by_s)
+    job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
+    assert following.standing(store, job, unknown, now) == (JobStatus.PENDING, None)
+    os.utime(store.as_folder() / layout.plan(job.job_id), (now - 3600, now - 3600))
+    assert following.standing(store, job, unknown, now)[0] is JobStatus.FAILED

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import traceback
 from typing import Any
 
 import pytest
@@ -106,3 +108,22 @@ def test_paths() -> None:
     assert JOBSETS.path("ml", "a") == "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/a"
     assert PODS.path() == "/api/v1/pods"
     assert NODES.path("ml") == "/api/v1/nodes"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        answers.Expired,
+        answers.Forbidden,
+        answers.Unauthorized,
+        answers.NotInstalled,
+        answers.Refused,
+        answers.Conflict,
+    ],
+)
+def test_users_see_the_public_error(kind: type[KineticError]) -> None:
+    (shown,) = traceback.format_exception_only(kind("It says so."))
+    public = kind.__bases__[0].__name__
+    assert shown == f"kinetic.errors.{public}: It says so.\n"
+    again = pickle.loads(pickle.dumps(kind("It says so.")))
+    assert (type(again), str(again)) == (kind.__bases__[0], "It says so.")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kinetic._backends.kubernetes import credentials, kubeconfig
+from kinetic._backends.kubernetes import credentials, kubeconfig, login_plugin
 from kinetic._backends.kubernetes.credentials import Credentials, proof_of
 from kinetic._backends.kubernetes.kubeconfig import Access, choose, find, read
 from kinetic.errors import PreflightError
@@ -224,6 +226,60 @@ def test_a_plugin_that_fails_says_why(tmp_path: Path, script: str, words: str) -
     with pytest.raises(PreflightError) as caught:
         proof_of(access, {"PATH": os.defpath}, 0)
     assert words in str(caught.value)
+
+
+def test_what_a_plugin_asks_of_its_user_is_told_while_it_waits(tmp_path: Path) -> None:
+    """It waits until it has been heard."""
+    heard = tmp_path / "heard"
+    script = (
+        f"echo open https://example.com >&2; printf 'code: ' >&2\n"
+        f"while [ ! -e {heard} ]; do sleep 0.05; done\nprintf '%s' '{credential('abc')}'"
+    )
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if line == "code:":
+            heard.touch()
+
+    command = [plugin(tmp_path / "login", script)]
+    ran = login_plugin.run(
+        command, {"PATH": os.defpath}, tell, interactive=False, limit_s=120, quiet_s=0
+    )
+    assert told == ["open https://example.com", "code:"]
+    assert (ran.code, ran.said) == (0, b"open https://example.com\ncode: ")
+    assert json.loads(ran.output)["status"] == {"token": "abc"}
+
+
+def test_a_plugin_that_ends_soon_has_asked_nobody(tmp_path: Path) -> None:
+    script = f"echo a newer version is there >&2; printf '%s' '{credential('abc')}'"
+    ran = login_plugin.run(
+        [plugin(tmp_path / "login", script)],
+        {"PATH": os.defpath},
+        pytest.fail,
+        interactive=False,
+        limit_s=120,
+        quiet_s=120,
+    )
+    assert ran.code == 0
+
+
+def test_a_plugin_that_never_ends_is_given_up_and_killed(tmp_path: Path) -> None:
+    path = plugin(tmp_path / "login", f"echo $$ > {tmp_path / 'pid'}; exec sleep 1000")
+    with pytest.raises(subprocess.TimeoutExpired, match="login"):
+        login_plugin.run([path], {"PATH": os.defpath}, pytest.fail, interactive=False, limit_s=0.5)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_plugin_that_leaves_somebody_with_its_pipes_is_not_waited_for(tmp_path: Path) -> None:
+    left = tmp_path / "pid"
+    script = f"sleep 1000 & echo $! > {left}; printf '%s' '{credential('abc')}'"
+    try:
+        proof = proof_of(access_with(plugin(tmp_path / "login", script)), {"PATH": os.defpath}, 0)
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
+    assert proof.authorization == "Bearer abc"
 
 
 def test_a_plugin_that_is_not_installed_comes_with_its_hint() -> None:

@@ -12,13 +12,15 @@ In: a request (`Call`) and the answer to it. Out: an exception of kinetic's. Pur
     SubmitError
     └── Conflict         409: it exists already, or has changed
     NotFound             no such object
+
+Users see the public errors: a traceback names none of the kinds that are told apart here.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from kinetic._backends.kubernetes.resources import JOBSETS, Resource
 from kinetic._core.values import dataclass
@@ -30,27 +32,47 @@ from kinetic.errors import (
     SubmitError,
 )
 
+_Error = TypeVar("_Error", bound=KineticError)
 
+
+def _shown_as_its_base(kind: type[_Error]) -> type[_Error]:
+    public = kind.__bases__[0]
+    kind.__module__, kind.__qualname__ = public.__module__, public.__qualname__
+    kind.__reduce__ = _as_its_base  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def _as_its_base(error: KineticError) -> tuple[Any, ...]:
+    """A pickle finds a class by its name."""
+    return type(error).__bases__[0], error.args
+
+
+@_shown_as_its_base
 class Expired(BackendUnavailable):
     """The resource version that a watch or a list continues from is gone."""
 
 
+@_shown_as_its_base
 class Forbidden(PreflightError):
     """A right is missing."""
 
 
+@_shown_as_its_base
 class Unauthorized(PreflightError):
     """The cluster does not accept the credentials."""
 
 
+@_shown_as_its_base
 class NotInstalled(PreflightError):
     """The cluster does not know this kind of object."""
 
 
+@_shown_as_its_base
 class Refused(PreflightError):
     """The cluster does not take the object as it is."""
 
 
+@_shown_as_its_base
 class Conflict(SubmitError):
     """The object exists already, or has changed since it was read."""
 

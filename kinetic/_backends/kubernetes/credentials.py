@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes import kubeconfig, login_plugin
 from kinetic._backends.kubernetes.kubeconfig import Access, content
 from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
@@ -28,6 +30,9 @@ PLUGIN_S = 300.0
 """An exec plugin may wait so long for the user to log in."""
 _GKE_PLUGIN = "gke-gcloud-auth-plugin"
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+
+_log = logging.getLogger("kinetic.login")
 
 
 @dataclass(frozen=True)
@@ -174,23 +179,22 @@ def _status_of(
     asked = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
     given = {str(v["name"]): str(v.get("value") or "") for v in plugin.get("env") or ()}
     try:
-        ran = subprocess.run(
+        ran = login_plugin.run(
             [path, *(str(a) for a in plugin.get("args") or ())],
-            env={**variables, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
-            stdin=None if interactive else subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PLUGIN_S,
-            check=False,
+            {**variables, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
+            lambda line: _log.warning("%s says: %s", Path(path).name, line),
+            interactive=interactive,
+            limit_s=PLUGIN_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PreflightError(f"Logging in with {path} failed: {error}.") from error
-    if ran.returncode != 0:
-        said = " ".join(ran.stderr.decode(errors="replace").split())[-500:]
+    if ran.code != 0:
+        said = " ".join(ran.said.decode(errors="replace").split())[-500:]
         raise PreflightError(
-            f"Logging in with {path} failed (exit code {ran.returncode}): {said or 'no output'}."
+            f"Logging in with {path} failed (exit code {ran.code}): {said or 'no output'}."
         )
     try:
-        status = json.loads(ran.stdout)["status"]
+        status = json.loads(ran.output)["status"]
         assert isinstance(status, dict)
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise PreflightError(f"{path} printed no ExecCredential with a status.") from error
