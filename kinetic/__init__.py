@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kinetic._datasets.data import Data as Data
     from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
     from kinetic._in_job.mesh import make_mesh as make_mesh
+    from kinetic._in_job.preemption import preempted as preempted
     from kinetic._in_job.slices import num_slices as num_slices
     from kinetic._in_job.slices import slice_index as slice_index
     from kinetic.errors import BatchError as BatchError
@@ -45,6 +46,7 @@ _HOME_OF = {
     "list_jobs": "jobs",
     "make_mesh": "_in_job.mesh",
     "num_slices": "_in_job.slices",
+    "preempted": "_in_job.preemption",
     "run": "_client.decorator",
     "slice_index": "_in_job.slices",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "list_jobs",
     "make_mesh",
     "num_slices",
+    "preempted",
     "run",
     "slice_index",
 ]

@@ -59,6 +59,7 @@ class HostReport:
             stored.
         result_size_bytes: length of the pickled value.
         joined_jax: whether a process of the host has been part of JAX's world.
+        announced: the host is about to end; another report follows when it has.
     """
 
     host: int
@@ -77,6 +78,7 @@ class HostReport:
     result_size_bytes: int = 0
     joined_jax: bool = False
     guessed: bool = False
+    announced: bool = False
 
     @property
     def ok(self) -> bool:

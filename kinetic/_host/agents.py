@@ -60,8 +60,8 @@ class Agents:
 
     def _be_agent(self, identity: Identity, alive: int) -> int:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # It says that this host is taken away; the agent unblocks it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])
         os.setpgid(0, 0)
         processes.adopt_orphans()
         # Forked before this process has threads: a fork copies the locks that they hold.
@@ -92,7 +92,7 @@ class Agents:
 
     def tell_of_end(self) -> None:
         """Tell the agents that the cluster stops this host."""
-        os.write(self._alive, b"!")
+        self.signal(signal.SIGTERM)
 
     def dead(self) -> Iterator[tuple[int, int]]:
         """Reap all children; yield host and wait status of each agent among them."""

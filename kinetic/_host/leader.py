@@ -115,7 +115,7 @@ class Leader:
         attempt: int = 1,
         heartbeat_timeout_s: float = 10.0,
         has_records: Callable[[], bool],
-        is_cancelled: Callable[[], bool] = lambda: True,
+        is_cancelled: Callable[[], bool] | None = None,
         is_gone: Callable[[int], bool] = lambda host: False,
         reads_questions: bool = False,
         on_ready: Callable[[], None] = lambda: None,
@@ -234,16 +234,16 @@ class Leader:
     def _on_sigterm(self, coordinator: Coordinator) -> None:
         """Cancel the gang; or, where a cluster stops the pod of host 0 for another reason, let the
         agent say so: all pods are stopped when one is lost, and the gang finds out which."""
-        if self._is_cancelled():
+        if self._is_cancelled is None or self._is_cancelled():
             coordinator.cancel("The job was cancelled.")
         else:
             self._agents.tell_of_end()
 
     def _cancel_if_asked(self, coordinator: Coordinator) -> None:
         """The pods of a job that is cancelled are stopped in any order, after it was asked for."""
-        if not self._looked_for_cancel and self._is_cancelled():
+        may_be, self._looked_for_cancel = not self._looked_for_cancel, True
+        if may_be and self._is_cancelled is not None and self._is_cancelled():
             coordinator.cancel("The job was cancelled.")
-        self._looked_for_cancel = True
 
     async def _watch_records(self, coordinator: Coordinator) -> None:
         """End the job when its records are removed: it could not be found, watched or cancelled

@@ -150,7 +150,7 @@ class _Leading(_Host):
             attempt=who.attempt,
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
-            is_cancelled=self._is_cancelled,
+            is_cancelled=self._is_cancelled if who.is_pod else None,
             is_gone=self._is_gone,
             reads_questions=who.is_pod,
         ).lead(who.endpoint, who.key)
@@ -161,8 +161,8 @@ class _Joining(_Host):
 
     def run(self) -> int:
         """Take part in the gang; return when this host is not needed any more."""
-        if self._who.is_pod:  # The agent is told: the leader decides who is to blame.
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        # The agent is told: the leader decides who is to blame.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         self._agents.fork([self._who])
         code = self._await_agent()
         self._clear_up()
@@ -177,9 +177,8 @@ class _Joining(_Host):
         return code
 
     def _await_agent(self) -> ProgramCode:
-        ends = [signal.SIGTERM] if self._who.is_pod else []
         while not (dead := list(self._agents.dead())):
-            if self._agents.await_signal(1.0, *ends) == signal.SIGTERM:
+            if self._agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
                 self._agents.tell_of_end()
             self._agents.end_stopped(self._who.unreachable_after_s)
         ((_, status),) = dead

@@ -152,6 +152,7 @@ def view_to_wire(view: HostView) -> bytes:
         stacks_request=view.stacks_request,
         all_done=view.all_done,
         notice=clean(view.notice),
+        preempted=view.preempted,
     )
     return message.SerializeToString()
 
@@ -169,6 +170,7 @@ def view_from_wire(message: pb.HostView) -> HostView:
         stacks_request=message.stacks_request,
         all_done=message.all_done,
         notice=message.notice,
+        preempted=message.preempted,
     )
 
 

@@ -61,6 +61,17 @@ def exit_with(act: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
+def waking_fd(signum: int, act: Callable[[], None]) -> int:
+    """Take a signal, which may be blocked: `act` is called in the main thread as soon as that runs
+    Python code; the descriptor that is returned becomes readable at once."""
+    wake, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signum, lambda *_: act())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signum])
+    return wake
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, so that none escapes."""
     if _LINUX:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from gang_cases import ended, exits, gang_of, let_pass, raised
 
 from kinetic._core import layout
+from kinetic._core.events import EventKind
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import GangPhase
 from kinetic._core.outcome import judge, judge_leaderless
@@ -127,3 +129,75 @@ def test_what_the_cluster_takes_away_does_not_count(before, retries, taken_away,
         failed(store, attempt, how)
     attempt = len(before) + 1
     assert may_follow(store, "job-1", attempt, retries, taken_away=taken_away) is follows
+
+
+# -- hosts that say so before they end -------------------------------------------------------------
+
+
+def announced(host: int):
+    return replace(evicted(host), announced=True)
+
+
+def test_all_hosts_are_told_at_once_and_may_save():
+    gang = gang_of(4)
+    now = let_pass(gang, 0.0, 5.0, beating=range(4))
+    assert not gang.view(0).preempted
+    before = gang.version
+    gang.report(announced(2), now)
+    assert gang.version > before
+    assert all(gang.view(host).preempted for host in range(4))
+    assert not any(gang.view(host).stop or gang.view(host).all_done for host in range(4))
+
+
+def test_the_gang_waits_for_the_host_that_is_taken_away():
+    gang = gang_of(4)
+    now = let_pass(gang, 0.0, 5.0, beating=range(4))
+    gang.report(announced(2), now)
+    for host in (0, 1, 3):
+        gang.report(ended(host, Exit.STOPPED), now + 0.5)
+    now = let_pass(gang, now, 2.5, beating=(2,))
+    assert gang.phase is GangPhase.STOPPING
+    assert not gang.view(0).all_done, "host 2 still saves, and may need the process of host 0"
+    gang.report(evicted(2), now)
+    assert gang.phase is GangPhase.FINISHED
+    assert gang.view(0).all_done
+    assert gang.first_failure == (2,)
+    assert exits(gang) == [Exit.STOPPED, Exit.STOPPED, Exit.EVICTED, Exit.STOPPED]
+
+
+def test_one_that_is_gone_before_it_has_reported_was_taken_away_all_the_same():
+    gang = gang_of(2)
+    gang.report(announced(1), 1.0)
+    gang.report(ended(0, Exit.STOPPED), 1.2)
+    let_pass(gang, 1.0, 30.0)
+    assert gang.phase is GangPhase.FINISHED
+    assert exits(gang) == [Exit.STOPPED, Exit.EVICTED]
+    assert gang.first_failure == (1,)
+
+
+def test_what_is_announced_before_the_host_has_joined_is_its_end():
+    gang = gang_of(2, joined=False)
+    gang.join(0, "a", "", 0.5)
+    gang.report(announced(1), 1.0)
+    let_pass(gang, 1.0, 3.0, beating=(0,))
+    gang.report(ended(0, Exit.STOPPED), 5.0)
+    assert gang.phase is GangPhase.FINISHED
+    assert gang.first_failure == (1,)
+
+
+def test_it_is_announced_once():
+    gang = gang_of(2)
+    for _ in range(3):
+        gang.report(announced(1), 1.0)
+    told = [event.kind for event in gang.sweep(1.1) if event.kind is EventKind.FAILURE]
+    assert told == [EventKind.FAILURE]
+
+
+def test_the_job_may_be_cancelled_while_hosts_save():
+    gang = gang_of(2)
+    gang.report(announced(1), 1.0)
+    gang.cancel("The job was cancelled.", 1.2)
+    assert gang.view(1).stop_exit is Exit.CANCELLED
+    gang.report(ended(0, Exit.CANCELLED), 1.5)
+    let_pass(gang, 1.5, 30.0)
+    assert exits(gang) == [Exit.CANCELLED, Exit.CANCELLED]

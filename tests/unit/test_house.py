@@ -24,6 +24,7 @@ MAY_READ_ENVIRON = {
     "kinetic/_host/bootstrap.py",  # a pod's command, before anything of kinetic is there
     "kinetic/_host/worker/jaxworld.py",
     "kinetic/_in_job/slices.py",  # what the worker told the function
+    "kinetic/_in_job/preemption.py",  # likewise
 } | IN_PROGRAMS
 MAY_WRITE_ENVIRON = {"kinetic/_host/worker/main.py", "kinetic/_host/worker/joining.py"}
 """Where a worker, which is a process of its own, gives the function the variables that it was

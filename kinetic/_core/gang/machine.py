@@ -119,10 +119,16 @@ class Gang:
         self._advance(now)
         if member.report is not None and not blame.improves(report, member.report):
             return
+        if report.announced and member.joined:
+            member.announced = report
+            return self._failed(report)
         if not report.stacks:
             report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, report.exit)
+        self._failed(report)
+
+    def _failed(self, report: HostReport) -> None:
         self._count_failure(report)
         self._check_completion()
 
@@ -216,6 +222,11 @@ class Gang:
         return self._ready_at is not None
 
     @property
+    def _preempted(self) -> bool:
+        """Whether a host is taken away."""
+        return any(rank == EVICTED_RANK for rank, _ in self._failures)
+
+    @property
     def finished(self) -> bool:
         """Whether every host has reported or is lost."""
         return self.phase is GangPhase.FINISHED
@@ -271,8 +282,9 @@ class Gang:
             stop_reason=self.stop_reason,
             grace_s=self.spec.grace_s,
             stacks_request=self._stacks_request,
-            all_done=self._hosts.returned == self.spec.hosts,
+            all_done=self._hosts.returned == self.spec.hosts or (self.finished and self._preempted),
             notice=self._hangs.notice,
+            preempted=self._preempted,
         )
 
     # --- failures ---------------------------------------------------------------------------------
@@ -295,16 +307,19 @@ class Gang:
         # A host that falls silent after a stop ended as the stop says: a cancelled job stays
         # cancelled.
         stop = self._stop_exits.get(host, self._stop_exit)
+        if member.announced is not None and stop is not Exit.CANCELLED:
+            return member.announced.exit
         return Exit.AGENT_LOST if stop is None or (stop is Exit.STOPPED and member.joined) else stop
 
     def _count_failure(self, report: HostReport) -> None:
         """Count a report as a failure, or after the stop as the cause of the first one."""
         rank = blame.rank_of(report)
-        if rank > CONSEQUENCE_RANK:
+        if rank > CONSEQUENCE_RANK or (rank, report.host) in self._failures:
             return
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._failures.append((rank, report.host))
             self._emit(EventKind.FAILURE, report.host, blame.why(report), report.exit)
+            self._changed()
         elif self._blamed_rank is not None and rank < self._blamed_rank:
             self._blame_again(report, rank)
 

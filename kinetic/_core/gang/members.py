@@ -18,7 +18,10 @@ MISSING = "missing"
 class Member:
     """What is known about one host. `seen` is when it was last heard from, in watched time."""
 
-    __slots__ = ("address", "beat", "incarnation", "report", "seen", "stacks", "stacks_request")
+    __slots__ = (
+        *("address", "announced", "beat", "incarnation", "report", "seen", "stacks"),
+        "stacks_request",
+    )
 
     def __init__(self) -> None:
         self.incarnation = ""
@@ -26,6 +29,7 @@ class Member:
         self.seen = 0.0
         self.beat: Heartbeat | None = None
         self.report: HostReport | None = None
+        self.announced: HostReport | None = None
         self.stacks = ""
         self.stacks_request = 0
 

@@ -111,6 +111,7 @@ class HostView:
         stacks_request: number of the last request for stacks, 0 for none.
         all_done: every host has returned; workers may exit.
         notice: a line for the job's output, or "".
+        preempted: a host is taken away: functions may save for as long as `grace_s`.
     """
 
     version: int = 0
@@ -123,3 +124,4 @@ class HostView:
     stacks_request: int = 0
     all_done: bool = False
     notice: str = ""
+    preempted: bool = False

@@ -45,13 +45,14 @@ def stood_still(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
 
 def first_failure(hosts: Roster, blamed: tuple[int, ...]) -> str:
     """Say why the first of these hosts failed, and which of the others failed in the same way."""
-    report = hosts[blamed[0]].report
+    report = hosts[blamed[0]].report or hosts[blamed[0]].announced
     if report is None:
         return name_of(blamed, len(hosts))
     alike = sorted(
         host
         for host in blamed
-        if (other := hosts[host].report) is not None and other.is_like(report)
+        if (other := hosts[host].report or hosts[host].announced) is not None
+        and other.is_like(report)
     )
     return f"{name_of(alike, len(hosts))}: {blame.why(report)}"
 

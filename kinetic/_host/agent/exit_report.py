@@ -21,10 +21,9 @@ from kinetic._system import processes
 TAKEN_AWAY = HostView(
     stop=True,
     stop_exit=Exit.EVICTED,
-    stop_reason="The cluster asked its pod to end: it was evicted or preempted, or its node is "
-    "going away.",
+    stop_reason="It was asked to end: it was evicted or preempted, or its machine is going away.",
 )
-"""What the agent goes by when the cluster stops its host."""
+"""What the agent goes by when its host is taken away."""
 NEARLY_ALL = 0.85
 """A worker that used this share of all the memory there is, and is killed, probably ran out of it:
 memory daemons and clusters kill it without the kernel's counting that."""

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic._core.gang.messages import Heartbeat, HostView
@@ -73,6 +74,7 @@ class Link:
 
     def announce(self, report: HostReport) -> None:
         """Tell how the host is about to end; its report follows."""
+        report = replace(report, announced=True)
         self._orders.put(lambda client: client.report(report))
 
     def stacks(self, request: int, text: str) -> None:

@@ -24,11 +24,12 @@ from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, ports, workspace
-from kinetic._host.agent.exit_report import TAKEN_AWAY, Moment, ending_of
+from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
+from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter
 from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
@@ -79,7 +80,7 @@ class Agent:
         self._alone = identity.hosts == 1 and alive_fd >= 0
         self._ready = self._alone
         self._armed = self._started = self._stopping = self._all_done = False
-        self._taken_away = False
+        self._preemption = Preemption(identity, plan.options.env)
         self._report_stored = self._delivered = False
         self._link_at: float | None = None
         self._state = Activity.PREPARING
@@ -150,7 +151,9 @@ class Agent:
             *((tee.fd, lambda tee=tee: self._on_output(tee)) for tee in self._tees),
         ]
         if self._alive_fd >= 0:
-            handlers.append((self._alive_fd, self._on_parent))
+            handlers.append((self._alive_fd, self._on_supervisor_gone))
+            self._sigterm_fd = processes.waking_fd(signal.SIGTERM, self._on_early_sigterm)
+            handlers.append((self._sigterm_fd, self._on_sigterm))
         for fd, handler in handlers:
             self._selector.register(fd, selectors.EVENT_READ, handler)
 
@@ -235,7 +238,7 @@ class Agent:
             for tee in self._tees:
                 tee.drain()
             self._conclude()
-            if self._stopping:
+            if self._stopping and not self._preemption.saves_together:
                 self._worker.kill()
             elif self._alone and self._report_stored:
                 self._dismiss(0.0)
@@ -265,22 +268,24 @@ class Agent:
             return message
         return None
 
-    def _on_parent(self) -> None:
-        if os.read(self._alive_fd, 64):
+    def _on_early_sigterm(self) -> None:
+        if self._state is Activity.PREPARING:  # The loop does not run yet.
             self._on_taken_away()
-        else:
-            self._on_supervisor_gone()
+
+    def _on_sigterm(self) -> None:
+        os.read(self._sigterm_fd, 64)
+        self._on_taken_away()
 
     def _on_taken_away(self) -> None:
-        """Tell the gang now that the cluster stops this host. Its function ends when the gang has
-        found out who is to blame: until then, no other host fails because of its end."""
-        if self._taken_away or self._stopping or self._all_done or self._report is not None:
+        """Tell the gang now that this host is taken away. Its function is interrupted when the gang
+        has found out who is to blame: until then, no other host fails because of its end."""
+        if self._preemption.is_ours or self._stopping or self._all_done or self._report:
             return
-        self._taken_away = True
+        self._preemption.begin(self._plan.limits.grace_s, ours=True)
         if self._alone:
             self._end_worker(self._plan.limits.grace_s)
         else:
-            self._link.announce(ending_of(None, None, TAKEN_AWAY, self._who.host))
+            self._link.announce(self._exit_report())
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
@@ -337,9 +342,13 @@ class Agent:
         if view.stacks_request > self._stacks_asked:
             self._stacks_asked = view.stacks_request
             self._link.stacks(view.stacks_request, self._dump_stacks())
+        if view.preempted and self._preemption.begin(view.grace_s):
+            self._reporter.tell_of_preemption(self._preemption.left_s)
         if view.stop and not self._stopping and not self._all_done:
             self._stop(view)
-        if view.all_done and not self._all_done:
+        if view.all_done and self._stopping:
+            self._worker.kill()  # It was kept for hosts that were still saving.
+        elif view.all_done and not self._all_done:
             self._dismiss(view.grace_s)
 
     def _dismiss(self, grace_s: float) -> None:
@@ -349,18 +358,21 @@ class Agent:
         self._kill_at = time.monotonic() + max(grace_s, 5.0)
 
     def _stop(self, view: HostView) -> None:
-        self._stopping = True
-        is_bystander = view.stop_exit in (Exit.STOPPED, Exit.HANG) and not self._taken_away
-        self._end_worker(min(view.grace_s, STOPPED_GRACE_S) if is_bystander else view.grace_s)
+        self._stopping, grace_s = True, view.grace_s
+        if view.stop_exit in (Exit.STOPPED, Exit.HANG):
+            told = self._preemption.told
+            grace_s = self._preemption.left_s if told else min(view.grace_s, STOPPED_GRACE_S)
+        self._end_worker(grace_s)
 
     def _end_worker(self, grace_s: float) -> None:
         if self._worker.gone:
             return
-        if self._end is not None or self._state is not Activity.RUNNING:
-            self._worker.kill()  # No function is running that could clean up.
-            return
-        self._worker.terminate()
         self._kill_at = time.monotonic() + grace_s
+        if self._end is not None or self._state is not Activity.RUNNING:
+            if self._end is None or not self._preemption.saves_together:
+                self._worker.kill()  # No function is running that could clean up.
+        elif not self._preemption.looks:
+            self._worker.terminate()
 
     # -- doing -------------------------------------------------------------------------------------
 
@@ -369,7 +381,7 @@ class Agent:
             not (self._armed and self._ready)
             or self._started
             or self._stopping
-            or self._taken_away
+            or self._preemption.told
             or self._end is not None
         ):
             return
@@ -394,11 +406,8 @@ class Agent:
         text = (
             self._worker.stacks() if self._armed or processes.is_stopped(self._worker.pid) else ""
         )
-        if self._started and self._plan.client_root:
-            text = text.replace(f"{self._workspace.tree}/", f"{self._plan.client_root}/")
-        for cell in self._plan.cells:
-            text = text.replace(f'"{cell.file}"', f'"{cell.title}"')
-        self._stacks_text = text
+        tree = self._workspace.tree if self._started else None
+        self._stacks_text = text = workspace.as_client_names(text, tree, self._plan)
         return text
 
     # -- reporting ---------------------------------------------------------------------------------
@@ -435,7 +444,7 @@ class Agent:
             self._reporter.name_files(self._workspace)
         end = self._end or {}
         self._report = report = self._reporter.store_pickles(self._exit_report(), end)
-        self._reporter.log_failure(report)
+        self._reporter.log_failure(report, end if self._preemption.voids else {})
         self._log.deliver()  # Clients read the output as soon as they see the report.
         if self._gate is not None:
             self._gate.close()
@@ -446,9 +455,9 @@ class Agent:
     def _exit_report(self) -> HostReport:
         """How the worker ended, with what only the agent knows."""
         report = ending_of(
-            self._end,
+            None if self._preemption.voids else self._end,
             self._worker.status if self._worker.gone else None,
-            self._why_stopped(),
+            self._preemption.outweighs(self._view if self._stopping else None),
             self._who.host,
             peak_bytes=self._worker.peak_bytes,
             memory=memory.MemoryVerdict() if self._end else self._memory.verdict(),
@@ -462,12 +471,6 @@ class Agent:
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._join_state() == joining.JOINED,
         )
-
-    def _why_stopped(self) -> HostView | None:
-        view = self._view if self._stopping else None
-        if self._taken_away and (view is None or view.stop_exit is not Exit.CANCELLED):
-            return TAKEN_AWAY
-        return view
 
     def _has_reported(self) -> bool:
         """Whether the supervisor has the report, or will find it in the store."""

@@ -36,6 +36,10 @@ is gone."""
 LEFTOVERS_NAMED = 5
 
 
+ENDS_QUIETLY = (".Terminated", ".Preempted")
+"""Exceptions that only end the function."""
+
+
 class Reporter:
     """Writes one host's end to the store and to its log.
 
@@ -89,6 +93,13 @@ class Reporter:
             f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where they stand{advice}."
         )
 
+    def tell_of_preemption(self, left_s: float) -> None:
+        """Log that a host of the gang is taken away."""
+        self._log.say(
+            f"kinetic: a host of this job is taken away (preempted, or its node is drained): the "
+            f"function has {left_s:.0f} s to save."
+        )
+
     def name_leftovers(self) -> None:
         """Log which processes the function left behind, without those that end in time."""
         pids = processes.await_leaving(LEFTOVER_GRACE_S)
@@ -109,8 +120,12 @@ class Reporter:
         if words := workspace.left_behind(space):
             self._log.say(f"kinetic: {words}")
 
-    def log_failure(self, report: HostReport) -> None:
-        """End the host's log the way the log of any failing program ends."""
+    def log_failure(self, report: HostReport, voided: Message) -> None:
+        """End the host's log the way the log of any failing program ends. What the function raised
+        is told where it does not count (`voided`), too: it may be that saving failed."""
+        raised = voided.get("error")
+        if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
+            self._say_after_output(raised["traceback"].rstrip())
         # The client does not raise the failure of an attempt that is repeated: every host logs it
         # to stderr, and the next attempt says why it begins.
         is_last = not (report.exit.kind.retryable and self._may_be_followed(report))

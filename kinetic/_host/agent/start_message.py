@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kinetic._core import kinship
+from kinetic._core import kinship, preemption
 from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
 from kinetic._host.agent.identity import Identity
@@ -85,6 +85,7 @@ def _environ(
         "KINETIC_NUM_SLICES": str(plan.options.most_slices),
         kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
+        preemption.VARIABLE: str(space.root),
     }
     debugging: dict[str, str] = {}
     if debug:

@@ -112,6 +112,15 @@ def left_behind(space: Workspace) -> str:
     )
 
 
+def as_client_names(text: str, tree: Path | None, plan: Plan) -> str:
+    """Return a text with files of the tree, once there is one, and cells named as on the client."""
+    if tree is not None and plan.client_root:
+        text = text.replace(f"{tree}/", f"{plan.client_root}/")
+    for cell in plan.cells:
+        text = text.replace(f'"{cell.file}"', f'"{cell.title}"')
+    return text
+
+
 def _in_words(size_bytes: int) -> str:
     amount = float(size_bytes)
     for unit in ("B", "KiB", "MiB"):

@@ -1,0 +1,88 @@
+"""What an agent knows of a host of its gang being taken away, and what its function makes of it.
+
+In: SIGTERM of this host, or the leader's word of another one; files that the function leaves. Out:
+a file that the function sees, how long it may run on, how its end counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from kinetic._core.exits import Exit
+from kinetic._core.gang.messages import HostView
+from kinetic._core.preemption import LOOKS, NOTICE, SEEN
+from kinetic._host.agent.exit_report import TAKEN_AWAY
+from kinetic._host.agent.identity import Identity
+
+_SERVICE = "jax_enable_preemption_service"
+_SAVED = HostView(
+    stop=True,
+    stop_exit=Exit.STOPPED,
+    stop_reason="Its function ended because another host is taken away.",
+)
+
+
+class Preemption:
+    """Told once, by whoever is first.
+
+    Attributes:
+        told: whether a host of the gang is taken away.
+        is_ours: whether it is this one.
+    """
+
+    def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
+        self._folder = Path(identity.scratch) / f"host-{identity.host}"
+        self._in_gang = identity.hosts > 1
+        self._has_service = environ.get(_SERVICE.upper(), "0").lower() not in ("", "0", "false")
+        self._until = 0.0
+        self.told = self.is_ours = False
+
+    def begin(self, grace_s: float, *, ours: bool = False) -> bool:
+        """Tell the function; return whether this is news."""
+        self.is_ours |= ours
+        if self.told:
+            return False
+        self.told, self._until = True, time.monotonic() + grace_s
+        with contextlib.suppress(OSError):  # Without a folder there is no function yet.
+            new = self._folder / f"{NOTICE}.new"
+            new.write_text(str(self._until))
+            new.replace(self._folder / NOTICE)
+        return True
+
+    @property
+    def left_s(self) -> float:
+        """How long the function may run on."""
+        return max(self._until - time.monotonic(), 0.0)
+
+    @property
+    def looks(self) -> bool:
+        """Whether the function sees for itself that it is told, and is not to be interrupted."""
+        return self.told and (self._folder / LOOKS).exists()
+
+    @property
+    def saves_together(self) -> bool:
+        """Whether the hosts save together, so that none may leave before all have: the process of
+        host 0 serves JAX's world."""
+        return self.told and self._in_gang and (self._has_service or self.looks)
+
+    def outweighs(self, stop: HostView | None) -> HostView | None:
+        """What the end of the function counts as, where the gang was stopped for this; None where
+        it counts as what it is."""
+        if stop is not None and stop.stop_exit is Exit.CANCELLED:
+            return stop
+        if self.is_ours:
+            return TAKEN_AWAY
+        return _SAVED if self._has_seen else stop
+
+    @property
+    def voids(self) -> bool:
+        """Whether even a value does not count: the function returned early, or other hosts did not
+        come so far."""
+        return self._has_seen or (self.is_ours and self._in_gang)
+
+    @property
+    def _has_seen(self) -> bool:
+        return self.told and (self._folder / SEEN).exists()

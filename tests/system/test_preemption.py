@@ -1,0 +1,226 @@
+"""Preemption: a host of a job is asked to end, all hosts may save, the attempt ends as preempted.
+
+In: functions that look for it, or do not; SIGTERM for a host, wherever it runs. Out: values of
+later attempts, what hosts have saved, reports.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gangs import wait_until
+from places import Place, elsewhere_than
+from test_cluster_evictions import pod_of
+
+import kinetic
+from kinetic._core.exits import Exit
+from kinetic.errors import HostLost, UserCodeFailed
+
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+pytestmark = pytest.mark.settles_within(30)
+
+
+@pytest.fixture
+def here(home):
+    return Place("local", home.parent)
+
+
+def mine(marker, what=""):
+    """A file of this host in this attempt."""
+    told = os.environ
+    return Path(f"{marker}-{told['KINETIC_ATTEMPT']}-{told['KINETIC_HOST_INDEX']}{what}")
+
+
+def save_when_preempted(marker):
+    """Wait for it, save, and end; in the third attempt at once."""
+    from kinetic._in_job.preemption import Preempted
+
+    mine(marker).touch()
+    while os.environ["KINETIC_ATTEMPT"] != "3":
+        time.sleep(0.02)
+        if kinetic.preempted():
+            time.sleep(1.5)  # Longer than it takes to find out who is to blame.
+            mine(marker, "-saved").touch()
+            raise Preempted
+    return sorted(path.name for path in marker.parent.glob(f"{marker.name}-*-saved"))
+
+
+def return_when_preempted(marker):
+    mine(marker).touch()
+    while not kinetic.preempted():
+        time.sleep(0.02)
+    return "unfinished"
+
+
+def fail_when_preempted(marker):
+    return_when_preempted(marker)
+    raise OSError("the disk is full")
+
+
+def look_once(marker):
+    kinetic.preempted()
+    mine(marker).touch()
+    while True:
+        time.sleep(0.05)
+
+
+def begun(handle, marker, attempt=1):
+    there = [Path(f"{marker}-{attempt}-{host}") for host in range(handle.hosts)]
+    wait_until(lambda: all(path.exists() for path in there), f"attempt {attempt} has not begun")
+
+
+def start(function, place, accelerator="tpu-v6e-8", **options):
+    marker = place.marker()
+    handle = kinetic.run(accelerator, **options)(function).run_async(marker)
+    begun(handle, marker)
+    return handle, marker
+
+
+def take_away(place, handle, host):
+    if place.cluster is not None:
+        place.cluster.evict_pod(pod_of(place.cluster, handle, host))
+    else:
+        os.kill(place.host(handle, host), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("place", elsewhere_than("programs"), indirect=True)
+def test_all_hosts_save_and_another_attempt_follows_that_does_not_count(place, monkeypatch):
+    monkeypatch.setenv("KINETIC_GRACE_S", "15")
+    handle, marker = start(save_when_preempted, place, retries=1)
+    take_away(place, handle, 1)
+    begun(handle, marker, 2)
+    take_away(place, handle, 0)
+    saved = [f"marker-{attempt}-{host}-saved" for attempt in (1, 2) for host in (0, 1)]
+    assert handle.result(timeout=180) == saved
+    assert handle.outcome().attempt == 3
+
+
+@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
+def test_the_attempt_ends_as_preempted_when_all_have_saved(place, monkeypatch):
+    """Nobody starts hosts again that are programs."""
+    monkeypatch.setenv("KINETIC_GRACE_S", "100")
+    handle, marker = start(save_when_preempted, place, retries=int(place.name == "programs"))
+    take_away(place, handle, 1)
+    with pytest.raises(HostLost, match=r"host 1 of 2 was lost\. It was asked to end"):
+        handle.result(timeout=90)  # less than its grace
+    assert [report.exit for report in handle.outcome().reports] == [Exit.STOPPED, Exit.EVICTED]
+    assert all(Path(f"{marker}-1-{host}-saved").exists() for host in (0, 1))
+    assert "the function has 100 s to save" in handle.logs()
+    assert "Traceback" not in handle.logs(all_hosts=True)
+
+
+@pytest.mark.parametrize(("accelerator", "host"), [("tpu-v6e-8", 0), ("tpu-v6e-8", 1), ("cpu", 0)])
+def test_a_value_that_is_returned_because_of_it_is_none(here, accelerator, host):
+    handle, _ = start(return_when_preempted, here, accelerator)
+    take_away(here, handle, host)
+    with pytest.raises(HostLost, match="asked to end"):
+        handle.result(timeout=90)
+    assert handle.outcome().first.exit is Exit.EVICTED
+
+
+def test_what_fails_meanwhile_is_told_and_is_not_the_cause(here):
+    handle, _ = start(fail_when_preempted, here)
+    take_away(here, handle, 1)
+    with pytest.raises(HostLost, match="asked to end") as caught:
+        handle.result(timeout=90)
+    assert not isinstance(caught.value, UserCodeFailed)
+    for host in (0, 1):
+        assert "OSError: the disk is full" in handle.logs(host=host)
+
+
+@pytest.mark.parametrize(("accelerator", "host"), [("tpu-v6e-8", 1), ("cpu", 0)])
+def test_who_looks_and_does_not_end_is_ended(here, accelerator, host):
+    handle, _ = start(look_once, here, accelerator)
+    take_away(here, handle, host)
+    with pytest.raises(HostLost, match="asked to end"):
+        handle.result(timeout=90)
+
+
+def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(here, monkeypatch):
+    monkeypatch.setenv("KINETIC_GRACE_S", "3")
+    handle, _ = start(look_once, here, retries=1)
+    take_away(here, handle, 1)
+    wait_until(lambda: "to save" in handle.logs(), "host 0 was not told")
+    handle.cancel()
+    assert handle.status() in ("CANCELLED", "FAILED")
+    assert handle.outcome().attempt == 1, "a cancelled job is not tried again"
+
+
+def wait_at_first(marker):
+    mine(marker).touch()
+    while os.environ["KINETIC_ATTEMPT"] == "1":
+        time.sleep(0.05)
+    return os.environ["KINETIC_ATTEMPT"]
+
+
+@pytest.mark.parametrize("accelerator", ["tpu-v6e-8", "cpu"])
+def test_before_the_function_has_begun_it_is_the_same(here, accelerator):
+    marker = here.marker()
+    handle = kinetic.run(accelerator, retries=1)(wait_at_first).run_async(marker)
+    take_away(here, handle, handle.hosts - 1)  # as soon as there is an agent
+    assert handle.result(timeout=180) == "2"
+
+
+PROGRAM = """
+import sys, time
+import kinetic
+print("begun", flush=True)
+while not kinetic.preempted():
+    time.sleep(0.02)
+print("saved", flush=True)
+sys.exit(143)
+"""
+
+
+def test_programs_that_the_job_starts_see_it(here, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    command = [*KINETIC, "run", "-a", "tpu-v6e-8", "--detach", "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=True
+    )
+    handle = kinetic.attach(done.stdout.split()[-1])
+    wait_until(
+        lambda: all("begun" in handle.logs(host=host) for host in (0, 1)), "it has not begun"
+    )
+    take_away(here, handle, 1)
+    with pytest.raises(HostLost, match="host 1 of 2 was lost"):
+        handle.result(timeout=90)
+    assert handle.logs(all_hosts=True).count("saved") == 2
+
+
+def save_when_jax_says_so(marker):
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    multihost_utils.process_allgather(np.ones(1))
+    mine(marker).touch()
+    for step in range(1_000_000):
+        time.sleep(0.02)
+        multihost_utils.process_allgather(np.ones(1))
+        if multihost_utils.reached_preemption_sync_point(step):
+            time.sleep(1 + jax.process_index())
+            multihost_utils.process_allgather(np.ones(1))
+            mine(marker, f"-saved-{step}").touch()
+            return "unfinished"
+    return "never"
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_the_preemption_service_of_jax_saves_on_all_hosts(here, host, monkeypatch):
+    monkeypatch.setenv("KINETIC_GRACE_S", "60")
+    service = {"JAX_ENABLE_PREEMPTION_SERVICE": "1"}
+    handle, marker = start(save_when_jax_says_so, here, env=service)
+    take_away(here, handle, host)
+    with pytest.raises(HostLost, match=f"host {host} of 2 was lost"):
+        handle.result(timeout=120)
+    saved = [path.name.rpartition("-")[2] for path in marker.parent.glob("*-saved-*")]
+    assert len(saved) == 2, "a host was ended before all had saved"
+    assert len(set(saved)) == 1

@@ -1,0 +1,128 @@
+"""What a function and its agent tell each other of preemption, by files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic._core.exits import Exit
+from kinetic._core.gang.messages import HostView
+from kinetic._core.preemption import VARIABLE
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.preemption import Preemption
+from kinetic._in_job.preemption import Preempted, grace_left_s
+
+STOPPED = HostView(stop=True, stop_exit=Exit.STOPPED, stop_reason="host 1: it was asked to end")
+CANCELLED = HostView(stop=True, stop_exit=Exit.CANCELLED)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Of host 0, whose function this process is."""
+    root = tmp_path / "host-0"
+    root.mkdir()
+    monkeypatch.setenv(VARIABLE, str(root))
+    return root
+
+
+def agent_of(folder: Path, hosts: int = 2, **environ: str) -> Preemption:
+    identity = Identity("", "job-1", 0, hosts, "", "", "", str(folder.parent))
+    return Preemption(identity, environ)
+
+
+def test_outside_a_job_nothing_is_taken_away(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert not kinetic.preempted()
+    assert grace_left_s() is None
+
+
+def test_the_function_sees_it_and_has_its_grace(folder):
+    agent = agent_of(folder)
+    assert not kinetic.preempted()
+    assert grace_left_s() is None
+    assert agent.begin(500.0)
+    assert not agent.begin(5.0, ours=True), "it is told once"
+    assert kinetic.preempted()
+    assert 400.0 < grace_left_s() <= 500.0
+
+
+def test_who_looks_is_not_interrupted(folder):
+    agent = agent_of(folder)
+    agent.begin(5.0)
+    assert not agent.looks
+    assert not agent.saves_together
+    kinetic.preempted()
+    assert agent.looks
+    assert agent.saves_together
+
+
+def test_looking_alone_changes_nothing(folder):
+    agent = agent_of(folder)
+    kinetic.preempted()
+    assert not agent.looks
+    assert not agent.voids
+    assert agent.outweighs(None) is None
+    assert agent.outweighs(STOPPED) is STOPPED
+
+
+def test_one_host_saves_for_itself(folder):
+    agent = agent_of(folder, hosts=1)
+    kinetic.preempted()
+    agent.begin(5.0, ours=True)
+    assert agent.looks
+    assert not agent.saves_together
+
+
+@pytest.mark.parametrize(("value", "has"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_with_the_service_of_jax_hosts_save_together_too(folder, value, has):
+    agent = agent_of(folder, JAX_ENABLE_PREEMPTION_SERVICE=value)
+    agent.begin(5.0)
+    assert agent.saves_together is has
+    assert not agent.looks, "the service waits for SIGTERM"
+
+
+def test_whoever_saw_it_has_ended_because_of_it(folder):
+    agent = agent_of(folder)
+    agent.begin(5.0)
+    kinetic.preempted()
+    assert agent.voids
+    assert agent.outweighs(None).stop_exit is Exit.STOPPED
+    assert agent.outweighs(CANCELLED) is CANCELLED
+
+
+def test_of_the_host_itself_it_is_said_that_it_was_taken_away(folder):
+    agent = agent_of(folder)
+    agent.begin(5.0, ours=True)
+    assert agent.voids
+    assert agent.outweighs(STOPPED).stop_exit is Exit.EVICTED
+    assert agent.outweighs(CANCELLED) is CANCELLED
+
+
+def test_a_single_host_that_did_not_look_and_returns_has_returned(folder):
+    agent = agent_of(folder, hosts=1)
+    agent.begin(5.0, ours=True)
+    assert not agent.voids
+
+
+def test_a_host_that_has_no_folder_yet_is_told_nothing(tmp_path):
+    agent = agent_of(tmp_path / "host-0")
+    assert agent.begin(5.0, ours=True)
+    assert agent.left_s <= 5.0
+    assert not agent.looks
+
+
+def test_a_notice_that_cannot_be_read_is_none(folder):
+    (folder / "preempted").write_text("soon")
+    assert grace_left_s() is None
+
+
+def test_the_grace_is_never_negative(folder):
+    (folder / "preempted").write_text(str(time.monotonic() - 9))
+    assert grace_left_s() == 0.0
+
+
+def test_a_program_that_ends_for_it_exits_as_after_sigterm():
+    assert Preempted().code == 143
