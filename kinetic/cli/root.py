@@ -34,6 +34,10 @@ _COMMANDS = {
         "kinetic.cli.commands.output:logs",
         "Print what the hosts of a job printed; short for `jobs logs`.",
     ),
+    "checkpoint": Lazy(
+        "kinetic.cli.commands.checkpoint:checkpoint",
+        "Look at checkpoints, and size the memory for them.",
+    ),
     "accelerators": Lazy(
         "kinetic.cli.commands.accelerators:accelerators",
         "List the accelerators that jobs can ask for.",

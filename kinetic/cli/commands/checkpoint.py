@@ -1,0 +1,377 @@
+"""`kinetic checkpoint`: what a training has saved, and how much memory local checkpoints need.
+
+In: a folder, a URI or a job; the size of a model. Out: tables or JSON; fewer checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic._client.board import text
+from kinetic._core import checkpoint_size
+from kinetic._core.checkpoint_size import Size, in_gigabytes
+from kinetic.cli import exit_codes, output
+from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.lazy import suggested
+from kinetic.cli.options import json_option, yes_option
+from kinetic.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from kinetic._store.checkpoints import Checkpoints, Step
+
+_COLUMNS = ("STEP", "STATE", "AGE", "SIZE", "HOSTS", "JOB", "METRICS")
+_NUMBERS = ("STEP", "AGE", "SIZE", "HOSTS")
+_LEAVES = ("LEAF", "SHAPE", "TYPE", "SIZE")
+
+_GROUP_HELP = """Look at the checkpoints of a training, and size the memory for local ones.
+
+URI is the folder or gs:// URI that `kinetic.Checkpointer` wrote to, the output folder above it, or
+the id of the job.
+
+\b
+Examples:
+  kinetic checkpoint ls runs/42
+  kinetic checkpoint inspect job-1a2b
+  kinetic checkpoint rm gs://bucket/run-42 --step 100
+  kinetic checkpoint size --params 70e9 --hosts 32
+"""
+
+_LS_HELP = """List checkpoints, oldest first.
+
+An unfinished one is being written, or was cut off: it is never restored, and the next run removes
+it.
+
+\b
+Examples:
+  kinetic checkpoint ls runs/42
+  kinetic checkpoint ls gs://bucket/run-42 --json
+"""
+
+_INSPECT_HELP = """Show what is in a checkpoint; by default in the newest one.
+
+\b
+Examples:
+  kinetic checkpoint inspect runs/42
+  kinetic checkpoint inspect runs/42 --step 100 --json
+"""
+
+_RM_HELP = """Remove checkpoints. A folder that a job is writing is left alone.
+
+\b
+Examples:
+  kinetic checkpoint rm runs/42 --step 100 --step 200
+  kinetic checkpoint rm runs/42 --unfinished --yes
+  kinetic checkpoint rm runs/42 --all
+"""
+
+_SIZE_HELP = """Show how much memory each host needs for local checkpoints, and why.
+
+A checkpoint has the weights and the optimizer's state, which the hosts of a slice share. A host
+keeps its last one while it writes the next, so it needs twice its part, and some room beyond.
+
+\b
+Examples:
+  kinetic checkpoint size --params 70e9 --hosts 32
+  kinetic checkpoint size --params 8e9 --accelerator tpu-v6e-64
+  kinetic checkpoint size --params 70e9 --hosts 32 --ramdisk 64Gi
+"""
+
+
+@click.group(help=_GROUP_HELP, short_help="Look at checkpoints, and size the memory for them.")
+def checkpoint() -> None:
+    """Commands about checkpoints."""
+
+
+def _where(app: AppContext, name: str) -> str:
+    """The folder that the user means."""
+    if re.fullmatch(r"job-[0-9a-f]+", name) and not os.path.exists(name):  # noqa: PTH110
+        folder = app.find(name).output_dir
+        if not folder:
+            raise NotFound(f"It is not known where {name} left its files. Name the folder.")
+        return folder
+    return name
+
+
+def _found(app: AppContext, name: str) -> Checkpoints:
+    from kinetic._store.checkpoints import Checkpoints
+
+    return Checkpoints(_where(app, name))
+
+
+_argument = click.argument("uri", metavar="URI", shell_complete=suggested("folders"))
+
+
+@checkpoint.command("ls", help=_LS_HELP, short_help="List checkpoints.")
+@json_option
+@_argument
+@pass_app
+def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
+    """Print the checkpoints of a folder."""
+    found = _found(app, uri)
+    steps = found.steps()
+    if as_json:
+        output.json_document([each.to_json() | {"leaves": _count(each)} for each in steps])
+        return
+    if not steps:
+        output.notice(f"There are no checkpoints at {found.where}.")
+        return
+    now = time.time()
+    output.table(_COLUMNS, [_row(each, now) for each in steps], right=_NUMBERS, cut="METRICS")
+
+
+def _count(step: Step) -> int | None:
+    return None if step.leaves is None else len(step.leaves)
+
+
+def _row(step: Step, now: float) -> tuple[str, ...]:
+    return (
+        str(step.step),
+        "committed" if step.is_committed else "unfinished",
+        "-" if step.saved_at is None else text.age(now - step.saved_at),
+        in_gigabytes(step.size_bytes),
+        str(step.hosts or "-"),
+        step.job_id or "-",
+        _metrics(step) or "-",
+    )
+
+
+def _metrics(step: Step) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in (step.metrics or {}).items())
+
+
+@checkpoint.command("inspect", help=_INSPECT_HELP, short_help="Show what is in a checkpoint.")
+@click.option("--step", metavar="N", type=click.IntRange(min=0), help="Of this step.")
+@json_option
+@_argument
+@pass_app
+def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) -> None:
+    """Print the leaves of a checkpoint."""
+    found = _found(app, uri)
+    chosen = found.step(step)
+    if as_json:
+        output.json_document(chosen.to_json() | {"folder": f"{found.where}/{chosen.name}"})
+        return
+    for name, words in _about(found, chosen):
+        output.line(f"{name:<12}{words}")
+    if chosen.leaves is not None:
+        output.line()
+        rows = [_leaf(each) for each in chosen.leaves]
+        output.table(_LEAVES, rows, right=("SIZE",), wrap="LEAF")
+
+
+def _about(found: Checkpoints, step: Step) -> list[tuple[str, str]]:
+    arrays = [each for each in step.leaves or () if "dtype" in each]
+    saved = "" if step.saved_at is None else f"{text.age(time.time() - step.saved_at)} ago"
+    job = f"{step.job_id}, {step.hosts} hosts" if step.job_id else ""
+    said = [
+        ("Step", str(step.step)),
+        ("Folder", f"{found.where}/{step.name}"),
+        ("Saved", saved),
+        ("By", job),
+        ("Size", in_gigabytes(step.size_bytes)),
+        ("Numbers", f"{sum(math.prod(each['shape']) for each in arrays):,}" if arrays else ""),
+        ("Metrics", _metrics(step)),
+        ("Iterators", f"the positions of {step.positions} hosts" if step.positions else ""),
+        ("State", "of another program: its leaves are not known" if step.leaves is None else ""),
+    ]
+    return [(name, words) for name, words in said if words]
+
+
+_BITS = re.compile(r"(\d+)")
+
+
+def _leaf(leaf: dict[str, Any]) -> tuple[str, ...]:
+    if "dtype" not in leaf:
+        return leaf["name"], "", "value", str(leaf.get("value"))
+    bits = _BITS.search(leaf["dtype"])
+    size = math.prod(leaf["shape"]) * (int(bits[1]) / 8 if bits else 1)
+    return leaf["name"], str(tuple(leaf["shape"])), leaf["dtype"], in_gigabytes(size)
+
+
+@checkpoint.command("rm", help=_RM_HELP, short_help="Remove checkpoints.")
+@click.option(
+    "--step",
+    "numbers",
+    metavar="N",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="This step. Repeatable.",
+)
+@click.option("--unfinished", is_flag=True, help="What was cut off.")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--force", is_flag=True, help="Also from a folder that a job is writing.")
+@yes_option
+@_argument
+@pass_app
+def rm(
+    app: AppContext,
+    /,
+    *,
+    uri: str,
+    numbers: tuple[int, ...],
+    unfinished: bool,
+    everything: bool,
+    force: bool,
+    yes: bool,
+) -> int:
+    """Remove steps."""
+    if not (numbers or unfinished or everything):
+        raise UsageError("Say what to remove: --step N, --unfinished or --all.")
+    found = _found(app, uri)
+    steps = found.steps()
+    missing = [n for n in numbers if n not in {each.step for each in steps}]
+    if missing:
+        found.step(missing[0])  # says which there are
+    chosen = [
+        each
+        for each in steps
+        if everything or (unfinished and not each.is_committed) or each.step in numbers
+    ]
+    if not chosen:
+        output.notice(f"There is nothing to remove at {found.where}.")
+        return exit_codes.OK
+    names = ", ".join(dict.fromkeys(str(each.step) for each in chosen))
+    size = in_gigabytes(sum(each.size_bytes for each in chosen))
+    if not yes and not click.confirm(f"Remove steps {names} ({size}) from {found.where}?"):
+        return exit_codes.FAILED
+    if force:
+        found.remove(chosen)
+    else:
+        _remove_alone(found, chosen)
+    output.line(f"Removed {len(chosen)} of {len(steps)} checkpoints ({size}).")
+    return exit_codes.OK
+
+
+def _remove_alone(found: Checkpoints, chosen: list[Step]) -> None:
+    """Remove steps while no job may write there."""
+    from kinetic._store import lease
+
+    me = lease.Owner("", os.urandom(8).hex(), os.getpid(), socket.gethostname())
+    held = lease.Lease(lease.place_of(found.where), found.where, me)
+    held.acquire()
+    try:
+        found.remove(chosen)
+    finally:
+        held.release()
+
+
+@checkpoint.command("size", help=_SIZE_HELP, short_help="Size the memory for local checkpoints.")
+@click.option(
+    "--params", metavar="N", type=float, required=True, help="Parameters of the model, e.g. 70e9."
+)
+@click.option("--hosts", metavar="N", type=click.IntRange(min=1), help="Hosts of one slice.")
+@click.option(
+    "--accelerator",
+    "-a",
+    metavar="NAME",
+    shell_complete=suggested("accelerators"),
+    help="The slice, instead of --hosts.",
+)
+@click.option(
+    "--bytes-per-param",
+    metavar="N",
+    type=float,
+    default=checkpoint_size.BYTES_PER_PARAMETER,
+    show_default=True,
+    help="Of a checkpoint: weights and the optimizer's state.",
+)
+@click.option(
+    "--margin",
+    metavar="PERCENT",
+    type=click.FloatRange(min=0),
+    default=checkpoint_size.MARGIN * 100,
+    show_default=True,
+    help="Room beyond.",
+)
+@click.option("--ramdisk", metavar="SIZE", help="Check that this is enough, e.g. 64Gi.")
+@json_option
+def size(
+    *,
+    params: float,
+    hosts: int | None,
+    accelerator: str | None,
+    bytes_per_param: float,
+    margin: float,
+    ramdisk: str | None,
+    as_json: bool,
+) -> int:
+    """Print the formula with its numbers."""
+    if not (0 < params < math.inf and 0 < bytes_per_param < math.inf):
+        raise UsageError("--params and --bytes-per-param are numbers above zero.")
+    needed = Size(params, _hosts(hosts, accelerator), bytes_per_param, margin / 100)
+    ask = f"{math.ceil(needed.host_bytes / 2**20)}Mi"
+    has = None if ramdisk is None else _bytes(ramdisk)
+    if as_json:
+        output.json_document(_document(needed, ask, has))
+    else:
+        for what, how, result in _formula(needed):
+            output.line(f"{what:<14}{how:<40}= {result}")
+        output.line(f"{in_gigabytes(needed.host_bytes)} per host: a ramdisk of at least {ask}.")
+    if has is not None and has < needed.host_bytes:
+        output.error(
+            f"A ramdisk of {ramdisk} ({in_gigabytes(has)}) is too small for "
+            f"{in_gigabytes(needed.host_bytes)}.",
+            f"Ask for {ask}, or use slices of more hosts.",
+        )
+        return exit_codes.FAILED
+    return exit_codes.OK
+
+
+def _hosts(hosts: int | None, accelerator: str | None) -> int:
+    if (hosts is None) == (accelerator is None):
+        raise UsageError("Give either --hosts or --accelerator.")
+    if hosts is not None:
+        return hosts
+    from kinetic._core.accelerators.resolve import resolve
+
+    return resolve(str(accelerator)).hosts
+
+
+def _formula(needed: Size) -> list[tuple[str, str, str]]:
+    whole, part = in_gigabytes(needed.checkpoint_bytes), in_gigabytes(needed.part_bytes)
+    two = in_gigabytes(needed.part_bytes * checkpoint_size.COPIES)
+    return [
+        (
+            "Checkpoint",
+            f"{needed.parameters:,.0f} parameters x {needed.bytes_per_parameter:g} bytes",
+            whole,
+        ),
+        ("Each host", f"{whole} / {needed.hosts} hosts of a slice", part),
+        ("Two copies", f"{part} x {checkpoint_size.COPIES}", two),
+        ("With margin", f"{two} x {1 + needed.margin:g}", in_gigabytes(needed.host_bytes)),
+    ]
+
+
+def _document(needed: Size, ask: str, has: float | None) -> dict[str, Any]:
+    return {
+        "parameters": needed.parameters,
+        "bytes_per_parameter": needed.bytes_per_parameter,
+        "hosts": needed.hosts,
+        "margin": needed.margin,
+        "checkpoint_bytes": needed.checkpoint_bytes,
+        "part_bytes": needed.part_bytes,
+        "host_bytes": needed.host_bytes,
+        "ramdisk": ask,
+        "is_enough": None if has is None else has >= needed.host_bytes,
+    }
+
+
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("kmgt", 1)
+}
+
+
+def _bytes(words: str) -> float:
+    matched = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]i?)?b?", words.strip().lower())
+    if matched is None:
+        raise UsageError(
+            f"{words!r} is not a size. Write a number and a unit: 64Gi, 60000Mi, 60GB."
+        )
+    return float(matched[1]) * _UNITS[matched[2] or ""]

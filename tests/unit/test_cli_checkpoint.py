@@ -1,0 +1,174 @@
+"""`kinetic checkpoint`: what it lists, shows and removes, in folders and in buckets; sizes.
+
+In: files as Orbax and `kinetic.Checkpointer` write them. Out: tables, documents, fewer files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fakes import Capture, World
+
+from kinetic._core import layout
+from kinetic._store import lease
+from kinetic._store.lease import InFolder, Lease, Owner
+from kinetic._store.local import LocalStore
+from kinetic._store.memory import MemoryStore
+
+LEAVES = [{"name": "['w']", "shape": [4, 2], "dtype": "bfloat16"}, {"name": "['n']", "value": 3}]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "store")
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def saved(request: Any, tmp_path: Path) -> Any:
+    """A place with two steps and one that was cut off: its address, and a store of the same."""
+    in_place = request.param == "bucket"
+    where = f"memory://c{os.urandom(4).hex()}" if in_place else str(tmp_path / "run")
+    store = MemoryStore(where.removeprefix("memory://")) if in_place else LocalStore(Path(where))
+    for step in (4, 20):
+        record = {"job_id": "job-0000000a", "hosts": 2, "leaves": LEAVES, "data": [1, 2]}
+        about = {"commit_timestamp_nsecs": 1_700_000_000_000_000_000}
+        put(store, f"{step}/kinetic/metadata", record)
+        put(store, f"{step}/_CHECKPOINT_METADATA", about)
+        put(store, f"{step}/metrics/metrics", {"loss": step / 2})
+        put(store, f"{step}/state/d/content", {})
+        put(store, f"{step}/commit_success.txt", {})
+    put(store, "30/state/d/x" if in_place else "30.orbax-checkpoint-tmp-1/state/d/x", {})
+    put(store, "notes/of the user", {})
+    return where, store
+
+
+def put(store: Any, key: str, document: Any) -> None:
+    store.put(key, json.dumps(document).encode())
+
+
+def listed(world: World, capsys: Capture, where: str) -> list[tuple[int, bool]]:
+    assert world("checkpoint", "ls", where, "--json") == 0
+    return [(each["step"], each["is_committed"]) for each in json.loads(capsys.readouterr().out)]
+
+
+ALL = [(4, True), (20, True), (30, False)]
+
+
+def test_checkpoints_are_listed(world: World, saved: Any, capsys: Capture) -> None:
+    where, _ = saved
+    assert listed(world, capsys, where) == ALL
+    assert world("checkpoint", "ls", where) == 0
+    header, first, _, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["STEP", "STATE", "AGE", "SIZE", "HOSTS", "JOB", "METRICS"]
+    assert first.split()[:2] == ["4", "committed"]
+    assert first.split()[-3:] == ["2", "job-0000000a", "loss=2"]
+    assert last.split()[:2] == ["30", "unfinished"]
+
+
+def test_the_output_folder_and_the_job_lead_to_them(world: World, tmp_path: Path, capsys: Capture):
+    put(LocalStore(tmp_path / "out"), "checkpoints/7/state/x", {})
+    assert listed(world, capsys, str(tmp_path / "out")) == [(7, True)]
+    ref = replace(world.job("job-0000000a"), output_dir=str(tmp_path / "out"))
+    world.store.put(layout.ref(ref.job_id), json.dumps(ref.to_json()).encode())
+    assert listed(world, capsys, "job-0000000a") == [(7, True)]
+    world.job("job-0000000b")
+    assert world("checkpoint", "ls", "job-0000000b") == 3
+    assert "Name the folder" in capsys.readouterr().err
+
+
+def test_the_newest_is_inspected(world: World, saved: Any, capsys: Capture) -> None:
+    where, _ = saved
+    assert world("checkpoint", "inspect", where) == 0
+    out = capsys.readouterr().out
+    assert f"Folder      {where}/20\n" in out
+    assert "By          job-0000000a, 2 hosts\n" in out
+    assert "Numbers     8\n" in out
+    assert "Iterators   the positions of 2 hosts\n" in out
+    assert "['w']  (4, 2)  bfloat16  16 B" in out
+    assert world("checkpoint", "inspect", where, "--step", "4", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["step"], document["leaves"]) == (4, LEAVES)
+    assert world("checkpoint", "inspect", where, "--step", "30") == 3
+    assert "committed steps: 4, 20" in capsys.readouterr().err
+
+
+def test_what_another_program_has_saved(world: World, tmp_path: Path, capsys: Capture) -> None:
+    put(LocalStore(tmp_path / "run"), "3/default/d/x", {})
+    assert world("checkpoint", "inspect", str(tmp_path / "run")) == 0
+    assert "of another program" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["--step", "4"], ALL[1:]),
+        (["--unfinished"], ALL[:2]),
+        (["--step", "4", "--step", "20"], ALL[2:]),
+        (["--all"], []),
+    ],
+)
+def test_steps_are_removed(
+    world: World, saved: Any, options: list[str], left: Any, capsys: Capture
+):
+    where, store = saved
+    assert world("checkpoint", "rm", where, "--yes", *options) == 0
+    assert f"Removed {3 - len(left)} of 3 checkpoints" in capsys.readouterr().out
+    assert listed(world, capsys, where) == left
+    assert store.has("notes/of the user")
+
+
+def test_what_is_asked_for_must_be_there(world: World, saved: Any, capsys: Capture) -> None:
+    where, _ = saved
+    assert world("checkpoint", "rm", where, "--yes", "--step", "5") == 3
+    assert world("checkpoint", "rm", where, "--yes") == 2
+    assert world("checkpoint", "ls", f"{where}-not") == 3
+    assert listed(world, capsys, where) == ALL
+
+
+def test_a_folder_that_a_job_writes_is_left_alone(world: World, tmp_path: Path, capsys: Capture):
+    where = tmp_path / "run"
+    put(LocalStore(where), "4/state/x", {})
+    held = Lease(InFolder(where), str(where), Owner("job-0000000a", "t", 1, "m"))
+    held.acquire()
+    try:
+        assert world("checkpoint", "rm", str(where), "--yes", "--all") == 1
+        assert "being written by job-0000000a" in capsys.readouterr().err
+        assert listed(world, capsys, str(where)) == [(4, True)]
+        assert world("checkpoint", "rm", str(where), "--yes", "--all", "--force") == 0
+    finally:
+        held.release()
+    assert lease.owner_of(str(where)) is None
+
+
+def test_the_formula_is_shown(world: World, capsys: Capture) -> None:
+    assert world("checkpoint", "size", "--params", "70e9", "--hosts", "32") == 0
+    out = capsys.readouterr().out
+    assert "70,000,000,000 parameters x 12 bytes" in out
+    assert "840 GB / 32 hosts of a slice" in out
+    assert "= 26.25 GB\n" in out
+    assert "52.5 GB x 1.15" in out
+    assert out.endswith("60.375 GB per host: a ramdisk of at least 57579Mi.\n")
+
+
+@pytest.mark.parametrize(
+    ("ramdisk", "code"), [("57579Mi", 0), ("57578Mi", 1), ("60GB", 1), ("1T", 0), ("many", 2)]
+)
+def test_a_ramdisk_is_checked(world: World, ramdisk: str, code: int, capsys: Capture) -> None:
+    words = ("checkpoint", "size", "--params", "70e9", "--hosts", "32", "--ramdisk", ramdisk)
+    assert world(*words) == code
+    if code == 1:
+        assert "Ask for 57579Mi" in capsys.readouterr().err
+
+
+def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
+    words = ("checkpoint", "size", "--params", "1e9", "-a", "tpu-v6e-16", "--json")
+    assert world(*words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["hosts"], document["part_bytes"]) == (4, 3e9)
+    assert world("checkpoint", "size", "--params", "1e9") == 2
+    assert world("checkpoint", "size", "--params", "0", "--hosts", "1") == 2
