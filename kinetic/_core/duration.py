@@ -17,17 +17,19 @@ Duration = float | str | timedelta
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-def parse_duration_s(text: str) -> float:
+def parse_duration_s(text: str, *, may_be_zero: bool = False) -> float:
     """Read "90", "10s", "5m", "1h30m" or "7d" as seconds; a bare number is seconds.
 
     Raises:
-        ValueError: the text is not a duration above zero.
+        ValueError: the text is not a duration, or not above zero.
     """
     text = text.strip().lower()
     try:
         total_s = float(text)
     except ValueError:
         total_s = sum(value * _SECONDS[unit] for value, unit in _parts(text))
+    if may_be_zero and total_s == 0:
+        return 0.0
     if not 0 < total_s < float("inf"):
         raise ValueError(f"{text!r} is not above zero")
     return total_s

@@ -28,6 +28,9 @@ class Duration(_FloatType):
 
     name = "DURATION"
 
+    def __init__(self, *, may_be_zero: bool = False) -> None:
+        self._may_be_zero = may_be_zero
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
@@ -35,7 +38,7 @@ class Duration(_FloatType):
         if isinstance(value, int | float):
             return float(value)
         try:
-            return parse_duration_s(value)
+            return parse_duration_s(value, may_be_zero=self._may_be_zero)
         except ValueError:
             self.fail(
                 f"{value!r} is not a length of time. Write a number and a unit: 30s, 5m, 2h, "
@@ -91,6 +94,7 @@ class Slices(_SlicesType):
 
 
 DURATION = Duration()
+AGE = Duration(may_be_zero=True)
 SLICES = Slices()
 ASSIGNMENT = Assignment()
 

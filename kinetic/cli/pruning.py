@@ -52,10 +52,10 @@ class Swept:
 
 
 def ended_before(app: AppContext, moment: float) -> list[JobRef]:
-    """Return the jobs that ended before the moment (seconds since the epoch), oldest first."""
+    """Return the jobs that had ended by the moment (seconds since the epoch), oldest first."""
     refs = app.refs()
     standings = app.standings(refs)
-    return [ref for ref in reversed(refs) if _ended_at(ref, standings[ref.job_id]) < moment]
+    return [ref for ref in reversed(refs) if _ended_at(ref, standings[ref.job_id]) <= moment]
 
 
 def _ended_at(ref: JobRef, found: Standing) -> float:

@@ -45,7 +45,15 @@ def test_cleanup(world: World) -> None:
     world.succeed("job-00000001")
     assert world("jobs", "cleanup", "--no-gcs", "job-0") == 0
     assert world.store.has(layout.ref("job-00000001"))
-    assert world("jobs", "cleanup", "job-0") == 0
+    assert world("jobs", "cleanup", "-y", "job-0") == 0
+    assert not world.store.has(layout.ref("job-00000001"))
+
+
+@pytest.mark.parametrize("age", ["0", "0s", "0d"])
+def test_prune_removes_what_has_just_ended(world: World, age: str) -> None:
+    world.job("job-00000001")
+    world.succeed("job-00000001")
+    assert world("jobs", "prune", "--yes", "--older-than", age) == 0
     assert not world.store.has(layout.ref("job-00000001"))
 
 

@@ -14,7 +14,7 @@ from kinetic._client.board import text
 from kinetic._core.ref import JobRef
 from kinetic.cli import exit_codes, output
 from kinetic.cli.context import AppContext, pass_app
-from kinetic.cli.options import DURATION, job_argument, jobs_argument, json_option, yes_option
+from kinetic.cli.options import AGE, job_argument, jobs_argument, json_option, yes_option
 from kinetic.errors import BackendUnavailable, KineticError
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def cancel(
 )
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # It never asks.
 @jobs_argument("jobs", required=True)
 @pass_app
 def cleanup(
@@ -148,7 +149,7 @@ def _find_all(app: AppContext, job_ids: tuple[str, ...]) -> list[JobRef]:
 @click.option(
     "--older-than",
     metavar="DURATION",
-    type=DURATION,
+    type=AGE,
     default="7d",
     show_default=True,
     help="Only jobs that ended at least this long ago.",
