@@ -65,10 +65,7 @@ class Agents:
         os.setpgid(0, 0)
         processes.adopt_orphans()
         # Forked before this process has threads: a fork copies the locks that they hold.
-        worker = WorkerProcess(
-            f"kinetic-worker {identity.job_id} host {identity.host}",
-            Path(identity.scratch) / f"stacks-{identity.host}",
-        )
+        worker = WorkerProcess(f"kinetic-worker {identity.job_id} host {identity.host}")
         from kinetic._host.agent.loop import Agent  # while the worker imports
 
         logs = log_files(identity, self._store)

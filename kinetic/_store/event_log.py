@@ -13,6 +13,7 @@ import os
 import threading
 from pathlib import Path
 
+from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic.errors import KineticError, NotFound
 
@@ -95,5 +96,8 @@ class EventLog:
 def _append(path: Path, line: str) -> None:
     # O_NONBLOCK: a FIFO in its place must not block the leader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    with open(os.open(path, flags, 0o600), "a") as events:
-        events.write(line)
+    fd = os.open(path, flags, 0o600)
+    try:
+        files.write_all(fd, line.encode())
+    finally:
+        os.close(fd)

@@ -115,16 +115,20 @@ class LocalStore:
         with _explained(f"write {key!r}", self._text, writes=True):
             self._sweep_once()
             temporary = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
+            moved = False
             try:
                 try:
                     _fill(temporary, data)
                 except FileNotFoundError:  # the first write, or the store was removed
                     self._make_temporary()
                     _fill(temporary, data)
-                return self._publish(temporary, target, if_absent)
+                written = self._publish(temporary, target, if_absent)
+                moved = not if_absent
+                return written
             finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
+                if not moved:
+                    with suppress(FileNotFoundError):
+                        os.unlink(temporary)
 
     def has(self, key: str) -> bool:
         """Return whether the key exists."""

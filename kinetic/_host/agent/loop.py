@@ -490,7 +490,6 @@ class Agent:
         self._reserve.unlink(missing_ok=True)
         self._mountpoints.release(self._plan.data)
         workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
-        self._worker.close()
 
 
 def _gate(identity: Identity, plan: Plan, store: Store) -> Gate:

@@ -1,7 +1,7 @@
 """The worker as its agent sees it: a forked process with a channel, two streams, and Python stacks
 on request.
 
-In: a folder for its stacks. Out: a process that runs `worker.main`, signals to it, its wait status.
+In: a title. Out: a process that runs `worker.main`, signals to it, its wait status.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import time
-from pathlib import Path
 
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
@@ -44,14 +43,13 @@ class WorkerProcess:
         stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
     """
 
-    def __init__(self, title: str, stacks: Path) -> None:
+    def __init__(self, title: str) -> None:
         agent_end, worker_end = socket.socketpair()
         self.out, out = os.pipe()
         self.err, err = os.pipe()
         for fd in (out, err):
             _widen(fd)
-        self._stacks_path = stacks
-        self._stacks = os.open(stacks, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+        self._stacks = os.memfd_create("kinetic-stacks")
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -136,10 +134,6 @@ class WorkerProcess:
             if size == last > before:
                 break
         return os.pread(self._stacks, size - before, before).decode(errors="replace")
-
-    def close(self) -> None:
-        """Remove what it leaves on disk."""
-        self._stacks_path.unlink(missing_ok=True)
 
 
 def _widen(fd: int) -> None:

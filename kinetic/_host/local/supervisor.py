@@ -164,11 +164,11 @@ class Supervisor:
         target = f"unix:{self._socket_path()}"
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
-        else:
-            self._say_ready()
         agents = Agents(plan, self._store)
         agents.fork(self._identity(plan, host, target, token) for host in range(plan.hosts))
         self._publish(agents, target=target, token=token)
+        if plan.hosts == 1:  # It waits for nobody.
+            self._say_ready()
         # Imported while the agents start.
         import shutil  # noqa: F401 - for the end
 
@@ -181,7 +181,7 @@ class Supervisor:
             attempt=self._request.attempt,
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
-            on_ready=self._say_ready,
+            on_ready=self._say_ready if plan.hosts > 1 else lambda: None,
         ).lead(Endpoint(target, token, plan.job_id))
 
     def _socket_path(self) -> Path:
