@@ -1,7 +1,7 @@
 """The output of a job, one attempt after the other: the same for every backend.
 
-In: what reads one host's output of one attempt, and what follows such readers. Out: chunks in
-order, as promised by `Backend.logs`.
+In: readers of one host's output in one attempt, and a function that follows such readers. Out:
+chunks in order, as `Backend.logs` promises.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Reader(Protocol):
     """Reads the output of one host in one attempt."""
 
     def start_at(self, offset: int) -> None:
-        """Skip so many bytes."""
+        """Skip this many bytes."""
         ...
 
     def start_at_tail(self, lines: int) -> int:
-        """Skip all but the last `lines` lines that are there now; return how many there are."""
+        """Skip all but the last `lines` lines that exist; return how many those are."""
         ...
 
     def here(self) -> LogChunk:
-        """An empty chunk that says where reading goes on."""
+        """An empty chunk with the current position."""
         ...
 
     def read(self) -> Iterator[LogChunk]:
-        """Yield some of what is new."""
+        """Yield some of the new output."""
         ...
 
     def rest(self) -> Iterator[LogChunk]:
@@ -42,7 +42,7 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Close files."""
         ...
 
 
@@ -58,14 +58,14 @@ def read(
     reader_of: ReaderOf[R],
     follow: Callable[[int, list[R]], Iterator[LogChunk | None]],
 ) -> Iterator[LogChunk | None]:
-    """Yield what is there; or, when it is to be followed, all until the job has ended.
+    """Yield the output so far or, when following, all of it until the job has ended.
 
     Args:
-        store: where the attempts are on record.
+        store: where the attempts are recorded.
         ref: the job.
-        request: what is to be read.
+        request: which output to read.
         reader_of: makes readers.
-        follow: reads an attempt by these readers until it is over.
+        follow: reads an attempt with these readers until it is over.
     """
     newest = request.attempt or attempts.newest(store, ref.job_id)
     first = request.attempt or 1
@@ -95,7 +95,7 @@ def is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
 
 
 def drain(readers: Sequence[Reader]) -> Iterator[LogChunk]:
-    """Yield all that is left."""
+    """Yield everything that is left."""
     for reader in readers:
         while chunks := list(reader.read()):
             yield from chunks
@@ -103,8 +103,8 @@ def drain(readers: Sequence[Reader]) -> Iterator[LogChunk]:
 
 
 def _tail(host: int, lines: int, numbers: Sequence[int], reader_of: ReaderOf[R]) -> LogChunk:
-    """An empty chunk that says where the last lines of a host begin, which may lie in several
-    attempts."""
+    """An empty chunk with the position at which the last lines of a host begin, possibly in an
+    earlier attempt."""
     for number in reversed(numbers):
         reader = reader_of(number, host)
         lines -= reader.start_at_tail(lines)
@@ -116,7 +116,7 @@ def _tail(host: int, lines: int, numbers: Sequence[int], reader_of: ReaderOf[R])
 
 
 def _readers(attempt: int, starts: Mapping[int, Position], reader_of: ReaderOf[R]) -> list[R]:
-    """Readers of what the hosts printed in this attempt, from where each of them starts."""
+    """Readers of the hosts' output in this attempt, each at its starting position."""
     readers = []
     for host, start in starts.items():
         if start.attempt <= attempt:

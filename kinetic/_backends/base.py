@@ -34,7 +34,7 @@ class HostStatus:
 
     def as_report(self) -> HostReport:
         """Return what the host would have reported, had it been able to."""
-        from kinetic._core.exits import Exit  # lists of jobs do without
+        from kinetic._core.exits import Exit  # not needed for lists of jobs
         from kinetic._core.outcome import HostReport
 
         never = self.phase is JobStatus.PENDING
@@ -47,10 +47,10 @@ class Status:
     """What a backend knows of a job.
 
     Attributes:
-        phase: what the job is; a stored verdict outweighs it.
-        reason: why, as a sentence, such as "its hosts are starting"; "" when there is
-            nothing to say.
-        hosts: those of which there is more to say than of the job.
+        phase: the job's status; a stored verdict overrides it.
+        reason: why, as a sentence, such as "its hosts are starting"; "" if there is nothing to
+            say.
+        hosts: hosts of which more is known than of the job.
     """
 
     phase: JobStatus
@@ -64,14 +64,14 @@ class LogRequest:
 
     Attributes:
         hosts: indices of hosts; None for all.
-        follow: keep reading until the job has ended and everything was read; else read what is
-            there.
-        tail: start with the last so many lines of each host; None for everything.
-        failures: include the tracebacks of hosts that failed; a caller that raises the exception
-            leaves them out.
-        after: where to begin, by host: the `end` of the last chunk that the caller has. A host that
-            is not in it begins at the start, or at its tail.
-        attempt: only what was printed in this attempt; None for all of them, one after the other.
+        follow: keep reading until the job has ended and everything was read; otherwise read what
+            there is.
+        tail: start with this many last lines of each host; None for everything.
+        failures: include the tracebacks of failed hosts; a caller that raises the exception leaves
+            them out.
+        after: where to begin, by host: the `end` of the last chunk that the caller has. Other
+            hosts begin at the start, or at their tail.
+        attempt: only the output of this attempt; None for all of them, in order.
     """
 
     hosts: tuple[int, ...] | None = (0,)
@@ -90,17 +90,17 @@ class Backend(Protocol):
            nothing.
         2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, and no
            vendor package but Pathways' own description of its pods.
-        3. `submit` creates all or nothing; after it returns the job runs on without the caller.
-           Where it raises `BackendUnavailable` a part may be there, which `cancel` removes.
-        4. `status` reads, and asks for many jobs at once: each of them is in the answer, also one
-           that is gone (NOT_FOUND). It raises `BackendUnavailable` where nothing can be said.
+        3. `submit` creates all or nothing; after it returns the job runs without the caller. If it
+           raises `BackendUnavailable` a part may exist, which `cancel` removes.
+        4. `status` reads, for many jobs at once: each of them is in the answer, including those
+           that are gone (NOT_FOUND). It raises `BackendUnavailable` if nothing can be said.
         5. `logs` yields each host's chunks in the order in which they were printed, and None at
            least every 0.1 s while there is nothing new, so that the caller can look at its clock.
-           It ends when the job has ended and all was read (`follow`), or when what is there was
-           read. A stream that was begun while the job ran may end early; it may raise
-           `BackendUnavailable` at any time. `after` takes it up: nothing is lost, nothing comes
-           twice. With `tail`, each host's first chunk is empty and says where its tail begins.
-           An attempt's output comes after that of the attempt before.
+           It ends when the job has ended and all was read (`follow`), or when the existing output
+           was read. A stream that began while the job ran may end early; it may raise
+           `BackendUnavailable` at any time. `after` resumes it: nothing is lost or repeated. With
+           `tail`, each host's first chunk is empty and has the position of its tail. Attempts
+           follow one another.
         6. `cancel` asks the job to stop and returns; cancelling an ended job does nothing.
         7. `cleanup` removes what the backend created for an ended job (not the stored artifacts);
            idempotent.
@@ -117,7 +117,7 @@ class Backend(Protocol):
         ...
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Create the job; `secrets` are values that travel apart from every document."""
+        """Create the job; `secrets` are values that are in no document."""
         ...
 
     def status(self, refs: Sequence[JobRef]) -> Mapping[str, Status]:
@@ -144,10 +144,11 @@ def phase_of(backend: Backend, ref: JobRef) -> JobStatus:
 
 @runtime_checkable
 class WarmUp(Protocol):
-    """Optional: a backend that can prepare what takes time, while the call is still planned."""
+    """Optional: a backend that can prepare what takes time while the call is still being
+    planned."""
 
     def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
-        """Prepare a job of so many hosts that sets these variables. Returns at once; nothing
+        """Prepare for a job of this many hosts that sets these variables. Returns at once; nothing
         depends on it."""
         ...
 
@@ -156,35 +157,36 @@ class WarmUp(Protocol):
 class BuildsImages(Protocol):
     """Optional: a backend whose hosts run images that may have to be built.
 
-    `installed` is what hosts install, by digest; `tell` takes lines for the caller.
+    `installed` is what hosts install, by digest; `tell` is called with lines for the caller.
     """
 
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> Plan:
-        """Return the plan with the image that hosts run, once that is there. Creates nothing of the
+        """Return the plan with the image that hosts run, once that exists. Creates nothing of the
         job.
 
         Raises:
-            PreflightError: it cannot be had.
-            BackendUnavailable: what builds it does not answer.
+            PreflightError: there is no such image, and it cannot be built.
+            BackendUnavailable: the service that builds it does not answer.
         """
         ...
 
     def build_behind(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> None:
-        """Begin to build an image for later jobs, and return; a failure is none of the job's."""
+        """Begin to build an image for later jobs, and return; a failure does not affect this
+        job."""
         ...
 
 
 @dataclass(frozen=True)
 class GangProcesses:
-    """The processes of a running job that lie on this machine.
+    """The processes of a running job on this machine.
 
     Attributes:
-        supervisor: the process id of what leads the gang.
-        agents: the process ids of the agents, by host.
+        supervisor: the id of the process that leads the gang.
+        agents: the ids of the agents' processes, by host.
     """
 
     supervisor: int
@@ -196,7 +198,7 @@ class Processes(Protocol):
     """Optional: a backend whose jobs are processes of this machine."""
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """Return the processes of a job, or None when it is not running."""
+        """Return the processes of a job, or None if it is not running."""
         ...
 
 
@@ -205,7 +207,7 @@ class Controls(Protocol):
     """Optional: a backend whose running jobs can be called (live stacks)."""
 
     def control(self, ref: JobRef) -> Endpoint | None:
-        """Return where the job's coordinator is, or None when the job is not running."""
+        """Return how to reach the job's coordinator, or None if the job is not running."""
         ...
 
 
@@ -228,11 +230,11 @@ class Connection(Protocol):
         ...
 
     def end(self) -> None:
-        """End both directions, from any thread: a read that waits returns b"". Idempotent."""
+        """End both directions, from any thread: a waiting read returns b"". Idempotent."""
         ...
 
     def close(self) -> None:
-        """Free it, once nothing reads or writes any more. Idempotent."""
+        """Close it, once no thread reads or writes any more. Idempotent."""
         ...
 
 
@@ -251,12 +253,11 @@ class Tunnels(Protocol):
 
 @runtime_checkable
 class Signals(Protocol):
-    """Optional: a backend that lets its caller sleep until a job ends, instead of asking again and
-    again."""
+    """Optional: a backend that lets its caller sleep until a job ends, instead of polling."""
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended; None while there is
-        none. The caller closes it."""
+        """Return a descriptor that becomes readable when the job has ended, which the caller
+        closes; None while there is none."""
         ...
 
 
@@ -267,17 +268,15 @@ class Kills(Protocol):
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Send a signal to the processes that run the function on these hosts; return those that
-        it was sent to, () where nothing of the job runs there now.
+        """Send a signal to the processes that run the function on these hosts; return the hosts
+        that it was sent to, () if nothing of the job runs there now.
 
         Args:
             ref: the job.
             hosts: by index.
-            signum: SIGKILL ends a host as a crash does, SIGTERM as its cluster does that takes it
-                away.
-            agents: signal the agents of the hosts instead: what a lost machine looks like. Where
-                hosts are pods, both always end together.
-
+            signum: SIGKILL ends a host like a crash, SIGTERM like a cluster that takes it away.
+            agents: signal the hosts' agents instead, which looks like a lost machine. Where hosts
+                are pods, both always end together.
         Raises:
             UsageError: hosts cannot be sent this signal here.
         """
@@ -286,7 +285,8 @@ class Kills(Protocol):
 
 @runtime_checkable
 class Explains(Protocol):
-    """Optional: a backend where jobs may wait for long, for reasons that users want to know."""
+    """Optional: a backend where jobs may wait for a long time, for reasons that users want to
+    know."""
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """Return why the job does not run yet, "" when there is nothing to say; None once it

@@ -1,4 +1,4 @@
-"""From a place to the backend that runs jobs there: the only module that knows which there are.
+"""From a place to the backend that runs jobs there: the only module that knows all backends.
 
 In: the options of a call, the settings; later the place of a job, and its store. Out: a
 `Selection`, and the `Backend` itself.
@@ -38,8 +38,8 @@ class Selection:
     """Where a job goes.
 
     Attributes:
-        place: what takes the job, and where.
-        notice: a line for the caller when one backend stands in for the other, or "".
+        place: the backend that takes the job, and where it runs.
+        notice: a line for the caller if one backend stands in for another, or "".
     """
 
     place: Place
@@ -47,19 +47,19 @@ class Selection:
 
 
 def select(options: Options, settings: Settings, *, system: str = sys.platform) -> Selection:
-    """Decide where a job goes. Without a cluster, the local backend stands in for it: it refuses
-    the job, unless this machine can simulate slices.
+    """Decide where a job goes. Without a cluster, the local backend stands in for it, and refuses
+    the job if this machine cannot simulate slices.
 
     Args:
         options: of the call.
-        settings: of the caller, among which are the place's options.
+        settings: the caller's, including the options of the place.
         system: of this machine, as in `sys.platform`.
 
     Raises:
         UsageError: the settings name a backend that does not exist.
         PreflightError: the backend is not built into this version.
     """
-    from kinetic._backends.local import simulation  # lists of jobs do without
+    from kinetic._backends.local import simulation  # not needed for lists of jobs
     from kinetic._core import checks
 
     topology, slices = options.topology, options.most_slices
@@ -111,7 +111,7 @@ def _check_elastic(options: Options, name: str) -> None:
 
 
 def make(place: Place, store: Store) -> Backend:
-    """Return the backend that runs the jobs of this place, whose records are in this store.
+    """Return the backend that runs the jobs of this place and keeps their records in this store.
 
     Raises:
         PreflightError: the backend is not built into this version.
@@ -132,10 +132,10 @@ def backend_of(ref: JobRef) -> Backend:
 
 
 def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
-    """Return what the node pools of the cluster that settings name offer now.
+    """Return what the node pools of the configured cluster offer now.
 
     Raises:
-        PreflightError: there is no such cluster, or it does not let its nodes be listed.
+        PreflightError: there is no such cluster, or it does not allow listing its nodes.
         BackendUnavailable: it does not answer.
     """
     from kinetic._backends.kubernetes import checks
@@ -146,12 +146,12 @@ def live_accelerators(settings: Settings) -> tuple[LiveAccelerator, ...]:
 
 
 def has_cluster(settings: Settings) -> bool:
-    """Whether jobs of these settings go to a cluster, unless a call says otherwise."""
+    """Whether jobs of these settings go to a cluster, unless a call's options differ."""
     return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
 
 
 def cluster_checks(settings: Settings) -> tuple[Check, ...]:
-    """Ask the cluster that settings name whether it can run jobs; () where they name none."""
+    """Ask the configured cluster whether it can run jobs; () if none is configured."""
     if not has_cluster(settings):
         return ()
     from kinetic._backends.kubernetes import checks
@@ -169,7 +169,7 @@ def cluster_checks(settings: Settings) -> tuple[Check, ...]:
 
 
 def _image_checks(settings: Settings) -> tuple[Check, ...]:
-    """Where images are built, unless settings say that none are."""
+    """Check where images are built, unless builds are switched off."""
     from kinetic._backends.kubernetes import bundled, checks, images
 
     place = _cluster(settings)
@@ -222,7 +222,7 @@ def _kubernetes(place: Place, store: Store) -> Backend:
 
 @functools.cache
 def _images(builds_behind: bool) -> BundledImages:
-    """One for all jobs of this process: it knows what is there, and is logged in."""
+    """One for all jobs of this process: it remembers which images exist, and its login."""
     from kinetic._backends.kubernetes.bundled import BundledImages
 
     return BundledImages(builds_behind=builds_behind)

@@ -1,7 +1,7 @@
-"""What the hosts of a job leave in the store: their output and the verdict.
+"""What a job's hosts leave in the store: their output and the verdict.
 
 In: a store, a reference, a `LogRequest`, whether the job has ended. Out: chunks in order, as
-promised by `Backend.logs`; a `Status`. The same for all backends whose host 0 leads the gang.
+`Backend.logs` promises; a `Status`. The same for all backends whose host 0 leads the gang.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES_POLL_S, SEGMENTS_POLL_S = 0.02, 0.1
 
 
 def verdict(store: Store, ref: JobRef) -> Status | None:
-    """Return what the stored verdict says; None where there is none."""
+    """Return the status of the stored verdict; None if there is none."""
     try:
         outcome = Outcome.from_json(record.parse(store.get(layout.outcome(ref.job_id))))
     except NotFound:
@@ -40,7 +40,7 @@ def verdict(store: Store, ref: JobRef) -> Status | None:
 def logs(
     store: Store, ref: JobRef, request: LogRequest, has_ended: Callable[[], bool]
 ) -> Iterator[LogChunk | None]:
-    """Yield what hosts have printed; with `follow` until the job has ended and all was read."""
+    """Yield the hosts' output; with `follow` until the job has ended and all was read."""
     folder = store.as_folder()
     if folder is None:
         return _from_segments(store, ref, request, has_ended)
@@ -59,7 +59,7 @@ def _from_files(
     def follow(attempt: int, readers: list[LogReader]) -> Iterator[LogChunk | None]:
         ended = False
         while not ended:
-            # Looked at before reading: what was printed is there.
+            # Checked before reading, so that all that was printed is read.
             ended = attempt_logs.is_repeated(store, ref, attempt) or has_ended()
             got = False
             for reader in readers:
@@ -77,7 +77,7 @@ def _from_files(
 def _from_segments(
     store: Store, ref: JobRef, request: LogRequest, has_ended: Callable[[], bool]
 ) -> Iterator[LogChunk | None]:
-    """`has_ended` is asked now and then: it may be a call over a line."""
+    """`has_ended` is asked only now and then: it may be a call over the network."""
 
     def reader_of(attempt: int, host: int) -> SegmentReader:
         key = layout.log(ref.job_id, attempt, host)
@@ -89,7 +89,7 @@ def _from_segments(
 
         while True:
             looked_at = time.monotonic()
-            # Asked before the last reading: what was printed is there.
+            # Checked before reading, so that all that was printed is read.
             over, new = _look(is_over, readers, store.calls_at_once)
             yield from new
             if over:
@@ -107,7 +107,7 @@ def _from_segments(
 def _look(
     is_over: Callable[[], bool], readers: list[SegmentReader], threads: int
 ) -> tuple[bool, list[LogChunk]]:
-    """All calls of one look at the same time: each takes its time over a line."""
+    """Make all calls of one look at the same time: each goes over the network."""
     ended: list[bool] = []
 
     def act(reader: SegmentReader | None) -> list[LogChunk]:

@@ -1,7 +1,7 @@
 """The local backend: every host of the slice is a process tree on this machine.
 
 In: plans and refs. Out: a detached supervisor per job; phases and output read from the job's
-folder. It holds no connection: the folder and the supervisor's lock tell everything.
+folder. There is no connection: the folder and the supervisor's lock say everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kinetic._store import files
 from kinetic._system import locks, machine, memory_folder, processes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError
 
-# a list of running jobs does without these, and without what is imported in functions
+# not needed for a list of running jobs, like what is imported in functions
 if TYPE_CHECKING:
     from kinetic._backends.base import Connection
     from kinetic._backends.local.log_reader import LogReader
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 LINGER_S = 2.0
-"""How long the reports of hosts whose supervisor was killed are waited for; they take a tenth of a
+"""How long to wait for the reports of hosts whose supervisor was killed; they take a tenth of a
 second."""
 _STARTING = "its hosts are starting"
 _ENDING = "its supervisor was killed, and its hosts are ending"
@@ -75,10 +75,10 @@ class LocalBackend:
 
     @functools.cached_property
     def _environ(self) -> dict[str, str]:
-        """What hosts inherit of this process: looked at when the first of them is started."""
+        """What hosts inherit from this process: read when the first of them is started."""
         if self._given_environ is not None:
             return dict(self._given_environ)
-        from kinetic._config import settings  # a list of running jobs does without
+        from kinetic._config import settings  # not needed for a list of running jobs
 
         return settings.worker_environ()
 
@@ -99,7 +99,7 @@ class LocalBackend:
             plan, footprints.peak_bytes(self._store, plan), available_bytes
         )
         if warning and plan.name not in self._warned_of:
-            import logging  # a list of running jobs does without
+            import logging  # not needed for a list of running jobs
 
             self._warned_of.add(plan.name)  # once for all jobs of a batch
             logging.getLogger("kinetic").warning("kinetic: %s", warning)
@@ -118,7 +118,7 @@ class LocalBackend:
         return [simulation.document(plan)]
 
     def warm_up(self, hosts: int, *, joins_jax: bool | str, variables: Iterable[str]) -> None:
-        """Let the zygote import while the caller still plans a job for so many hosts that sets
+        """Let the zygote import while the caller still plans a job of this many hosts that sets
         these variables."""
         if not simulation.can_simulate(self._system):
             return
@@ -139,7 +139,7 @@ class LocalBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SubmitError(
-                f"The job's folder {folder} cannot be made: {error.strerror}."
+                f"The job's folder {folder} cannot be created: {error.strerror}."
             ) from error
         request = {
             "store": self._store.uri,
@@ -151,7 +151,7 @@ class LocalBackend:
         launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From the verdicts, else from the supervisors' locks and states."""
+        """From the verdicts or, without one, from the supervisors' locks and states."""
         return {ref.job_id: self._status(ref) for ref in refs}
 
     def _status(self, ref: JobRef) -> Status:
@@ -161,9 +161,9 @@ class LocalBackend:
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
             return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
-        if not self._was_supervised(ref):  # It is being submitted, or that was interrupted.
+        if not self._was_supervised(ref):  # It is being submitted, or was interrupted.
             return self._verdict(ref) or Status(JobStatus.NOT_FOUND)
-        verdict = self._verdict(ref)  # It may have judged and gone between the two looks.
+        verdict = self._verdict(ref)  # It may have judged and ended between the two checks.
         if verdict is None and self._lingers(ref):
             return Status(JobStatus.RUNNING, _ENDING)
         if verdict is None:
@@ -172,7 +172,7 @@ class LocalBackend:
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' files, one attempt after the other, until the job has ended."""
-        from kinetic._backends import attempt_logs  # a list of running jobs does without
+        from kinetic._backends import attempt_logs  # not needed for a list of running jobs
 
         return attempt_logs.read(
             self._store,
@@ -191,7 +191,7 @@ class LocalBackend:
         stuck = liveness.StuckWatch(self._unreachable_after_s)
         try:
             while True:
-                # Looked at before reading: what was printed is there.
+                # Checked before reading, so that all that was printed is read.
                 ended = is_repeated(self._store, ref, attempt) or (
                     not watch.is_alive() and self._status(ref).phase.ended
                 )
@@ -227,7 +227,7 @@ class LocalBackend:
         return bool(pid) and processes.state(pid) == "T" and not self._has_agents(ref)
 
     def _end(self, ref: JobRef) -> None:
-        """Kill the supervisor, which keeps everybody waiting who follows its job."""
+        """Kill the supervisor: it keeps everyone who follows its job waiting."""
         import signal
 
         pid = liveness.supervisor(self._folder(ref) / "lock")
@@ -236,7 +236,7 @@ class LocalBackend:
                 os.kill(pid, signal.SIGKILL)
 
     def cleanup(self, ref: JobRef) -> None:
-        """Free the memory that the job's hosts have left things in, besides its records."""
+        """Free the memory in which the job's hosts left something; records stay."""
         if not self._is_supervised(ref):
             memory_folder.remove(ref.job_id)
 
@@ -258,7 +258,7 @@ class LocalBackend:
         return SocketConnection(socket.create_connection(("127.0.0.1", port)))
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """What the supervisor left on record, while it lives."""
+        """What the supervisor has recorded, while it is alive."""
         told = self._supervisor(ref)
         if not told or not self._is_supervised(ref):
             return None
@@ -287,13 +287,13 @@ class LocalBackend:
         return self._root / layout.job(ref.job_id) / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
-        """Whether agents of a supervisor that was killed are still ending their hosts: what they
-        report is worth a moment."""
+        """Whether agents of a killed supervisor are still ending their hosts: their reports are
+        worth a moment's wait."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         return time.monotonic() - since <= LINGER_S and self._has_agents(ref)
 
     def _end_family(self, ref: JobRef) -> None:
-        """End what the function had started, where supervisor and agents were killed before they
+        """End what the function started, if supervisor and agents were killed before they
         could."""
         told = self._supervisor(ref)
         if told and isinstance(told.get("token"), str):
@@ -317,7 +317,7 @@ class LocalBackend:
     def _verdict(self, ref: JobRef) -> Status | None:
         try:
             data = self._store.get(layout.outcome(ref.job_id))
-            from kinetic._core.outcome import Outcome  # a list of running jobs does without
+            from kinetic._core.outcome import Outcome  # not needed for a list of running jobs
 
             outcome = Outcome.from_json(record.parse(data))
         except LookupError:

@@ -1,5 +1,4 @@
-"""Ending what a job's function had started when supervisor and agents were killed at the same
-moment.
+"""Ending what a job's function started, if supervisor and agents were killed at the same moment.
 
 In: a job, the token of its attempt. Out: processes that are gone.
 """
@@ -20,7 +19,7 @@ _PAUSE_S = 0.005
 
 
 def end(job_id: str, token: str, *, limit_s: float = LIMIT_S) -> None:
-    """Kill them until none is left: while one is looked for another may fork."""
+    """Kill them until none is left: others may fork during the search."""
     deadline = time.monotonic() + limit_s
     while (found := list(_members(job_id, token))) and time.monotonic() < deadline:
         for pid in found:
@@ -42,7 +41,7 @@ def _is_member(pid: int, job_id: str, token: str) -> bool:
 
 
 def _kill(pid: int, job_id: str, token: str) -> None:
-    """Through a descriptor: the number may be another process's by now."""
+    """Through a descriptor: the id may be another process's by now."""
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
         try:

@@ -31,7 +31,7 @@ _SILENT = {
 }
 
 _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
-"""Of the zygote. Not with `-m`, which imports more."""
+"""The zygote's program. Not started with `-m`, which imports more."""
 
 
 class Zygote:
@@ -125,7 +125,8 @@ class Zygote:
         )
 
     def close(self) -> None:
-        """End the process, whatever it still imports; supervisors that it forked go on."""
+        """End the process, even if it is still importing; supervisors that it forked keep
+        running."""
         self._process.kill()
         self._end()
         self._errors.close()
@@ -140,8 +141,8 @@ class Zygote:
 
 
 def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Start a supervisor through the zygote for these modules, which is started first if there is
-    none, and once more if it has died.
+    """Start a supervisor through the zygote for these modules. The zygote is started if there is
+    none, and again if it has died.
 
     Raises:
         SubmitError: no zygote could be started.
@@ -186,7 +187,7 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
 
 
 def _spool() -> IO[bytes]:
-    """A file without a name, in memory where the system has such files."""
+    """A file without a name, in memory if the system has such files."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("kinetic-zygote"), "w+b")
     from tempfile import TemporaryFile
@@ -207,8 +208,8 @@ def _import_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null where a standard stream is closed: any other file opened there would be taken
-    for the stream.
+    """Open /dev/null in place of closed standard streams: any other file opened there would be used
+    as the stream.
 
     Programs that this process starts still find those descriptors closed.
     """
@@ -226,14 +227,14 @@ def _forget(zygote: Zygote) -> None:
 
 def _close_all() -> None:
     for zygote in list(_zygotes.values()):
-        # A forked copy of this process must not end what its parent uses.
+        # A forked copy of this process must not end its parent's zygotes.
         if zygote.owner == os.getpid():
             zygote.close()
     _zygotes.clear()
 
 
 def _python_path(environ: Mapping[str, str]) -> str:
-    """PYTHONPATH with which a child finds this very copy of kinetic."""
+    """A PYTHONPATH by which a child finds this copy of kinetic."""
     own = str(Path(__file__).resolve().parents[3])
     rest = environ.get("PYTHONPATH", "")
     return f"{own}{os.pathsep}{rest}" if rest else own

@@ -1,7 +1,7 @@
-"""Whether the processes of a job on this machine live: from locks and from what the kernel says.
+"""Whether the processes of a job on this machine are alive, from locks and from the kernel.
 
-In: a job's folder, process ids. Out: answers; and watches that notice an end, or a halt, as it
-comes.
+In: a job's folder, process ids. Out: answers; watches that notice an end, or a halt, when it
+happens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TOLD_POLL_S = 0.1
 
 
 class StuckWatch:
-    """Counts for how long something stands; time in which this process itself did not look does not
-    count."""
+    """Counts how long something has stood still, without time in which this process did not
+    look."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -35,7 +35,7 @@ class StuckWatch:
         self._looked_at = time.monotonic()
 
     def is_over(self, stands: Callable[[], bool]) -> bool:
-        """Look, once a second at most; return whether it has stood for too long."""
+        """Look, at most once a second; return whether it has stood still for too long."""
         passed_s = time.monotonic() - self._looked_at
         if passed_s < LOOK_EVERY_S:
             return False
@@ -123,14 +123,14 @@ def ending_fd(folder: Path) -> int:
 
 
 def supervisor(lock: Path) -> int:
-    """The supervisor that holds the job's lock; 0 when it is free. The kernel knows it before it
-    has written anything."""
+    """The supervisor that holds the job's lock; 0 if it is free. The kernel knows it before the
+    supervisor has written anything."""
     pid = locks.record_holder(lock)
     return pid if pid and _is_supervisor(pid) else 0
 
 
 def _is_supervisor(pid: int) -> bool:
-    """Whether the number means a supervisor here: on a shared disk the holder may be another
+    """Whether the process is a supervisor: on a shared disk the lock's holder may be another
     machine's process."""
     with contextlib.suppress(OSError):
         command = processes.lasting_command_line(pid)
@@ -139,8 +139,7 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def is_agent(pid: int, job_id: str) -> bool:
-    """Whether this is an agent of the job, and one that can end: it is not over, and nobody has
-    stopped it."""
+    """Whether this is an agent of the job that can end its host: neither dead nor stopped."""
     with contextlib.suppress(OSError):
         # For a moment after the fork an agent still has the supervisor's title; it has the job's id
         # as well.
@@ -150,8 +149,8 @@ def is_agent(pid: int, job_id: str) -> bool:
 
 
 def signal_host(first: int, role: str, job_id: str, host: int, signum: int) -> bool:
-    """Send a signal to the process of a host that is its "agent" or "worker", which is `first` or
-    below it; return whether there is one."""
+    """Send a signal to a host's process with this role, "agent" or "worker": `first` or a process
+    below it. Return whether there is one."""
     title = f"kinetic-{role} {job_id} host {host}".encode()
     for pid in (first, *processes.descendants(first)):
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Reading the output of one host from its two files, while it grows.
 
-In: `log` and `log.idx` (see job.logformat). Out: `LogChunk`s in order.
+In: `log` and `log.idx` (see _core.log_format). Out: `LogChunk`s in order.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class LogReader:
         self._damaged = False
 
     def start_at(self, offset: int) -> None:
-        """Skip so many bytes."""
+        """Skip this many bytes."""
         self._log_at = offset
         if self._open() and self._index >= 0:
             self._index_at = _index_offset(self._index, offset)
 
     def here(self) -> LogChunk:
-        """An empty chunk that says where reading goes on."""
+        """An empty chunk with the current position."""
         return self._chunk(STDOUT, 0, b"")
 
     def start_at_tail(self, lines: int) -> int:
-        """Skip all but the last `lines` lines that are there now; return how many there are."""
+        """Skip all but the last `lines` lines that exist; return how many those are."""
         if not self._open():
             return 0
         size = os.fstat(self._log).st_size if self._failures else self._end_of_output()
@@ -61,7 +61,7 @@ class LogReader:
         return found
 
     def _end_of_output(self) -> int:
-        """Where the output ends, without what is told of a failure after it."""
+        """Where the output ends, without the report of a failure after it."""
         end = os.fstat(self._log).st_size
         size = os.fstat(self._index).st_size if self._index >= 0 else 0
         for at in range(size // RECORD.size - 1, -1, -1):
@@ -73,7 +73,7 @@ class LogReader:
         return 0 if size else end
 
     def read(self) -> Iterator[LogChunk]:
-        """Yield what is new, at most about `BATCH_BYTES` of it; nothing when nothing is."""
+        """Yield new output, at most about `BATCH_BYTES`; nothing if there is none."""
         while records := self._records():
             chunks = self._batch(records)
             if (first := next(chunks, None)) is not None:
@@ -97,8 +97,7 @@ class LogReader:
                     yield self._chunk(STDERR, time_ns, chunk)
 
     def _records(self) -> list[tuple[int, int, int]]:
-        """Records that have not been read; those that end before the place to start at (a tail) are
-        stepped over."""
+        """Records that have not been read; those before the start (of a tail) are skipped."""
         if not self._open() or self._index < 0 or self._damaged:
             return []
         while not self._damaged:
@@ -114,14 +113,14 @@ class LogReader:
         return []
 
     def _end_of_batch(self, records: list[tuple[int, int, int]]) -> int:
-        """Where reading stops this time: at a record, and never past the bytes that are there."""
+        """Where this batch ends: at a record, and never past the bytes that exist."""
         most = self._log_at + BATCH_BYTES
         ends = [end for end, _, _ in records]
         return max((end for end in ends if self._log_at < end <= most), default=ends[0])
 
     def rest(self) -> Iterator[LogChunk]:
-        """Yield bytes that no record points at: all that is left when the index is damaged or was
-        cut short."""
+        """Yield bytes that no record points at: what is left if the index is damaged or was cut
+        short."""
         if not self._open():
             return
         while chunk := self._take(BATCH_BYTES):
@@ -144,7 +143,7 @@ class LogReader:
         return data
 
     def _open(self) -> bool:
-        """Open what is there by now; return whether there is output."""
+        """Open the files that exist by now; return whether there is output."""
         if self._log < 0:
             self._log = _open_if_there(self._paths[0])
         if self._index < 0:
@@ -164,7 +163,7 @@ def _open_if_there(path: Path) -> int:
 
 
 def _index_offset(fd: int, offset: int) -> int:
-    """Where in the index the first record is that ends after `offset` bytes of output; 0 where a
+    """Where in the index the first record lies that ends after `offset` bytes of output; 0 if a
     record on the way is damaged."""
     low, high = 0, os.fstat(fd).st_size // RECORD.size
     while low < high:
@@ -177,8 +176,8 @@ def _index_offset(fd: int, offset: int) -> int:
 
 
 def _tail(fd: int, lines: int, size: int) -> tuple[int, int]:
-    """Offset at which the last `lines` lines of the first `size` bytes begin, and how many they
-    are."""
+    """The offset at which the last `lines` lines of the first `size` bytes begin, and how many
+    those are."""
     at = size
     if lines <= 0 or size == 0:
         return size, 0

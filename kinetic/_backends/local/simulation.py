@@ -1,4 +1,4 @@
-"""What a simulated slice needs of this machine: pure arithmetic.
+"""What a simulated slice needs from this machine: pure arithmetic.
 
 In: a plan. Out: the local backend's document, an estimate of memory.
 """
@@ -22,10 +22,10 @@ JAX_HOST_BYTES = 110 << 20
 """Agent and worker of a host that JAX runs on: measured 53-102 MiB (proportional set size) on 4 to
 16 hosts."""
 DEVICE_BYTES = 3 << 19
-"""Each virtual device of a process that has those of all hosts: measured 1.3-1.5 MiB on 256 to 2048
-devices."""
+"""Each virtual device of a process that has those of all hosts: measured 1.3-1.5 MiB with 256 to
+2048 devices."""
 SHARED_BYTES = 160 << 20
-"""What all hosts share: the preloaded interpreter and JAX."""
+"""Shared by all hosts: the preloaded interpreter and JAX."""
 
 
 def document(plan: Plan) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def preload_modules(
 ) -> tuple[str, ...]:
     """Modules that are imported once for all hosts.
 
-    A gang of several hosts always needs JAX. It must be imported again where the job sets variables
+    A gang of several hosts always needs JAX. It must be imported anew if the job sets variables
     that JAX reads at import.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
@@ -74,8 +74,8 @@ def _host_bytes(plan: Plan) -> int:
 
 
 def can_simulate(system: str) -> bool:
-    """Whether the kernel has what watches over the processes of a slice: pidfds, subreapers,
-    /proc."""
+    """Whether the kernel has what kinetic needs to supervise a slice's processes: pidfds,
+    subreapers, /proc."""
     return system == "linux"
 
 
@@ -87,7 +87,7 @@ def check_system(system: str, place: Place) -> None:
         place: where the job would go.
 
     Raises:
-        PreflightError: says where it would run.
+        PreflightError: with where it would run.
     """
     if not can_simulate(system):
         stands_in = "No cluster is configured, and"
@@ -101,7 +101,7 @@ def check_system(system: str, place: Place) -> None:
 
 
 def shown_system(system: str) -> str:
-    """What people call a system; its name in `sys.platform` where that is unknown."""
+    """The common name of a system; if unknown, its name in `sys.platform`."""
     return {"darwin": "macOS"}.get(system, system)
 
 
@@ -109,7 +109,7 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     """Refuse a slice that this machine cannot hold.
 
     Raises:
-        InsufficientMemory: says how many hosts fit.
+        InsufficientMemory: with how many hosts fit.
     """
     need = memory_estimate_bytes(plan)
     if available_bytes is None or need <= available_bytes:
@@ -128,10 +128,10 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
 
 
 def footprint_warning(plan: Plan, peak_bytes: int, available_bytes: int | None) -> str:
-    """Say when the hosts, at what they took the last time, will not fit; "" when they will, or
+    """Say if the hosts will not fit, given what they took the last time; "" if they will, or
     nothing is known.
 
-    It is no reason to refuse the job: other arguments may take less.
+    That is no reason to refuse the job: other arguments may take less.
     """
     need = SHARED_BYTES + plan.hosts * (peak_bytes - SHARED_BYTES)
     if available_bytes is None or need <= available_bytes:
@@ -146,13 +146,13 @@ def footprint_warning(plan: Plan, peak_bytes: int, available_bytes: int | None) 
 
 
 def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: int = 0) -> int:
-    """Return how many gangs of this shape run well at a time: a processor for each host, and memory
+    """Return how many gangs of this shape run well at once: a processor for each host, and memory
     for all. At least one.
 
     Args:
-        plan: of one of them; None for any of one host.
+        plan: of one of them; None for gangs of one host.
         cpus: processors of this machine.
-        available_bytes: free memory, where it is known.
+        available_bytes: free memory, if known.
         peak_bytes: what a host took the last time, 0 if unknown.
     """
     hosts, need = (
@@ -166,7 +166,7 @@ def room(plan: Plan | None, cpus: int, available_bytes: int | None, peak_bytes: 
 
 
 def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
-    """Refuse a debug job where there is no debugger.
+    """Refuse a debug job if there is no debugger.
 
     Raises:
         PreflightError: debugpy is missing.
@@ -189,7 +189,7 @@ def check_reach(plan: Plan) -> None:
     """Refuse data that only a cluster mounts.
 
     Raises:
-        UsageError: names it and says what to do here.
+        UsageError: with its name and what to do here.
     """
     mounted = [each.source for each in plan.data if each.fuse and "://" in each.source]
     if mounted:
@@ -200,14 +200,14 @@ def check_reach(plan: Plan) -> None:
 
 
 def check_places(plan: Plan, needed: Sequence[str]) -> None:
-    """Refuse an output folder that cannot be one, and data in place of what the hosts themselves
-    read.
+    """Refuse an output folder that cannot be created, and data that would hide what the hosts
+    themselves read.
 
     Args:
         needed: folders that hosts on this machine read: the store, the interpreter.
 
     Raises:
-        UsageError: names the place and says what to do.
+        UsageError: with the path and what to do.
     """
     for folder in (
         (Path(plan.output_dir), *Path(plan.output_dir).parents)
@@ -216,7 +216,7 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
     ):
         if folder.exists() and not folder.is_dir():
             raise UsageError(
-                f"The output folder {plan.output_dir} cannot be made: {folder} is a file. Set "
+                f"The output folder {plan.output_dir} cannot be created: {folder} is a file. Set "
                 "output_dir= to a folder."
             )
     for mount in (each.mount for each in plan.data if each.mount):

@@ -1,9 +1,9 @@
 """The programs backend: every host of the slice is a `python -m kinetic.runner` on this machine,
 joined over TCP as the hosts of a cluster are.
 
-In: plans and refs, a store of any kind. Out: detached programs; what they are, from a lock that all
-of them hold; what became of the job, from the store. Nothing is forked from this process, nothing
-supervises the gang: host 0 leads it.
+In: plans and refs, a store of any kind. Out: detached programs; their state from a lock that all of
+them hold, the job's end from the store. Nothing is forked from this process and nothing supervises
+the gang: host 0 leads it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from kinetic._system.processes import Process
 from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
 
 UNREACHABLE_AFTER_S = 10.0
-"""A leader that does not answer for so long is lost: as long as it waits for a silent host."""
+"""A leader that does not answer for this long is lost: as long as it waits for a silent host."""
 _STARTING = "its hosts are starting"
 _LOST = "its hosts are gone"
 
 
 @dataclass(frozen=True)
 class _Gang:
-    """What is kept of a job's programs."""
+    """The record of a job's programs."""
 
     endpoint: Endpoint
     hosts: tuple[Process, ...]
@@ -113,7 +113,7 @@ class ProgramsBackend:
             folder.mkdir(parents=True, mode=0o700)
         except OSError as error:
             raise SubmitError(
-                f"The job's folder {folder} cannot be made: {error.strerror}."
+                f"The job's folder {folder} cannot be created: {error.strerror}."
             ) from error
         started: list[subprocess.Popen[bytes]] = []
         try:
@@ -131,7 +131,7 @@ class ProgramsBackend:
             raise
         finally:
             for program in started:
-                # Nobody else would reap those that end while this process lives.
+                # Nothing else would reap those that end while this process lives.
                 threading.Thread(target=program.wait, daemon=True).start()
 
     def _variables(self, folder: Path, endpoint: Endpoint) -> dict[str, str]:
@@ -148,7 +148,7 @@ class ProgramsBackend:
         }
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From the verdicts, else from what the programs hold and have said."""
+        """From the verdicts or, without one, from the programs' lock and records."""
         return {ref.job_id: self._status(ref) for ref in refs}
 
     def _status(self, ref: JobRef) -> Status:
@@ -156,7 +156,7 @@ class ProgramsBackend:
         if verdict is not None:
             return verdict
         if not folders.was_begun(self._folder(ref)):
-            # It is being submitted, or that was interrupted.
+            # It is being submitted, or its submission was interrupted.
             return stored.verdict(self._store, ref) or Status(JobStatus.NOT_FOUND)
         if self._is_alive(ref):
             return (
@@ -164,14 +164,14 @@ class ProgramsBackend:
                 if self._is_ready(ref)
                 else Status(JobStatus.PENDING, _STARTING)
             )
-        # It may have been written between the two looks.
+        # It may have been written between the two checks.
         verdict = stored.verdict(self._store, ref)
         if verdict is None and (gang := self._gang(ref)) is not None:
             family.end(ref.job_id, gang.endpoint.token)
         return verdict or Status(JobStatus.FAILED, _LOST)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read what the hosts have printed, and on, until the job has ended."""
+        """Read what the hosts have printed and, when following, go on until the job has ended."""
         return stored.logs(self._store, ref, request, lambda: self._has_ended(ref))
 
     def _has_ended(self, ref: JobRef) -> bool:
@@ -185,7 +185,7 @@ class ProgramsBackend:
                 os.kill(pid, signum)
 
     def cleanup(self, ref: JobRef) -> None:
-        """Remove the job's secrets and what its programs wrote; nothing of a job that runs."""
+        """Remove the job's secrets and what its programs wrote, unless it runs."""
         if not self._is_alive(ref):
             shutil.rmtree(self._folder(ref), ignore_errors=True)
             memory_folder.remove(ref.job_id)
@@ -219,20 +219,20 @@ class ProgramsBackend:
             if host in there and liveness.signal_host(there[host], role, ref.job_id, host, signum)
         )
 
-    # -- what is kept ------------------------------------------------------------------------------
+    # -- records ------------------------------------------------------------------------------
 
     def _folder(self, ref: JobRef) -> Path:
         return self._root / ref.job_id
 
     def _leader(self, ref: JobRef) -> int:
-        """Process id of host 0; 0 where it does not run."""
+        """Process id of host 0; 0 if it does not run."""
         gang = self._gang(ref)
-        if gang is None:  # The caller was killed before it wrote down which programs it started.
+        if gang is None:  # The caller was killed before it recorded which programs it started.
             return _found_leader(self._folder(ref))
         return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
-        """Whether a process of any host is left."""
+        """Whether any host's process is left."""
         return folders.is_used(self._folder(ref))
 
     def _gang(self, ref: JobRef) -> _Gang | None:
@@ -248,7 +248,7 @@ class ProgramsBackend:
 
     def _is_ready(self, ref: JobRef) -> bool:
         if ref.hosts == 1:
-            return True  # There are no others to wait for.
+            return True  # There are no other hosts to wait for.
         with contextlib.suppress(NotFound):
             told = events.parse(self._store.get(layout.events(ref.job_id)))
             return any(event.kind is events.EventKind.READY for event in told)
@@ -257,8 +257,8 @@ class ProgramsBackend:
 
 @contextlib.contextmanager
 def _held_port() -> Iterator[socket.socket]:
-    """A port for the leader, bound without listening: it can bind it as well, and no one else is
-    given it."""
+    """A port for the leader, bound without listening: the leader can bind it as well, but no other
+    process is given it."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("127.0.0.1", 0))
@@ -311,11 +311,11 @@ def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[b
 
 
 def _found_leader(folder: Path) -> int:
-    """Process id of the host 0 that has the credentials of this folder; 0 where none runs."""
+    """Process id of the host 0 that has the credentials of this folder; 0 if none runs."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
     for pid in processes.everyone():
         with contextlib.suppress(OSError):
-            # What a program has forked has its environment, but is not the leader of its session.
+            # What a program forked has its environment too, but does not lead its session.
             if marks <= set(processes.environ(pid).split(b"\0")) and os.getsid(pid) == pid:
                 return pid
     return 0

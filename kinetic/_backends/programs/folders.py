@@ -1,8 +1,7 @@
-"""The folders of jobs whose hosts are programs: what the programs must know (their credentials),
-what they are, what they printed.
+"""The folders of jobs whose hosts are programs: the programs' credentials, process ids and output.
 
-In: the folder of all. Out: whether a job's folder is in use; those that no process needs any more.
-They stay until a job is looked at or cleaned up, which may be never.
+In: the folder of all. Out: whether a job's folder is in use; the folders that are not. They stay
+until a job is looked at or cleaned up, which may be never.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from kinetic._system import locks
 LOCK = "alive"
 """The file whose lock all processes of a job inherit."""
 SETTLED_S = 60.0
-"""A folder is made before its lock is held."""
+"""A folder is created before its lock is held."""
 
 
 def root() -> Path:
-    """Return the folder of all."""
+    """Return the folder that contains them all."""
     return settings.load().cache_dir / "programs"
 
 
 def is_used(folder: Path) -> bool:
-    """Whether a process of any host is left."""
+    """Whether any host's process is left."""
     return locks.is_held(folder / LOCK)
 
 
@@ -41,11 +40,11 @@ def was_begun(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[int]:
-    """A descriptor with a lock that ends when the last process that inherited it has closed it."""
+    """A descriptor with a lock that is free once all processes that inherited it have closed it."""
     fd = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         locks.hold(fd)
-        os.write(fd, b"held\n")  # An empty one says that nothing was started yet.
+        os.write(fd, b"held\n")  # An empty file means that nothing was started yet.
         yield fd
     finally:
         os.close(fd)
