@@ -1,14 +1,14 @@
-"""What the API server's refusals mean, as errors that say the verb, the resource and what to do.
+"""The API server's refusals as errors that name the verb, the resource and what to do.
 
-In: a request (`Call`) and the answer to it. Out: an exception of kinetic's. Pure.
+In: a request (`Call`) and the answer to it. Out: one of kinetic's exceptions. Pure.
 
-    BackendUnavailable   may pass: 429, 5xx, no connection
-    ├── Expired          410: what the watch continues from is too old; list anew
-    PreflightError       will not pass
-    ├── Forbidden        403: a right is missing
-    ├── Unauthorized     401: the credentials are not accepted, also when fresh
-    ├── NotInstalled     the cluster does not know this kind of object (404 that is no JSON)
-    └── Refused          400, 413, 415, 422, and quotas: this object, as it is, never
+    BackendUnavailable   temporary: 429, 5xx, no connection
+    ├── Expired          410: the watch's resource version is too old; list again
+    PreflightError       permanent
+    ├── Forbidden        403: a permission is missing
+    ├── Unauthorized     401: the credentials are not accepted, even fresh ones
+    ├── NotInstalled     the cluster does not know this kind of object (404 without JSON)
+    └── Refused          400, 413, 415, 422, and quotas: this object will never be accepted as it is
     SubmitError
     └── Conflict         409: it exists already, or has changed
     NotFound             no such object
@@ -54,7 +54,7 @@ class Expired(BackendUnavailable):
 
 @_shown_as_its_base
 class Forbidden(PreflightError):
-    """A right is missing."""
+    """A permission is missing."""
 
 
 @_shown_as_its_base
@@ -69,7 +69,7 @@ class NotInstalled(PreflightError):
 
 @_shown_as_its_base
 class Refused(PreflightError):
-    """The cluster does not take the object as it is."""
+    """The cluster does not accept the object as it is."""
 
 
 @_shown_as_its_base
@@ -79,12 +79,12 @@ class Conflict(SubmitError):
 
 @dataclass(frozen=True)
 class Call:
-    """What was asked for.
+    """A request.
 
     Attributes:
         verb: as RBAC names it: create, get, list, watch, delete, patch.
-        resource: of which kind.
-        namespace: where; "" for objects of the whole cluster.
+        resource: the kind of object.
+        namespace: its namespace; "" for objects of the whole cluster.
         name: of the object, or "".
     """
 
@@ -105,12 +105,12 @@ _USER = re.compile(r'User "([^"]+)"')
 
 
 def may_pass(status: int, body: bytes | str) -> bool:
-    """Whether asking again may help."""
+    """Whether repeating the request may help."""
     return status in MAY_PASS and _TOO_LARGE not in said_by(body)
 
 
 def said_by(body: bytes | str) -> str:
-    """Return the message of an answer: that of a Status object, or the text itself."""
+    """Return the message of an answer: from a Status object, or the text itself."""
     status = _status(body)
     if status:
         return str(status.get("message") or status.get("reason") or "")
@@ -119,12 +119,12 @@ def said_by(body: bytes | str) -> str:
 
 
 def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
-    """Return the error that an answer stands for.
+    """Return the error for an answer.
 
     Args:
-        call: what was asked for.
-        status: of the answer, 400 or more.
-        body: of the answer: a Status object, or text.
+        call: the request.
+        status: HTTP's, 400 or more.
+        body: the answer's: a Status object, or text.
     """
     said = said_by(body)
     detail = _status(body)
@@ -156,7 +156,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
 
 
 def unreachable(call: Call, server: str, error: BaseException) -> BackendUnavailable:
-    """Return the error for a server that could not be reached, or that broke off."""
+    """Return the error for a server that cannot be reached, or that closed the connection."""
     cause = " ".join(str(error).split()) or type(error).__name__
     return BackendUnavailable(
         f"Could not {call}: {server} does not answer ({cause}). Check the network, a VPN, and the "
@@ -183,7 +183,7 @@ def _forbidden(call: Call, said: str, told: str) -> KineticError:
 
 
 def _missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
-    if not detail:  # a path that is no resource is answered in plain text
+    if not detail:  # a path that is not a resource is answered in plain text
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")
     if about == "namespaces" and call.resource.plural != "namespaces":
@@ -195,7 +195,7 @@ def _missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
 
 
 def not_installed(resource: Resource) -> str:
-    """Return what to do where the cluster does not know a kind of object."""
+    """Return what to do if the cluster does not know a kind of object."""
     text = f"The cluster does not know {resource.full_name} ({resource.version})."
     if resource == JOBSETS:
         return (

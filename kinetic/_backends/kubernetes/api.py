@@ -18,11 +18,11 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Listing:
-    """Objects as they were at one moment.
+    """Objects at one moment.
 
     Attributes:
-        items: the objects; unlike in a watch they have no kind.
-        resource_version: the moment, which a watch continues from.
+        items: the objects; unlike those of a watch they have no kind.
+        resource_version: the moment, from which a watch continues.
     """
 
     items: Sequence[Document]
@@ -31,7 +31,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which objects of a kind.
+    """A selection of objects of a kind.
 
     Attributes:
         labels, fields: selectors as kubectl takes them; "" for all.
@@ -45,11 +45,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Version:
-    """What the server is.
+    """The server's version.
 
     Attributes:
         text: such as v1.33.4-gke.100.
-        major, minor: as numbers; 0 where they cannot be read.
+        major, minor: as numbers; 0 if they cannot be parsed.
     """
 
     text: str
@@ -58,15 +58,15 @@ class Version:
 
 
 class EventStream(Protocol):
-    """The events of a watch. Iterating raises `BackendUnavailable` when it broke off; a plain end
+    """The events of a watch. Iterating raises `BackendUnavailable` if it broke off; a plain end
     says nothing about why it ended."""
 
     def __iter__(self) -> Iterator[Document]:
-        """Yield {"type": …, "object": …} as they come."""
+        """Yield {"type": …, "object": …} as they arrive."""
         ...
 
     def close(self) -> None:
-        """End it, from any thread: whoever reads gets the end. Idempotent."""
+        """End it, from any thread: the reader gets the end. Idempotent."""
         ...
 
 
@@ -74,11 +74,11 @@ class Api(Protocol):
     """Calls to one API server.
 
     Promises:
-        1. Each call has time limits, and is repeated with back-off where repeating is safe: after
-           429, 5xx and lost connections. Then it raises `BackendUnavailable`.
+        1. Each call has time limits, and is repeated with back-off where that is safe: after 429,
+           5xx and lost connections. After that it raises `BackendUnavailable`.
         2. Expired credentials are renewed once for each call.
-        3. What will not pass raises `PreflightError` (`answers`), what is not there `NotFound`.
-        4. `create` makes one object, also when its first answer was lost.
+        3. Permanent failures raise `PreflightError` (`answers`), missing objects `NotFound`.
+        4. `create` makes one object, even if its first answer was lost.
         5. Threads may share it.
     """
 
@@ -86,15 +86,15 @@ class Api(Protocol):
     namespace: str
 
     def now(self) -> float:
-        """Return the seconds since the epoch by the clock of the server, as its answers tell it:
-        what it says of objects is of that clock, and clocks of laptops go wrong."""
+        """Return the seconds since the epoch by the server's clock, as its answers report it:
+        timestamps in objects are by that clock, and laptops' clocks may be wrong."""
         ...
 
     def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
-        """Create an object and return it as the server has it; with `dry_run`, as it would be.
+        """Create an object and return it as the server stored it; with `dry_run`, as it would.
 
         Raises:
-            Conflict: an object with this name exists, and this call has not made it.
+            Conflict: an object with this name exists, and this call did not create it.
         """
         ...
 
@@ -103,7 +103,7 @@ class Api(Protocol):
         ...
 
     def list(self, resource: Resource, selection: Selection = Selection()) -> Listing:  # noqa: B008
-        """Return all objects that are selected."""
+        """Return all selected objects."""
         ...
 
     def delete(
@@ -115,15 +115,15 @@ class Api(Protocol):
         uid: str = "",
         grace_s: int | None = None,
     ) -> bool:
-        """Delete an object with what belongs to it; return whether it was there.
+        """Delete an object with what it owns; return whether it was there.
 
         Args:
             resource, name: the object.
-            propagation: Background: it is gone at once, what belongs to it soon. Foreground: it is
-                gone when all that belongs to it is.
-            uid: delete it only if it is still this one; "" for whichever has the name.
-            grace_s: how long a pod may take to end, 0 for not at all; None for what it asks for
-                itself.
+            propagation: Background: it is gone at once, what it owns soon after. Foreground: it is
+                gone once everything that it owns is.
+            uid: delete it only if it still has this uid; "" for any.
+            grace_s: how long a pod may take to end, 0 for not at all; None for the time in its
+                spec.
         """
         ...
 
@@ -138,20 +138,20 @@ class Api(Protocol):
         *,
         resource_version: str = "",
     ) -> EventStream:
-        """Follow the changes after a resource version, with bookmarks. The stream ends at the
-        server's will."""
+        """Follow the changes after a resource version, with bookmarks. The server ends the stream
+        when it wants to."""
         ...
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
-        """Whether the caller has a right."""
+        """Whether the caller has a permission."""
         ...
 
     def knows(self, resource: Resource) -> bool:
-        """Whether the server knows this kind of object, for a caller who may ask."""
+        """Whether the server knows this kind of object, as far as the caller may ask."""
         ...
 
     def version(self) -> Version:
-        """Return what the server is."""
+        """Return the server's version."""
         ...
 
 
@@ -163,7 +163,7 @@ class Patience:
         connect_s: for a connection.
         read_s: for the next bytes of an answer.
         stream_s: for the next bytes of a watch; bookmarks come once a minute.
-        tries: how often a call is made before it is given up.
+        tries: how often a call is made before giving up.
         first_s, most_s: the longest wait before the second, and before any later try.
     """
 
@@ -176,7 +176,7 @@ class Patience:
 
 
 def waits_s(tries: int, patience: Patience, seed: random.Random) -> float:
-    """Return how long to wait after so many tries: up to twice as long each time, at random, so
-    that many callers do not come back at once."""
+    """Return how long to wait after this many tries: up to twice as long each time, at random, so
+    that many callers do not return at the same moment."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
     return most * (0.5 + seed.random() / 2)

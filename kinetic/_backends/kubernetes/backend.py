@@ -1,9 +1,9 @@
 """The Kubernetes backend: one host is a Job, several are a JobSet, and so is a single controller;
 host 0's pod leads the gang.
 
-In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; what
-the cluster says of jobs. Output and verdicts are read from the store, where hosts leave them, so
-they are there when the pods are gone.
+In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; the
+state of jobs in the cluster. Output and verdicts are read from the store, where hosts leave them,
+so they outlive the pods.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
     from kinetic._backends.kubernetes.bundled import BundledImages
 
 LOOK_EVERY_S = 1.0
-"""How often the cluster is asked while a job is followed; its verdict is looked for more often."""
+"""How often the cluster is asked while a job is followed; the store is asked more often."""
 LEAST_START_TIMEOUT_S = 2.0
-"""The plan, which has the limit, is read after this time."""
+"""The plan, which has the limit, is read only after this time."""
 SUBMISSION_S = 15.0
-"""A submission that has not made the Secret by then was interrupted."""
+"""A submission that has not created the Secret by then was interrupted."""
 PATIENT_TRIES = 5
 """How often the Secret is created, each time with the connection's patience: some 15 seconds."""
 VARIABLE_BYTES = 131_072
-"""How long a variable may be, with its name, where a program is started: MAX_ARG_STRLEN of
+"""How long a variable may be, with its name, for a program that is started: MAX_ARG_STRLEN of
 execve(2)."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
-"""How long a pod may take to end that is deleted in place of these signals; None for what it asks
-for itself."""
+"""How long a pod that is deleted in place of these signals may take to end; None for the time in
+its spec."""
 _CANCELLED = "The job was cancelled."
 _REMOVED = "its workload was removed from the cluster"
 
@@ -105,11 +105,11 @@ class KubernetesBackend:
     # -- before and at the start -------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse what the cluster cannot run: asked for in a few calls, before anything is sent."""
+        """Refuse what the cluster cannot run: a few calls, before anything is sent."""
         from kinetic._rpc import certificate
 
         self._check_hosts(plan)
-        api = self._api  # Who has no cluster should not be asked for a bucket.
+        api = self._api  # First, so that a caller without a cluster is not asked for a bucket.
         if self._store.as_folder() is not None and self._pods.store_uri == self._store.uri:
             raise PreflightError(
                 f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
@@ -130,7 +130,7 @@ class KubernetesBackend:
             )
 
     def render(self, plan: Plan) -> list[Document]:
-        """The workload, and the Secret without its values."""
+        """Return the workload, and the Secret without its values."""
         self._check_hosts(plan)
         told = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or images.of(plan).uri
@@ -140,25 +140,25 @@ class KubernetesBackend:
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> Plan:
-        """The image that has what the plan installs: where that is asked for, or there already."""
+        """The image with what the plan installs, if that is requested or exists already."""
         return plan if self._supply is None else self._supply().choose(plan, installed, tell)
 
     def build_behind(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> None:
-        """Where a registry is configured and the plan leaves the image open."""
+        """Does so if a registry is configured and the plan leaves the image open."""
         if self._supply is not None:
             self._supply().build_behind(plan, installed, tell)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Create the workload, then the Secret, which ends with it."""
+        """Create the workload, then the Secret, which is deleted with it."""
         _check(secrets)
         workload, secret = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         made = self._create_workload(resource, workload)
         try:
             self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
-        except BackendUnavailable:  # Nor could it be deleted.
+        except BackendUnavailable:  # And it could not be deleted.
             raise
         except BaseException:
             self._api.delete(resource, workload["metadata"]["name"])
@@ -174,7 +174,7 @@ class KubernetesBackend:
         return self._api.create(resource, manifests.without_messages(workload))
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
-        """Create what a workload that is there already cannot start without."""
+        """Create what an existing workload cannot start without."""
         for left in reversed(range(PATIENT_TRIES)):
             try:
                 self._api.create(resource, document)
@@ -185,13 +185,13 @@ class KubernetesBackend:
             except Conflict:
                 if left == PATIENT_TRIES - 1:
                     raise
-                return  # An earlier try has made it, though its answer was lost.
+                return  # An earlier try created it, and its answer was lost.
 
     # -- what becomes of jobs ----------------------------------------------------------------------
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From one list of workloads and one of pods, whichever number of jobs is asked for; for
-        jobs that are followed from watches, until these tell of an end."""
+        """From one list of workloads and one of pods, for any number of jobs; for jobs that are
+        being followed, from watches, until these report an end."""
         if not refs:
             return {}
         were_there = self._there
@@ -208,8 +208,8 @@ class KubernetesBackend:
         return found
 
     def _look(self, refs: Sequence[JobRef], *, now: bool = False) -> Look:
-        """Once the cluster has answered, credentials that expire do not end the wait: the store has
-        the verdict, and the user can log in meanwhile."""
+        """Once the cluster has answered, expired credentials do not end the wait: the store has the
+        verdict, and the user can log in again."""
         try:
             look = self._live.fresh(refs) if now else self._live.look(refs)
         except PreflightError as error:
@@ -235,8 +235,8 @@ class KubernetesBackend:
         return stored.verdict(self._store, ref) or self._explained(ref, look, workload, status)
 
     def _led(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
-        """A job that runs; one whose leader's node is lost has failed: the cluster keeps its pods
-        until somebody removes that node."""
+        """A running job. One whose leader's node is lost has failed: the cluster keeps its pods
+        until the node is removed."""
         leader = [pod for pod in current_pods(workload, look.pods(ref)) if pod.host == 0]
         lost = losses.why_given_up(leader)
         if lost is None:
@@ -249,7 +249,7 @@ class KubernetesBackend:
         return Status(JobStatus.FAILED, lost.sentence, tuple(known.values()))
 
     def _explained(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
-        """Say why a job does not run; what cannot get better has failed."""
+        """Say why a job does not run; a hopeless one has failed."""
         waits = status.phase is JobStatus.PENDING
         finding = diagnose(look.observed(ref, workload, waits=waits), self._api.now())
         if finding is None:
@@ -275,8 +275,8 @@ class KubernetesBackend:
         return finding.kind is Kind.MISSING_SECRET and waited_s < SUBMISSION_S
 
     def _overdue(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
-        """A job whose hosts wait longer than its start timeout has failed, and says what they
-        waited for. Once host 0 runs it watches that itself."""
+        """A job whose hosts wait longer than its start timeout has failed, with what they waited
+        for as the reason. Once host 0 runs it watches this itself."""
         pods = current_pods(workload, look.pods(ref))
         asked_at = starting.asked_at(workload, pods)
         if asked_at is None or status.phase is not JobStatus.PENDING:
@@ -297,7 +297,7 @@ class KubernetesBackend:
         return Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
 
     def _without_workload(self, ref: JobRef, look: Look, *, was_there: bool) -> Status:
-        """What became of a job that the cluster does not know: not created yet, or removed."""
+        """The state of a job that the cluster does not know: not created yet, or removed."""
         verdict = stored.verdict(self._store, ref)
         if verdict is not None:
             return verdict
@@ -313,14 +313,14 @@ class KubernetesBackend:
         return Status(JobStatus.NOT_FOUND)
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """From what the cluster says of its pods, nodes and queues."""
+        """From its pods, nodes and queues."""
         status = self.status([ref])[ref.job_id]
         if status.phase is JobStatus.NOT_FOUND:
             return ""  # It is about to be created.
         return (status.reason or None) if status.phase is JobStatus.PENDING else None
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """From what the cluster still has of its pods, or what was seen of them."""
+        """From its pods, as far as they still exist, or from what was seen of them."""
         look = self._look([ref], now=True)
         if seen := self._sightings.of(ref.job_id, host):
             return seen
@@ -340,7 +340,7 @@ class KubernetesBackend:
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Delete their pods: at once (SIGKILL), or with the time to end that they ask for
+        """Delete their pods: at once (SIGKILL), or with the time to end in their spec
         (SIGTERM)."""
         if signum not in _GRACES_S:
             raise UsageError(
@@ -348,7 +348,7 @@ class KubernetesBackend:
                 "deletes them at once, or TERM, which gives them their time to end."
             )
         if self._store.has(layout.outcome(ref.job_id)):
-            return ()  # The pods of a job that has ended go by themselves.
+            return ()  # The pods of an ended job go away by themselves.
         look = self._look([ref], now=True)
         workload = look.workload(ref)
         pods = () if workload is None else current_pods(workload, look.pods(ref))
@@ -359,23 +359,23 @@ class KubernetesBackend:
         )
 
     def _delete_pod(self, pod: Pod, signum: int) -> bool:
-        with contextlib.suppress(Conflict):  # Another one has taken its place meanwhile.
+        with contextlib.suppress(Conflict):  # Another pod has taken its place.
             return self._api.delete(PODS, pod.name, uid=pod.uid, grace_s=_GRACES_S[signum])
         return False
 
     # -- output ------------------------------------------------------------------------------------
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read what the hosts have left in the store, and on, until the job has ended.
+        """Read what the hosts have left in the store and, when following, go on until the job ends.
 
-        Not the logs of the pods: their API does not tell the two streams of a program apart, has no
-        positions, holds open lines back, and forgets what a node rotates, so nothing could be
-        taken up in them exactly; and each host would keep a connection to the server busy.
+        Not the logs of pods: their API does not separate the two streams of a program, has no
+        positions, holds open lines back and forgets what a node rotates, so reading could not be
+        resumed exactly; and each host would keep a connection to the server busy.
         """
         return stored.logs(self._store, ref, request, self._ending_of(ref))
 
     def _ending_of(self, ref: JobRef) -> Callable[[], bool]:
-        """Whether the job has ended: by its verdict, else by the cluster, which is asked less
+        """Whether the job has ended: by its verdict or else by the cluster, which is asked less
         often."""
         ask_at = 0.0
         failed = False
@@ -392,7 +392,7 @@ class KubernetesBackend:
             except BackendUnavailable:
                 if failed:
                     raise
-                failed = True  # What was printed is read first: the cluster is not needed for it.
+                failed = True  # Output is read first: it does not need the cluster.
                 return False
             failed = False
             return ended
@@ -402,7 +402,7 @@ class KubernetesBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask for the end, and delete the workload: the leader is told by its pod's end."""
+        """Record the request, and delete the workload: the leader notices that its pod ends."""
         if self._store.has(layout.outcome(ref.job_id)):
             return
         self._store.put(layout.cancelled(ref.job_id), b"{}\n", if_absent=True)
@@ -429,13 +429,12 @@ def _check(secrets: Mapping[str, str]) -> None:
 
 
 def _concerned(ref: JobRef, finding: Finding) -> tuple[int, ...]:
-    """The hosts of a job that a finding is about; all of them where it is about workers of
-    Pathways."""
+    """The hosts that a finding is about; all of them if it is about workers of Pathways."""
     return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
 
 
 def _of_hosts(ref: JobRef, status: Status) -> Status:
-    """Without what is known of workers of Pathways, which are no hosts of the job."""
+    """Drop the workers of Pathways, which are not hosts of the job."""
     return replace(status, hosts=tuple(h for h in status.hosts if h.host < ref.hosts))
 
 
@@ -444,7 +443,7 @@ def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> Job
 
 
 def _pods_of(plan: Plan) -> int:
-    """How many pods a job has: with a single controller its own, and one on each machine."""
+    """How many pods a job has: with a single controller its own and one on each machine."""
     machines = plan.options.most_slices * plan.topology.hosts
     return machines + plan.place.has_single_controller
 

@@ -1,6 +1,6 @@
-"""Bundled images: of what a job's pods install, built once and found by their content.
+"""Bundled images: with what a job's pods install, built once and found by their content.
 
-In: plans, what they install. Out: plans whose image is there; builds, lines for the caller.
+In: plans, what they install. Out: plans whose image exists; builds, lines for the caller.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kinetic._core.plan import Plan
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
 LOOK_AGAIN_S = 60.0
-"""For how long an image that is not there is not looked for again."""
+"""After this time a missing image is looked for again."""
 BRIEF = Patience(tries=1, request_s=5.0)
-"""For what the caller has not asked for."""
+"""For calls that the caller has not asked for."""
 
 _log = logging.getLogger("kinetic.images")
 
@@ -46,7 +46,7 @@ class BundledImages:
 
         Args:
             open_builds: returns the builds of a project and a region; for tests.
-            builds_behind: whether to look for, and to build, what nobody has asked for.
+            builds_behind: whether to look for and build images that were not requested.
             clock, wall_clock: for tests.
         """
         login = GoogleLogin()
@@ -63,23 +63,23 @@ class BundledImages:
         self._seen_to: set[str] = set()
 
     def choose(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> Plan:
-        """Return the plan with its image. A bundled one is built unless it is there; a plan that
-        leaves it open gets the bundled one where that is there already.
+        """Return the plan with its image. A requested bundled image is built unless it exists; a
+        plan that leaves the image open gets the bundled one if it exists.
 
         Raises:
             PreflightError: the image cannot be built.
             BackendUnavailable: Google does not answer.
         """
         if plan.place.image == "bundled" and plan.requirements is not None:
-            if self._ensure(plan, installed, tell):  # The time until its start counts from now on.
+            if self._ensure(plan, installed, tell):  # The start timeout counts from now on.
                 return dataclasses.replace(plan, created_at=self._wall_clock())
         elif self._is_open(plan) and self._is_there(plan):
             return dataclasses.replace(plan, place=_bundled(plan).place)
         return plan
 
     def build_behind(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> None:
-        """Let Cloud Build begin to build the image of a plan that leaves it open, and return. Each
-        image is built once, also if its build fails."""
+        """Start a build of the image of a plan that leaves it open, and return. Each image is built
+        once, even if its build fails."""
         if not self._is_open(plan) or plan.options.debug:
             return
         uri = images.of(_bundled(plan)).uri
@@ -92,7 +92,7 @@ class BundledImages:
         except KineticError as error:
             _log.info("no image is built in the background: %s", error)
 
-    # -- where nobody has asked for it -------------------------------------------------------------
+    # -- not requested -------------------------------------------------------------
 
     def _is_open(self, plan: Plan) -> bool:
         return (
@@ -114,7 +114,7 @@ class BundledImages:
             except KineticError as error:
                 _log.info("the image %s was not looked for: %s", uri, error)
                 self._seen_to.add(uri)
-                self._absent[uri] = math.inf  # Nor will it be looked for by this process.
+                self._absent[uri] = math.inf  # This process will not look for it again.
                 return False
             if found:
                 self._there.add(uri)
@@ -136,7 +136,7 @@ class BundledImages:
                 'container_image="bundled" builds it again.'
             )
             return
-        if last is not None and builds.has(uri):  # Its build has ended meanwhile.
+        if last is not None and builds.has(uri):  # Its build has ended by now.
             return
         if builds.claim(uri, bucket):
             begun = builds.begin(uri, _files(plan, installed), bucket)
@@ -145,10 +145,10 @@ class BundledImages:
                 f"start; log: {begun.log}"
             )
 
-    # -- where it is asked for ---------------------------------------------------------------------
+    # -- requested ---------------------------------------------------------------------
 
     def _ensure(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> bool:
-        """Let the image be there; return whether that took a build."""
+        """Make sure that the image exists; return whether that took a build."""
         uri = images.of(plan).uri
         with self._locks[uri]:
             if uri in self._there:
@@ -168,14 +168,14 @@ class BundledImages:
         installed: Mapping[str, bytes],
         tell: Tell,
     ) -> None:
-        """Wait for the build of an image: one that is under way, or else an own one."""
+        """Wait for the build of an image: one that is in progress, or else a new one."""
         build = builds.newest(uri)
         if build is not None and build.is_under_way:
             tell(f"waiting for the image {uri}, which is being built; log: {build.log}")
             ended = _waited(builds, build, tell)
             if ended.status == "SUCCESS":
                 return
-            if ended.status != "CANCELLED":  # Not for a reason that lies in the image.
+            if ended.status != "CANCELLED":  # Not because of the image.
                 raise builds.failure(uri, ended)
         build_one(builds, uri, _files(plan, installed), images.bucket(plan.place), tell)
 
@@ -185,8 +185,8 @@ class BundledImages:
 
 
 def why_none(place: Place, builds: CloudBuild | None = None) -> str:
-    """Return what keeps images from being built and found in the registry of a place; "" when
-    nothing does.
+    """Return what keeps images from being built and found in a place's registry; "" if nothing
+    does.
 
     Args:
         place: one with a registry.

@@ -1,4 +1,4 @@
-"""Whether a cluster can run jobs: what is asked of it, and what the answers mean.
+"""Whether a cluster can run jobs: the questions, and what the answers mean.
 
 In: an `Api` (`gather`), then only `Facts`. Out: `Check`s for the doctor, one sentence for a
 preflight, rows of accelerators. Everything but `gather` is pure.
@@ -35,12 +35,12 @@ from kinetic._store.many import at_once
 from kinetic.errors import KineticError, NotFound, PreflightError
 
 OLDEST = (1, 27)
-"""Indexed Jobs with a policy for pod failures are on by default since then."""
+"""Since then, Indexed Jobs with a pod failure policy are on by default."""
 CALLS_AT_ONCE = 8
 
 
 class Need(StrEnum):
-    """Which jobs need a right."""
+    """Which jobs need a permission."""
 
     ALL = "all jobs"
     SEVERAL_HOSTS = "jobs of several hosts"
@@ -54,7 +54,7 @@ class Right:
     Attributes:
         verb: as RBAC names it.
         resource: the kind.
-        need: who needs it.
+        need: which jobs need it.
     """
 
     verb: str
@@ -77,12 +77,13 @@ RIGHTS = (
     *_rights(EVENTS, "list", Need.NOT_ALL),
     *_rights(NODES, "list", Need.NOT_ALL),
 )
-"""Every right that kinetic uses. Without the last ones jobs run, and explanations are shorter."""
+"""Every permission that kinetic uses. Without the last ones jobs run, but explanations are
+shorter."""
 
 
 def needed(hosts: int) -> tuple[Right, ...]:
-    """Return the rights without which a job cannot be created, seen and removed; what else is
-    missing makes less of it known, and the doctor says it."""
+    """Return the permissions without which a job cannot be created, seen and removed; if others are
+    missing, less is known of it, and the doctor says so."""
     workload = JOBS if hosts == 1 else JOBSETS
     return tuple(
         right
@@ -97,12 +98,12 @@ class Facts:
     """What a cluster answered.
 
     Attributes:
-        server, namespace: which one.
-        problem: why it could not be asked; the rest is unknown then.
+        server, namespace: of the cluster.
+        problem: why it could not be asked; then the rest is unknown.
         version: of the server.
-        rights: which of them the caller has.
+        rights: whether the caller has each of them.
         jobsets, queues: JobSet and Kueue; without the doctor only whether JobSet is installed.
-        nodes: None when they may not be listed.
+        nodes: None if they may not be listed.
         service_account: the account that pods use, or "".
         has_account: whether it exists; None when unknown.
     """
@@ -120,12 +121,12 @@ class Facts:
 
 
 def gather(api: Api, *, service_account: str = "", queue: str = "") -> Facts:
-    """Ask a cluster all there is to ask, a few calls at a time.
+    """Ask a cluster everything, a few calls at a time.
 
     Args:
         api: the cluster.
-        service_account: what pods run as, or "".
-        queue: what admits jobs, or "".
+        service_account: the account of pods, or "".
+        queue: the queue that admits jobs, or "".
     """
     try:
         version = api.version()
@@ -155,12 +156,12 @@ def gather(api: Api, *, service_account: str = "", queue: str = "") -> Facts:
 
 
 def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
-    """Ask a cluster only what decides whether a job can be created, in as many calls at a time.
+    """Ask a cluster only whether a job can be created, all calls at once.
 
     Args:
         api: the cluster.
         hosts: of the job.
-        service_account: what pods run as, or "".
+        service_account: the account of pods, or "".
     """
     rights = needed(hosts)
     asks: list[Callable[[], bool | None]] = [
@@ -190,12 +191,12 @@ def _has_account(api: Api, name: str) -> bool | None:
     except NotFound:
         return False
     except PreflightError:
-        return None  # pods may still use what their creator may not read
+        return None  # pods may use an account that their creator may not read
     return True
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """How serious it is."""
 
     OK = "ok"
     WARN = "warn"
@@ -204,11 +205,11 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what, in a word or two.
-        level: how bad it is.
+        name: what was checked, in a word or two.
+        level: how serious it is.
         detail: what was found.
         remedy: what to do, or "".
     """
@@ -220,7 +221,7 @@ class Check:
 
 
 def checks_of(facts: Facts) -> tuple[Check, ...]:
-    """Return what the doctor says of a cluster."""
+    """Return the doctor's checks of a cluster."""
     where = f"{facts.server}, namespace {facts.namespace}"
     if facts.problem is not None:
         return (Check("cluster", Level.PROBLEM, f"{where}: {facts.problem}"),)
@@ -335,11 +336,11 @@ def _pools(facts: Facts) -> Check:
 
 
 def registry(uri: str, fault: str) -> Check:
-    """Return what the doctor says of the registry for built images.
+    """Return the doctor's check of the registry for built images.
 
     Args:
-        uri: of the registry.
-        fault: what keeps images from being built and found there, or "".
+        uri: the registry.
+        fault: why images cannot be built and found there, or "".
     """
     if not fault:
         return Check("images", Level.OK, f"can be built, and are found in {uri}")
@@ -351,10 +352,10 @@ def registry(uri: str, fault: str) -> Check:
 
 
 def why_not(facts: Facts, *, hosts: int) -> str:
-    """Return why a job cannot be created at all, as a sentence; "" when it can.
+    """Return why a job cannot be created at all, as a sentence; "" if it can.
 
     Args:
-        facts: with at least the rights that such a job needs.
+        facts: with at least the permissions that such a job needs.
         hosts: of the job.
     """
     if facts.problem is not None:
@@ -377,9 +378,9 @@ class LiveAccelerator:
     """What a node pool offers, by kinetic's name for it.
 
     Attributes:
-        name: as `accelerator=` takes it; "" where kinetic knows none.
-        pool: the nodes.
-        slices: complete slices that the nodes, which take pods now, can hold.
+        name: as `accelerator=` takes it; "" if kinetic has none.
+        pool: its nodes.
+        slices: complete slices for which the pool has nodes that take pods now.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Cloud Build: makes images where no Docker is, and says whether they are there already.
+"""Cloud Build: builds images without a local Docker, and says which exist already.
 
-In: names of images, files of a build. Out: builds, and what became of them. Only Google's REST
+In: names of images, files of a build. Out: builds, and how they ended. Only Google's REST
 interfaces are used.
 """
 
@@ -29,10 +29,10 @@ from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 POLL_S = 5.0
 TOLD_EVERY_S = 60.0
 QUEUE_S = 3600.0
-"""Cloud Build gives up builds that have waited for longer."""
+"""Cloud Build gives up builds that have waited longer than this."""
 LAST_LINES = 15
 CLAIM_S = 900.0
-"""Who has begun to begin a build has begun it by then, or never will."""
+"""A process that has claimed a build has begun it by then, or never will."""
 _UNDER_WAY = ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
 _MANIFESTS = (
     "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "
@@ -43,7 +43,7 @@ _NEEDED = ("storage.objects.create", "storage.objects.get")
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where Google's services are.
+    """The addresses of Google's services.
 
     Attributes:
         builds: Cloud Build.
@@ -68,7 +68,7 @@ class Build:
         build_id: Cloud Build's.
         status: as Cloud Build names it.
         log_url: a page that shows its log.
-        detail: why it failed, as far as Cloud Build says so.
+        detail: why it failed, if Cloud Build says so.
     """
 
     build_id: str
@@ -83,7 +83,7 @@ class Build:
 
     @property
     def log(self) -> str:
-        """Where its log is, as part of a sentence."""
+        """Where its log is, for use in a sentence."""
         return self.log_url or f"build {self.build_id} in Cloud Build"
 
 
@@ -105,9 +105,9 @@ class CloudBuild:
 
         Args:
             project, region: where to build.
-            login: who builds; by default whom Google's default credentials name.
+            login: who builds; by default Google's default credentials.
             addresses, sleep, clock: for tests.
-            patience: how long services are waited for.
+            patience: how long to wait for services.
         """
         self._project, self._region = project, region
         self._at = addresses or Addresses()
@@ -119,7 +119,7 @@ class CloudBuild:
         """Return whether the registry has the image.
 
         Raises:
-            PreflightError: it may not be read.
+            PreflightError: the registry may not be read.
             BackendUnavailable: the registry does not answer.
         """
         host, _, rest = uri.partition("/")
@@ -134,8 +134,8 @@ class CloudBuild:
         return self._calls.call("HEAD", url, headers=headers, allowed=(404,))[0] != 404
 
     def check(self, uri: str, bucket: str) -> None:
-        """Refuse what a build needs and does not find, before anything is sent: a repository of
-        Artifact Registry, a bucket, and the right to write there.
+        """Refuse a build that lacks something, before anything is sent: a repository of Artifact
+        Registry, a bucket, or permission to write there.
 
         Raises:
             PreflightError: something is missing.
@@ -167,7 +167,7 @@ class CloudBuild:
             )
 
     def _code(self, url: str) -> int:
-        """The code of an answer; one that is refused is no answer: a build may still succeed."""
+        """The status code of an answer; after a refusal, a build may still succeed."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
         except Refused as error:
@@ -176,7 +176,7 @@ class CloudBuild:
     # -- building ----------------------------------------------------------------------------------
 
     def newest(self, uri: str) -> Build | None:
-        """Return the newest build of an image, whoever began it; None if there is none."""
+        """Return the newest build of an image by anyone; None if there is none."""
         asked = {"filter": f'tags="{images.build_tag(uri)}"', "pageSize": "20"}
         _, found = self._calls.call("GET", f"{self._builds}?{urllib.parse.urlencode(asked)}")
         of_it = [each for each in found.get("builds", ()) if uri in each.get("images", ())]
@@ -188,8 +188,8 @@ class CloudBuild:
 
         Args:
             uri: of the image.
-            files: among them a Dockerfile.
-            bucket: takes the files.
+            files: including a Dockerfile.
+            bucket: the bucket for the files.
 
         Raises:
             PreflightError: it may not be built.
@@ -201,7 +201,7 @@ class CloudBuild:
         request = images.build_request(uri, bucket, source)
         try:
             _, begun = self._calls.call("POST", self._builds, request, repeats=False)
-        except BackendUnavailable:  # It may have been begun all the same.
+        except BackendUnavailable:  # It may have begun all the same.
             found = self.newest(uri)
             if found is None or not found.is_under_way:
                 raise
@@ -209,7 +209,7 @@ class CloudBuild:
         return _build(begun.get("metadata", {}).get("build", {}))
 
     def claim(self, uri: str, bucket: str) -> bool:
-        """Be the only one who begins to build an image; False if another one does."""
+        """Claim to be the only one to build an image; False if another process has."""
         name = f"claim-{images.build_tag(uri)}"
         if self._put(bucket, name, b"{}"):
             return True
@@ -223,11 +223,11 @@ class CloudBuild:
         """Wait until a build has ended.
 
         Args:
-            build: which one.
-            on_waiting: gets the seconds since the start, once a minute.
+            build: the build.
+            on_waiting: called once a minute with the seconds since the start.
 
         Raises:
-            PreflightError: it has not ended in the time that Cloud Build gives it.
+            PreflightError: it has not ended within its time limit.
             BackendUnavailable: Google does not answer.
         """
         waited_s, told_s = 0.0, 0.0
@@ -246,7 +246,7 @@ class CloudBuild:
         return build
 
     def cancel(self, build: Build) -> bool:
-        """End a build; False where that is not known to have worked."""
+        """End a build; False if it is unknown whether that worked."""
         try:
             self._calls.call("POST", f"{self._builds}/{build.build_id}:cancel", {})
         except KineticError:
@@ -254,7 +254,7 @@ class CloudBuild:
         return True
 
     def last_lines(self, build: Build) -> tuple[str, ...]:
-        """Return the last lines of a build's log; () where they may not be read."""
+        """Return the last lines of a build's log; () if they may not be read."""
         wanted = f'resource.type="build" AND resource.labels.build_id="{build.build_id}"'
         request = {
             "resourceNames": [f"projects/{self._project}"],
@@ -280,7 +280,7 @@ class CloudBuild:
         )
 
     def _put(self, bucket: str, name: str, data: bytes, *, generation: str = "0") -> bool:
-        """Write an object in place of this generation of it; False if there is another one."""
+        """Write an object in place of this generation; False if there is another one."""
         asked = {"uploadType": "media", "name": name, "ifGenerationMatch": generation}
         query = urllib.parse.urlencode(asked)
         url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{query}"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 WATCH_S = 280
-"""How long the server lets a watch go on."""
+"""How long the server keeps a watch open."""
 PAGE = 500
 LONGEST_RETRY_AFTER_S = 60.0
 
@@ -65,8 +65,8 @@ class HttpApi:
 
         Args:
             access: the server.
-            variables: of the environment: what plugins that log in are started with.
-            namespace: where objects are; "" for that of the context.
+            variables: of the environment, for plugins that log in.
+            namespace: the namespace of objects; "" for the context's.
             patience: how long calls wait.
             sleep, clock, seed: for tests.
         """
@@ -107,7 +107,7 @@ class HttpApi:
         try:
             return self._repeated(call, made)
         except Conflict:
-            # An earlier try may have made it, though its answer was lost.
+            # An earlier try may have created it, and its answer was lost.
             if unsure and name and (there := self._same(resource, document, name)) is not None:
                 return there
             raise
@@ -118,7 +118,7 @@ class HttpApi:
         except NotFound:
             return None
         except answers.Forbidden:
-            return document  # Who submits jobs may create Secrets, not read them: names are unique.
+            return document  # It may be a Secret, which submitters may not read; names are unique.
         wanted = (document.get("metadata") or {}).get("labels") or {}
         found = (there.get("metadata") or {}).get("labels") or {}
         ours = bool(wanted) and wanted.items() <= found.items()
@@ -147,7 +147,7 @@ class HttpApi:
             except answers.Expired:
                 if not more:
                     raise
-                items, more = [], ""  # it took too long to read all pages: begin again
+                items, more = [], ""  # reading all pages took too long: begin again
                 continue
             items += page.get("items") or ()
             meta = page.get("metadata") or {}
@@ -169,7 +169,7 @@ class HttpApi:
     ) -> bool:
         """As in `Api`."""
         call = Call("delete", resource, self._in(resource), name)
-        # a Job that is deleted without a policy leaves its pods behind
+        # a Job deleted without a policy leaves its pods behind
         body: Document = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -201,7 +201,7 @@ class HttpApi:
         *,
         resource_version: str = "",
     ) -> JsonStream:
-        """As in `Api`. Not repeated: whoever watches decides where to go on."""
+        """As in `Api`. Not repeated: the watcher decides where to continue."""
         call = Call("watch", resource, self._in(resource, selection.namespace))
         query = {
             **_query(selection),
@@ -249,7 +249,7 @@ class HttpApi:
         return Version(str(found.get("gitVersion", "")), *numbers)
 
     def close(self) -> None:
-        """Close idle connections. It can be used again."""
+        """Close idle connections. The object can still be used."""
         with self._lock:
             pools, self._pools = self._pools, None
         if pools is not None:
@@ -263,7 +263,7 @@ class HttpApi:
         return self.namespace if namespace is None else namespace
 
     def _repeated(self, call: Call, send: Callable[[int], Document]) -> Document:
-        """Make a call that may be made again."""
+        """Make a call, and repeat it if that may help."""
         tries = 0
         while True:
             try:
@@ -313,7 +313,7 @@ class HttpApi:
     def _send(
         self, method: str, path: str, call: Call, body: Document | None, kind: str, *, preload: bool
     ) -> BaseHTTPResponse:
-        """Send a request; a second time with fresh credentials where the first ones are refused."""
+        """Send a request, and again with fresh credentials if the first are refused."""
         import urllib3
 
         proof = self._credentials.proof()
@@ -373,8 +373,8 @@ _sharing = threading.Lock()
 
 
 def shared(access: Access, variables: Mapping[str, str], *, namespace: str = "") -> HttpApi:
-    """Return the connection that this process has already, or a new one. Jobs that are followed at
-    the same time share connections, logins and watches."""
+    """Return this process's existing connection, or a new one. Jobs that are followed at the same
+    time share connections, logins and watches."""
     wanted = (access, dict(variables), namespace or access.namespace)
     with _sharing:
         for api in _shared:
@@ -386,7 +386,7 @@ def shared(access: Access, variables: Mapping[str, str], *, namespace: str = "")
 
 
 class HttpStream:
-    """The bytes of an answer, as they come."""
+    """The bytes of an answer, as they arrive."""
 
     def __init__(
         self, response: BaseHTTPResponse, problem: Callable[[BaseException], KineticError]
@@ -394,7 +394,7 @@ class HttpStream:
         """Read an answer.
 
         Args:
-            response: whose head has been read.
+            response: with its head already read.
             problem: makes the error for a connection that breaks.
         """
         self.status = response.status
@@ -410,7 +410,7 @@ class HttpStream:
             while not self._closed and (data := self._response.read1(1 << 16)):
                 yield data
         except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-            if not self._closed:  # closing it from another thread pulls the ground away
+            if not self._closed:  # closing it from another thread makes reading fail
                 raise self._problem(error) from error
         finally:
             self._response.close()
@@ -419,7 +419,7 @@ class HttpStream:
         """As in `EventStream`, of bytes."""
         self._closed = True
         try:
-            self._response.shutdown()  # wakes whoever reads
+            self._response.shutdown()  # wakes the reader
         except (ValueError, RuntimeError, OSError):
             self._response.close()  # it has been read to its end
 

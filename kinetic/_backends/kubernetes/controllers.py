@@ -1,10 +1,9 @@
-"""What starts hosts together and lets jobs in by turns: JobSet and Kueue, as a cluster has them.
+"""JobSet, which starts hosts together, and Kueue, which queues jobs: their state in a cluster.
 
-In: an `Api`, the name of a queue. Out: `JobSets`, `Queues`: versions, whether a JobSet as kinetic
-makes it is taken, whether the queue is there. Asked by the doctor; nothing is created.
-
-No call of the API tells the version of what is installed, so the controller's own image is looked
-at, where that may be read. What counts is the trial.
+In: an `Api`, the name of a queue. Out: `JobSets`, `Queues`: versions, whether the cluster accepts a
+JobSet as kinetic makes it, whether the queue exists. For the doctor; nothing is created.
+No call of the API reports the installed version, so it is read from the controller's image, if
+that is allowed. What counts is the trial.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class JobSets:
     Attributes:
         is_installed: whether the cluster knows JobSets.
         version: of the controller, such as 0.10.1; "" when unknown.
-        fault: why a JobSet of two hosts would not be taken; "" when it would, or nobody knows.
-        is_old: whether it is taken only without what JobSet knows since 0.10.
+        fault: why a JobSet of two hosts would be refused; "" if it would not, or that is unknown.
+        is_old: whether it is accepted only without fields that JobSet has since 0.10.
     """
 
     is_installed: bool = False
@@ -61,9 +60,9 @@ class Queues:
     Attributes:
         is_installed: whether the cluster knows Kueue's Workloads.
         version: of the controller; "" when unknown.
-        queue: the queue that settings name, or "".
-        has_queue: whether it is in the namespace; None when unknown.
-        stopped: why it takes no jobs now, or "".
+        queue: the configured queue, or "".
+        has_queue: whether it exists in the namespace; None if unknown.
+        stopped: why it admits no jobs now, or "".
     """
 
     is_installed: bool = False
@@ -74,13 +73,13 @@ class Queues:
 
 
 def queue_workloads(api: Api) -> Resource | None:
-    """Return Kueue's Workloads in the version that a cluster has, or None where Kueue is not
+    """Return Kueue's Workloads in the version that a cluster has, or None if Kueue is not
     installed."""
     return next((kind for kind in QUEUE_WORKLOADS if api.knows(kind)), None)
 
 
 def jobsets(api: Api) -> JobSets:
-    """Ask for JobSet, and try it out."""
+    """Look for JobSet, and try it out."""
     if not api.knows(JOBSETS):
         return JobSets()
     version = _version(api, *_JOBSET_AT)
@@ -96,7 +95,7 @@ def jobsets(api: Api) -> JobSets:
 
 
 def queues(api: Api, queue: str) -> Queues:
-    """Ask for Kueue, and for a queue if one is named."""
+    """Look for Kueue, and for a queue if one is named."""
     workloads = queue_workloads(api)
     if workloads is None:
         return Queues(queue=queue)
@@ -123,7 +122,7 @@ def _why_stopped(queue: Document) -> str:
 
 
 def _version(api: Api, namespace: str, name: str) -> str:
-    """The version that a controller's image has in its tag."""
+    """The version in the tag of a controller's image."""
     with contextlib.suppress(KineticError):
         spec = api.get(DEPLOYMENTS, name, namespace=namespace)["spec"]["template"]["spec"]
         for container in spec.get("containers") or ():
@@ -133,13 +132,13 @@ def _version(api: Api, namespace: str, name: str) -> str:
 
 
 def _refusal(api: Api, document: Document) -> str:
-    """Why the cluster would not take an object, or ""."""
+    """Why the cluster would refuse an object, or ""."""
     try:
         api.create(JOBSETS, document, dry_run=True)
     except Refused as error:
         return str(error)
     except PreflightError:
-        return ""  # Rights are looked at by themselves.
+        return ""  # Permissions are checked separately.
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Proofs of who one is: tokens, certificates, exec plugins and google-auth, renewed as they expire.
+"""Proofs of identity: tokens, certificates, exec plugins and google-auth, renewed as they expire.
 
 In: an `Access`. Out: `Proof`s, kept while they are valid. Nothing is written.
 """
@@ -23,11 +23,11 @@ from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
 
 EARLY_S = 60.0
-"""A proof is renewed so long before it expires."""
+"""A proof is renewed this long before it expires."""
 REREAD_S = 60.0
-"""A token in a file is read again after this time: pods' tokens are replaced there."""
+"""A token in a file is read again after this time: pods' tokens are replaced in place."""
 PLUGIN_S = 300.0
-"""An exec plugin may wait so long for the user to log in."""
+"""An exec plugin may wait this long for the user to log in."""
 _GKE_PLUGIN = "gke-gcloud-auth-plugin"
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("kinetic.login")
 
 @dataclass(frozen=True)
 class Proof:
-    """What shows the server who asks.
+    """Proof of the caller's identity.
 
     Attributes:
         authorization: the value of the header, or "".
@@ -63,7 +63,7 @@ class Credentials:
         """Get no proof yet.
 
         Args:
-            access: whose.
+            access: the access.
             variables: of the environment, for plugins.
             clock: seconds since the epoch.
         """
@@ -82,8 +82,8 @@ class Credentials:
             return known
 
     def refused(self, proof: Proof) -> Proof:
-        """Return a new proof in place of one that the server did not accept: the kubeconfig may
-        have been written anew since."""
+        """Return a new proof after the server refused one: the kubeconfig may have been rewritten
+        since."""
         with self._lock:
             if self._proof is proof or self._proof is None:
                 self._access = kubeconfig.read_again(self._access)
@@ -102,7 +102,7 @@ def proof_of(access: Access, variables: Mapping[str, str], now: float) -> Proof:
     """Make the proof that a user's entry describes.
 
     Raises:
-        PreflightError: it cannot be made, and why.
+        PreflightError: it cannot be made; says why.
     """
     try:
         proof = _proof_of(access, variables, now)
@@ -170,7 +170,7 @@ def _from_plugin(access: Access, plugin: Mapping[str, Any], variables: Mapping[s
 def _status_of(
     access: Access, plugin: Mapping[str, Any], path: str, variables: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Run an exec plugin as the protocol of ExecCredential says."""
+    """Run an exec plugin by the ExecCredential protocol."""
     interactive = plugin.get("interactiveMode") != "Never" and sys.stdin.isatty()
     spec: dict[str, Any] = {"interactive": interactive}
     if plugin.get("provideClusterInfo"):
@@ -204,7 +204,7 @@ def _status_of(
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> Proof:
-    """Old kubeconfigs: google-auth for GKE; the official client knows the rest."""
+    """For old kubeconfigs: google-auth for GKE, the official client for the rest."""
     if provider.get("name") == "gcp":
         return from_google()
     from kubernetes import client, config
@@ -225,7 +225,7 @@ def _from_provider(access: Access, provider: Mapping[str, Any]) -> Proof:
 
 
 def from_google() -> Proof:
-    """Return a token by Google's application default credentials, for GKE without gcloud.
+    """Return a token from Google's application default credentials, for GKE without gcloud.
 
     Raises:
         PreflightError: there are none.

@@ -1,4 +1,4 @@
-"""What can be wrong with a job on a cluster: the kinds, and a sentence with what to do.
+"""What can be wrong with a job on a cluster: kinds, and a sentence with what to do.
 
 In: nothing. Out: `Kind`, `Finding`. Pure.
 """
@@ -16,7 +16,7 @@ class Kind(StrEnum):
     NO_NODE_POOL = "no node pool"
     """No node has the accelerator and the topology."""
     NO_ROOM = "no room"
-    """There are such nodes, and all are taken."""
+    """There are such nodes, but all are taken."""
     PARTIAL_SLICE = "partial slice"
     """Some hosts have nodes, others do not."""
     PROVISIONING = "provisioning"
@@ -36,11 +36,11 @@ class Kind(StrEnum):
     NOT_INSTALLED = "not installed"
     """The cluster does not know JobSets."""
     REFUSED = "refused"
-    """The cluster does not let its pods in."""
+    """The cluster does not admit its pods."""
     BAD_COMMAND = "bad command"
     START_ERROR = "start error"
     PREPARING = "preparing"
-    """Nothing is wrong: it takes its time."""
+    """Nothing is wrong: it takes time."""
     PREEMPTED = "preempted"
     EVICTED = "evicted"
     NODE_LOST = "node lost"
@@ -55,10 +55,10 @@ class Finding:
 
     Attributes:
         kind: which case it is.
-        sentence: for people: what happened, and what to do. It stays the same while nothing
-            changes, so it can be said again when it differs.
-        hopeless: it cannot get better by waiting.
-        hosts: the hosts that it is about, the first to blame first; empty for all.
+        sentence: for people: what happened, and what to do. Constant while nothing changes, so it
+            can be shown when it differs.
+        hopeless: whether waiting cannot help.
+        hosts: the hosts concerned, the first to blame first; empty for all.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Calls of Google's REST interfaces: repeated while a service has trouble, and logged in anew.
+"""Calls of Google's REST interfaces: repeated while a service has trouble, with fresh logins.
 
 In: requests, a login. Out: answers as JSON, or an error that says what to do.
 """
@@ -24,14 +24,14 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Login(Protocol):
-    """Who asks."""
+    """The caller's identity."""
 
     def authorization(self) -> str:
         """Return the value of the header: "Bearer " and a token."""
         ...
 
     def refused(self) -> None:
-        """Forget the token: it was not accepted."""
+        """Forget the token, which was not accepted."""
         ...
 
 
@@ -50,7 +50,7 @@ class GoogleLogin:
         """Return the header's value.
 
         Raises:
-            PreflightError: nobody is logged in.
+            PreflightError: there is no login.
         """
         known = self._proof
         ends_at = None if known is None else known.expires_at
@@ -59,16 +59,16 @@ class GoogleLogin:
         return known.authorization
 
     def refused(self) -> None:
-        """Get another one next time."""
+        """Get another token next time."""
         self._proof = None
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a service is waited for.
+    """How long to wait for a service.
 
     Attributes:
-        tries: how often it is asked.
+        tries: how often it is called.
         request_s: for how long each time.
     """
 
@@ -77,7 +77,7 @@ class Patience:
 
 
 class Refused(PreflightError):
-    """A service has answered with an error of the caller's. `code` is HTTP's."""
+    """A service has refused a request. `code` is HTTP's."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class Refused(PreflightError):
 
 
 class GoogleCalls:
-    """Calls by one login."""
+    """Calls with one login."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class GoogleCalls:
         """Call nothing yet.
 
         Args:
-            login: who asks.
+            login: the caller's.
             patience: how long to wait.
             sleep: for tests.
         """
@@ -115,13 +115,13 @@ class GoogleCalls:
         allowed: tuple[int, ...] = (),
         repeats: bool = True,
     ) -> tuple[int, dict[str, Any]]:
-        """Call, again and again while the service has trouble, and return code and answer.
+        """Call, repeatedly while the service has trouble, and return status code and answer.
 
         Args:
             method, url, body: of the request.
-            headers: from the value of the one that says who asks, the others.
-            allowed: codes that are answers, too.
-            repeats: whether it may arrive twice; else only what was turned away is asked again.
+            headers: returns the headers, given the value of Authorization.
+            allowed: codes that count as answers, too.
+            repeats: whether it may arrive twice; otherwise only rejected requests are repeated.
 
         Raises:
             Refused: the service will not do it.
@@ -141,7 +141,7 @@ class GoogleCalls:
                     return answer.status, json.loads(content) if content else {}
             except urllib.error.HTTPError as error:
                 said: Exception = error
-                with error:  # It is the answer, too.
+                with error:  # It is the response as well.
                     if error.code in allowed:
                         return error.code, {}
                     if error.code == 401 and not renewed:

@@ -1,6 +1,7 @@
-"""Which image pods run, what it is made of, and what the bootstrap in it has to be told.
+"""Which image pods run, what it is built from, and the variables of its bootstrap.
 
-In: a plan. Out: `Image`, the files of a build, Cloud Build's request. Pure: nothing is built here.
+In: a plan. Out: `Image`, the files of a build, the request to Cloud Build. Pure: nothing is built
+here.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from kinetic.errors import UsageError
 CATEGORIES = ("cpu", "gpu", "tpu")
 BUILD_TIMEOUT_S = 1200
 REGISTRIES = "-docker.pkg.dev"
-"""How hosts of Artifact Registry end; a location comes before it."""
+"""The end of Artifact Registry's host names, after a location."""
 _BUILDER = "gcr.io/cloud-builders/docker"
 _HOME = "/opt/kinetic"
 _NAME = re.compile("[a-z][a-z0-9-]*")
 _TEMPLATE = 1
-"""Of what is built; a change makes other tags."""
+"""The version of what is built; a change gives other tags."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What pods run.
+    """The image of pods.
 
     Attributes:
-        uri: of the image.
-        is_built: whether kinetic builds it where it is absent (see `bundled`).
+        uri: its name.
+        is_built: whether kinetic builds it if it does not exist (see `bundled`).
     """
 
     uri: str
@@ -45,7 +46,7 @@ def of(plan: Plan) -> Image:
     """Return the image of a plan's pods.
 
     Raises:
-        UsageError: what its name is made of is not set.
+        UsageError: a setting that its name needs is missing.
     """
     place = plan.place
     if place.image == "bundled":
@@ -61,12 +62,12 @@ def of(plan: Plan) -> Image:
 
 
 def slim(python: str) -> str:
-    """Return the public image that has this Python ("3.12") and nothing else."""
+    """Return the public image with this Python ("3.12") and nothing else."""
     return f"python:{python}-slim"
 
 
 def prebuilt(repo: str, category: str, tag: str) -> str:
-    """Return where `kinetic build-image` puts the image of a category."""
+    """Return the name under which `kinetic build-image` pushes the image of a category."""
     return f"{repo.rstrip('/')}/base-{category}:{tag}"
 
 
@@ -101,17 +102,17 @@ def _registry(plan: Plan) -> str:
 
 
 def registry(place: Place) -> str:
-    """Return where built images lie, if `has_registry`."""
+    """Return the registry of built images, if `has_registry`."""
     return f"{region(place.zone)}{REGISTRIES}/{place.project}/kn-{place.cluster}"
 
 
 def has_registry(place: Place) -> bool:
-    """Whether the place says where built images lie."""
+    """Whether the place has a registry for built images."""
     return bool(place.project and place.zone and _NAME.fullmatch(place.cluster))
 
 
 def bucket(place: Place) -> str:
-    """Return the bucket that takes the files of builds."""
+    """Return the bucket for the files of builds."""
     return f"{place.project}-kn-{place.cluster}-builds"
 
 
@@ -121,7 +122,7 @@ def build_tag(uri: str) -> str:
 
 
 def variables(plan: Plan) -> dict[str, str]:
-    """Return what the bootstrap has to be told (see _host.bootstrap)."""
+    """Return the variables of the bootstrap (see _host.bootstrap)."""
     blobs = {"KINETIC_RUNTIME": plan.runtime, "KINETIC_REQUIREMENTS": plan.requirements}
     return {name: blob.digest for name, blob in blobs.items() if blob is not None}
 
@@ -158,13 +159,13 @@ def dockerfile(base: str, *, requirements: str, runtime: str = "") -> str:
 def files(
     base: str, *, requirements: bytes, runtime: bytes = b"", text: bytes = b""
 ) -> dict[str, bytes]:
-    """Return what an image is built from.
+    """Return the files that an image is built from.
 
     Args:
-        base: the image that it begins with.
+        base: the image to start from.
         requirements: a requirements.txt.
         runtime: kinetic's archive; b"" for none.
-        text: of a Dockerfile, in place of the one that is made.
+        text: a Dockerfile to use instead of the generated one.
     """
     digests = {
         "requirements": hashlib.sha256(requirements).hexdigest(),
@@ -189,8 +190,8 @@ def context(files: Mapping[str, bytes]) -> bytes:
 
 
 def build_request(uri: str, bucket: str, source: str) -> Document:
-    """Return what Cloud Build is asked for: an image from files in a bucket, a .tar.gz with a
-    Dockerfile; https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds."""
+    """Return the request to Cloud Build: an image from a .tar.gz in a bucket, with a Dockerfile;
+    https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds."""
     return {
         "source": {"storageSource": {"bucket": bucket, "object": source}},
         "steps": [{"name": _BUILDER, "args": ["build", "--tag", uri, "."]}],

@@ -1,8 +1,8 @@
-"""Which cluster, and who asks: kubeconfig files and pods' own accounts, read and never written.
+"""Which cluster, and which user: kubeconfig files and pods' own accounts, read and never written.
 
 In: paths, a cluster's or context's name, variables of the environment. Out: `Access`: a server and
-how to prove who one is. The official client is not used for it: it takes half a second to import,
-logs to the root logger where a plugin fails, and then goes on as nobody.
+a user. The official client is not used for this: it takes half a second to import, logs to the root
+logger if a plugin fails, and then continues as nobody.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Access:
-    """A server, and how to prove who one is.
+    """A server, and how to log in to it.
 
     Attributes:
         server: its address.
-        context: the context it comes from; "" in a pod of the cluster.
-        namespace: of the context.
+        context: the context; "" in a pod of the cluster.
+        namespace: the context's.
         ca: certificates in PEM that the server is checked against; b"" for the system's.
         verify: whether the server is checked at all.
-        server_name: the name in its certificate, where it differs from the address.
+        server_name: the name in its certificate, if it differs from the address.
         proxy: the proxy that the kubeconfig names, or "".
         user: the user's entry, as in the file.
-        user_folder: what paths in it are relative to.
+        user_folder: the folder that paths in it are relative to.
         cluster: the cluster's entry, as in the file.
-        sources: the files it was read from.
+        sources: the files that it was read from.
     """
 
     server: str
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """What the files say together: of entries with the same name the first counts, as for kubectl.
+    """The files together: of entries with the same name the first counts, as for kubectl.
 
     Attributes:
         current: the current context, or "".
@@ -80,8 +80,8 @@ class Kubeconfig:
 
 
 def paths_of(variables: Mapping[str, str]) -> list[Path]:
-    """Return the kubeconfig files that the environment names, else the usual one: absolute, since
-    they are read again later, and programs may change their folder."""
+    """Return the kubeconfig files that the environment names, else the usual one: as absolute
+    paths, since they are read again later and programs may change their working directory."""
     named = [p for p in variables.get("KUBECONFIG", "").split(os.pathsep) if p]
     home = variables.get("HOME") or "~"
     return [_absolute(Path(p)) for p in named or [f"{home}/.kube/config"]]
@@ -94,7 +94,7 @@ def _absolute(path: Path) -> Path:
 
 
 def read(paths: Sequence[Path]) -> Kubeconfig:
-    """Read kubeconfig files; those that are not there count as empty.
+    """Read kubeconfig files; missing ones count as empty.
 
     Raises:
         PreflightError: one of them cannot be read.
@@ -146,16 +146,16 @@ def _load(path: Path) -> Document | None:
 
 
 def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: str = "") -> str:
-    """Return the context that a cluster's name stands for.
+    """Return the context that a cluster's name refers to.
 
     Args:
-        config: what there is.
+        config: all contexts.
         cluster: the name of a context, of a GKE cluster, or of a cluster's entry; "" for the
             current context.
         project, zone: narrow down a GKE cluster's name.
 
     Raises:
-        PreflightError: none fits, or several do.
+        PreflightError: none matches, or several do.
     """
     files = ", ".join(map(str, config.sources)) or "your kubeconfig"
     if not cluster:
@@ -249,7 +249,7 @@ def content(entry: Mapping[str, Any], key: str, folder: Path) -> bytes:
 
 
 def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Access | None:
-    """Return the access that a pod has by its own account, or None outside of a cluster."""
+    """Return a pod's access through its own account, or None outside a cluster."""
     host, port = (variables.get(f"KUBERNETES_SERVICE_{k}", "") for k in ("HOST", "PORT"))
     token, ca = folder / "token", folder / "ca.crt"
     if not (host and port and token.is_file() and ca.is_file()):
@@ -265,7 +265,7 @@ def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> A
 
 
 def read_again(access: Access) -> Access:
-    """Return an access as the files describe it now; the same one if they do not any more."""
+    """Return an access as the files describe it now; the same one if they no longer do."""
     config = read(access.sources)
     if access.context not in config.contexts:
         return access
@@ -279,10 +279,10 @@ def find(
 
     Args:
         variables: of the environment.
-        cluster, project, zone: which one, as for `choose`.
+        cluster, project, zone: the cluster, as for `choose`.
 
     Raises:
-        PreflightError: there is none, and what to do.
+        PreflightError: there is none; says what to do.
     """
     config = read(paths_of(variables))
     if not cluster and not config.contexts:

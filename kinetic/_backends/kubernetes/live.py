@@ -1,8 +1,8 @@
-"""What a cluster holds of the jobs that this process follows, told by watches.
+"""The jobs that this process follows, as the cluster's watches report them.
 
-In: an `Api`, references. Out: `Look`s at jobs. Who asks once gets lists. Who asks again follows:
-from then on one watch for each kind of object serves all questions of this process, however many
-jobs and threads it has. Where watching is forbidden, one list a second does.
+In: an `Api`, references. Out: `Look`s at jobs. A single question is answered by lists. Whoever asks
+again follows: from then on, one watch for each kind of object serves all questions of this process,
+for any number of jobs and threads. Where watching is forbidden, one list a second does.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError
 
 FOLLOWED_S = 15.0
-"""A job that is asked for again within this time is followed; nobody needs watches that nobody has
-asked for this long."""
+"""A job that is asked for again within this time is followed; a watch that was not used for this
+long ends."""
 LIST_EVERY_S = 1.0
-"""How old a list may be where there is no watch."""
+"""How old a list may be if there is no watch."""
 AROUND_EVERY_S = 2.0
-"""How old may be what explains why a job waits."""
+"""How old an explanation of why a job waits may be."""
 SILENT_S = 10.0
-"""For so long, what was told last stands in for a server that does not answer: it restarts."""
+"""While a server restarts, its last answers are used for this long."""
 
 
 class _Kind:
-    """The objects of one kind, by job, as a watch tells of them."""
+    """The objects of one kind, by job, as a watch reports them."""
 
     def __init__(self, watcher: Watcher, clock: Callable[[], float]) -> None:
         self._watcher = watcher
@@ -54,11 +54,11 @@ class _Kind:
         self.is_refused = False
 
     def run(self) -> None:
-        """Watch until nobody needs it any more."""
+        """Watch until it is no longer needed."""
         try:
             for told in self._watcher:
                 self._take(told)
-        except KineticError as error:  # The lists that take its place say why.
+        except KineticError as error:  # The lists that replace it raise the same error.
             self.is_refused = isinstance(error, Forbidden)
         finally:
             self.is_over = True
@@ -70,7 +70,7 @@ class _Kind:
 
     def _take(self, told: Watched) -> None:
         with self._lock:
-            if isinstance(told.problem, Forbidden):  # Who may list may not always watch.
+            if isinstance(told.problem, Forbidden):  # Listing may be allowed without it.
                 self.is_refused = True
                 return self.close()
             if told.change is Change.INTERRUPTED:
@@ -92,7 +92,7 @@ class _Kind:
 
     @property
     def is_told(self) -> bool:
-        """Whether it knows what there is.
+        """Whether it knows the current objects.
 
         Raises:
             BackendUnavailable: it did, and the server has not answered for some time.
@@ -113,7 +113,7 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _List:
-    """A look that was taken by lists: at which jobs, begun when."""
+    """A look by lists: which jobs it covers, when it began."""
 
     look: Look
     jobs: frozenset[str]
@@ -137,7 +137,7 @@ class Live:
         """Ask nothing yet.
 
         Args:
-            api: whom to ask.
+            api: the cluster.
             patience: the pauses of watches between tries.
             clock: seconds; for tests.
             start: runs something in a thread of its own; for tests.
@@ -158,11 +158,11 @@ class Live:
         self._around_at = -AROUND_EVERY_S
 
     def look(self, refs: Sequence[JobRef]) -> Look:
-        """Return what is known of jobs: from a moment ago where they are followed.
+        """Return what is known of jobs; for followed jobs, from a moment ago.
 
         Raises:
             BackendUnavailable: the server does not answer.
-            PreflightError: it refuses to.
+            PreflightError: it refuses to answer.
         """
         now = self._clock()
         with self._lock:
@@ -181,7 +181,7 @@ class Live:
         return self.fresh(refs)
 
     def fresh(self, refs: Sequence[JobRef]) -> Look:
-        """Ask the cluster now; once for all threads that want to."""
+        """Ask the cluster now; once for all threads that ask."""
         began = self._clock()
         with self._listing:
             last = self._list
@@ -198,7 +198,7 @@ class Live:
             return look
 
     def _note(self, refs: Sequence[JobRef], now: float) -> bool:
-        """Whether all of these jobs were asked for a moment ago."""
+        """Whether all of these jobs were asked for recently."""
         self._asked_at = now
         self._asked = {
             job: (ref, at) for job, (ref, at) in self._asked.items() if now - at < FOLLOWED_S
@@ -208,7 +208,7 @@ class Live:
         return bool(known) and all(known)
 
     def _watch(self, refs: Sequence[JobRef]) -> None:
-        """Have a watch for each kind of object that these jobs have."""
+        """Start a watch for each kind of object that these jobs have."""
         if any(kind.is_refused for kind in self._kinds.values()):
             self._may_watch = False
             self._end()
@@ -236,7 +236,7 @@ class Live:
         return self._clock() - self._asked_at < FOLLOWED_S
 
     def _kinds_for(self, refs: Sequence[JobRef]) -> dict[Resource, _Kind] | None:
-        """The watches that know of these jobs; None where there are none."""
+        """The watches that cover these jobs; None if there are none."""
         needed = (*kinds_of(refs), PODS)
         if not _covers(self._labels, refs) or not self._kinds.keys() >= set(needed):
             return None
@@ -269,7 +269,7 @@ def _told(kinds: dict[Resource, _Kind], refs: Sequence[JobRef], around: Surround
 
 
 def _covers(labels: str, refs: Sequence[JobRef]) -> bool:
-    """Whether a selector chooses all of these jobs."""
+    """Whether a selector matches all of these jobs."""
     return labels in (selector(()), selector({ref.job_id for ref in refs}))
 
 

@@ -1,7 +1,7 @@
-"""What a cluster holds of jobs at one moment, and what explains it.
+"""The objects of jobs in a cluster at one moment, and what explains their state.
 
 In: an `Api`, references. Out: the workload and pods of each job; what explains why it does not run.
-What only some questions need (events, nodes, queues) is listed when the first of them is asked.
+What only some questions need (events, nodes, queues) is listed on first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kinetic.errors import NotFound, PreflightError
 
 
 class Surroundings:
-    """What is around jobs, each kind of object listed at most once. Threads may share it."""
+    """The context of jobs, each kind of object listed at most once. Threads may share it."""
 
     def __init__(self, api: Api) -> None:
         """Ask nothing yet."""
@@ -36,24 +36,24 @@ class Surroundings:
 
     @property
     def jobs(self) -> Sequence[Document]:
-        """Those that JobSets made."""
+        """The Jobs that JobSets made."""
         with self._lock:
             return self._jobs
 
     @property
     def nodes(self) -> Sequence[Document] | None:
-        """None where they may not be listed: few users may; the finding is less exact then."""
+        """None if they may not be listed, as by most users; findings are then less exact."""
         with self._lock:
             return self._nodes
 
     @property
     def queues(self) -> Sequence[Document] | None:
-        """Kueue's Workloads; None where they may not be listed."""
+        """Kueue's Workloads; None if they may not be listed."""
         with self._lock:
             return self._queues
 
     def has(self, resource: Resource, name: str) -> bool:
-        """Whether there is an object now; it is taken to be there where it may not be asked for."""
+        """Whether an object exists now; assumed if it may not be looked up."""
         try:
             self._api.get(resource, name)
         except NotFound:
@@ -89,7 +89,7 @@ class Surroundings:
 
 
 class Look:
-    """What the cluster holds of some jobs."""
+    """The cluster's objects of some jobs."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Look:
         *,
         is_remembered: bool = False,
     ) -> None:
-        """Keep what was found.
+        """Store what was found.
 
         Args:
             around: what explains it.
             workloads, pods: by job.
-            is_remembered: whether it was found before the question, if only a moment.
+            is_remembered: whether it was found before the question, if only by a moment.
         """
         self._around = around
         self._workloads = workloads
@@ -116,7 +116,7 @@ class Look:
         return Look(self._around, self._workloads, self._pods, is_remembered=True)
 
     def workload(self, ref: JobRef) -> Document | None:
-        """Return the Job or JobSet, or None where the cluster has none."""
+        """Return the Job or JobSet, or None if the cluster has none."""
         return self._workloads.get(ref.job_id)
 
     def pods(self, ref: JobRef) -> Sequence[Document]:
@@ -124,8 +124,8 @@ class Look:
         return self._pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
-        """Whether a job without a workload had one: the cluster has events about it for an hour.
-        One that was created after the look has them too, so it is asked for once more."""
+        """Whether a job without a workload had one: the cluster has events about it for an hour. A
+        job that was created after the look has events too, so its workload is looked up again."""
         around, name = self._around, names.workload_of(ref.job_id)
         if not any(
             about == name or about.startswith(f"{name}-")
@@ -140,8 +140,8 @@ class Look:
 
         Args:
             ref: the job.
-            workload: of it.
-            waits: whether it waits for nodes or a queue, so that these count.
+            workload: its workload.
+            waits: whether it waits for nodes or a queue, so that these matter.
         """
         around = self._around
         pods, own = self.pods(ref), names.workload_of(ref.job_id)
@@ -167,7 +167,7 @@ class Look:
         )
 
     def _queued(self, workload: Document) -> Document | None:
-        """Kueue's Workload of a job; one that says nothing where they may not be listed."""
+        """Kueue's Workload of a job; an empty one if they may not be listed."""
         queues = self._around.queues
         if queues is None:
             return {}
@@ -179,7 +179,7 @@ def listed(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
     """Ask the cluster: one list of workloads, and one of pods if there are any."""
     chosen = Selection(labels=names.selector({ref.job_id for ref in refs}))
     workloads: dict[str, Document] = {}
-    for resource in kinds_of(refs):  # A JobSet's Jobs bear the labels of the job, too.
+    for resource in kinds_of(refs):  # A JobSet's Jobs have the job's labels, too.
         found = {names.job_of(each): each for each in api.list(resource, chosen).items}
         own = [ref.job_id for ref in refs if resource_of(ref) == resource]
         workloads |= {job: found[job] for job in own if job in found}
@@ -190,12 +190,12 @@ def listed(api: Api, refs: Sequence[JobRef], around: Surroundings) -> Look:
 
 
 def kinds_of(refs: Sequence[JobRef]) -> list[Resource]:
-    """Return as what jobs run."""
+    """Return the kinds of the jobs' workloads."""
     return list(dict.fromkeys(resource_of(ref) for ref in refs))
 
 
 def resource_of(ref: JobRef) -> Resource:
-    """Return as what a job runs."""
+    """Return the kind of the job's workload."""
     return JOBS if ref.hosts == 1 and not ref.place.has_single_controller else JOBSETS
 
 
@@ -204,7 +204,7 @@ def _owners(thing: Document) -> list[str]:
 
 
 def _position(own: Document, workloads: Sequence[Document]) -> int | None:
-    """How many workloads of its queue come before one that waits."""
+    """How many workloads of its queue come before a waiting one."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")

@@ -1,11 +1,11 @@
-"""Why hosts were lost: from how their pods ended to the one to blame.
+"""Why hosts were lost: from the ends of their pods to the host to blame.
 
 In: the pods of a gang, conditions and events of its Jobs. Out: a `Finding`, the host to blame
 first. Pure.
 
-When each host ended does not tell who was first: times have whole seconds, and the order of a
-watch's events is not theirs (hosts that die of a peer's death are often reported before it). So
-hosts are ranked by how they ended, and only then by time.
+The time of each end does not say which was first: times have whole seconds, and the order of a
+watch's events is not that of the ends (hosts that die of a peer's death are often reported before
+it). So hosts are ranked by how they ended, and only then by time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ECHOES = (
     "socket closed",
     "peer",
 )
-"""Words in the last lines of a host that ended because another one had."""
+"""In the last lines of hosts that ended because another host had."""
 _SIGNALS = {
     129: "SIGHUP",
     130: "SIGINT",
@@ -71,10 +71,10 @@ _POD_IN_MESSAGE = re.compile(r"for pod \S+?/(\S+) failed with exit code (\d+)")
 
 
 def why_lost(pods: Sequence[Pod]) -> Finding | None:
-    """Return which hosts were lost and why, or None when none was.
+    """Return which hosts were lost and why, or None if none was.
 
     Args:
-        pods: one for each host; the last that was seen of it, if it is gone.
+        pods: one for each host; the last version seen, if it is gone.
     """
     lost = sorted((p for p in pods if _is_lost(p)), key=_blame)
     if not lost:
@@ -100,7 +100,7 @@ def why_stopped(jobs: Iterable[Document]) -> Finding | None:
 
 
 def why_gone(jobs: Sequence[Document], events: Iterable[Document]) -> Finding | None:
-    """Return why a Job failed whose pods are not there any more, from its condition or its events.
+    """Return why a Job whose pods are gone has failed, from its condition or its events.
 
     Args:
         jobs: the workload, and the Jobs that a JobSet made.
@@ -148,8 +148,8 @@ def _not_ended_by(jobs: Sequence[Document], events: Iterable[Document]) -> Findi
 
 
 def why_given_up(pods: Iterable[Pod]) -> Finding | None:
-    """Return that the cluster has given up pods because of their node, or None. Such a pod stays,
-    and nobody knows whether it runs, until its node is back or is removed."""
+    """Return that the cluster gave up pods because of their node, or None. Such a pod stays, and
+    it is unknown whether it runs, until its node is back or is removed."""
     gone = [
         pod for pod in pods if pod.is_deleting and not pod.is_ready and pod.disruption in _NODE_GONE
     ]
@@ -158,7 +158,7 @@ def why_given_up(pods: Iterable[Pod]) -> Finding | None:
 
 def _is_lost(pod: Pod) -> bool:
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
-    # a pod that was told to end did so because of another one, or of the user
+    # a pod that was told to end did so because of another pod, or of the user
     told = pod.is_deleting and pod.exit_code not in range(1, 128)
     return (pod.stage is Stage.FAILED and not told) or bool(pod.disruption) or silent
 
@@ -173,7 +173,7 @@ def _rank(pod: Pod) -> int:
         return 0
     if pod.is_deleting:  # it was told to end, so it did
         return 5
-    if pod.exit_code is None:  # nobody hears from it
+    if pod.exit_code is None:  # it is silent
         return 1
     echoes = any(word in pod.exit_message.lower() for word in _ECHOES)
     if pod.exit_code < 128:

@@ -2,13 +2,13 @@
 
 In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernetes package.
 
-One host is a Job; several are a JobSet: a Job for each slice, with names by which hosts find the
-leader. Both are Indexed, and their pods are of one template. Pods are started again as often as
-`retries` says, not at all when the host's code failed (it exits with a code of its own), and at no
-cost when its machine was taken away: a host that is started again sees in the store how far its job
-has come, and no function runs more often than `retries` allows.
+One host is a Job; several are a JobSet: a Job for each slice, with DNS names by which hosts find
+the leader. Both are Indexed, and their pods have one template. Pods are restarted as often as
+`retries` says, not at all if the host's code failed (it has an exit code of its own), and without
+counting if the host's machine was taken away: a restarted host sees in the store how far its job
+is, and no function runs more often than `retries` allows.
 
-The JobSet of a single controller is made in `pathways`.
+The JobSet of a single controller is made by `pathways`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT_DEBUG_S = 7200
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
 MESSAGE_PATTERNS = "onJobFailureMessagePatterns"
-"""JobSet knows it since 0.10."""
+"""Supported by JobSet since 0.10."""
 
 
 def _exits_with(code: ProgramCode) -> Document:
@@ -42,7 +42,7 @@ _TAKEN_AWAY = (
     _exits_with(ProgramCode.TAKEN_AWAY),
     {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
 )
-"""Pods that a cluster took away: the leader says so of others, too."""
+"""Pods that the cluster took away; the leader's exit code says so for others, too."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | taken for taken in _TAKEN_AWAY)]
 
 
@@ -62,11 +62,11 @@ def with_secrets(
     key: str,
     values: Mapping[str, str],
 ) -> Document:
-    """Return the Secret as it is created: with its values, and gone when its owner is.
+    """Return the Secret as it is created: with its values and its owner.
 
     Args:
         secret: as rendered.
-        owner: the workload, as the API server has created it.
+        owner: the workload, as the API server created it.
         token, certificate, key: of the gang.
         values: the user's secrets, by variable.
     """
@@ -96,7 +96,7 @@ def _metadata(plan: Plan, more: Mapping[str, str] | None = None) -> Document:
 
 
 def _admission(plan: Plan) -> dict[str, str]:
-    """Labels for Kueue, which holds the workload back until all of it fits."""
+    """Labels for Kueue, which holds the workload back until all of its pods fit."""
     queue, priority = plan.place.queue, plan.place.priority
     if not queue:
         return {}
@@ -104,7 +104,7 @@ def _admission(plan: Plan) -> dict[str, str]:
 
 
 def _job(plan: Plan, settings: PodSettings) -> Document:
-    # What was taken away is replaced, and not counted.
+    # Pods that were taken away are replaced without counting.
     rules = [_CODE_FAILED, *({"action": "Ignore"} | taken for taken in _TAKEN_AWAY)]
     spec = _job_spec(plan, settings, rules, plan.options.retries, in_jobset=False)
     return {
@@ -173,7 +173,7 @@ def _job_spec(
 
 
 def _failure_policy(retries: int) -> Document:
-    """A Job's message, not its reason, tells which of the rules of its pods has failed it."""
+    """The rule that failed a Job is named in the condition's message, not in its reason."""
     code = f"exit code {int(ProgramCode.CODE_FAILED)} "
     taken_away = f"exit code {int(ProgramCode.TAKEN_AWAY)} "
     return {
@@ -187,8 +187,8 @@ def _failure_policy(retries: int) -> Document:
 
 
 def without_messages(jobset: Document) -> Document:
-    """Return a JobSet for versions that do not look at messages. There, only what was taken away
-    has rules for pods, so that the reason tells it. Code that failed is started again as often as
+    """Return a JobSet for versions that do not match messages. There, only pods that were taken
+    away have rules, so that the reason identifies them. Failed code is restarted as often as
     `retries` says: its hosts find the verdict, and end."""
     made = copy.deepcopy(jobset)
     for replicated in made["spec"]["replicatedJobs"]:
@@ -209,7 +209,7 @@ def _rule(name: str, action: str, message: str) -> Document:
 
 
 def _exclusive(plan: Plan, settings: PodSettings) -> dict[str, str]:
-    """A slice of several machines is a node pool of its own; two slices never share one."""
+    """A slice of several machines has its own node pool; two slices never share one."""
     shares = plan.topology.kind != "tpu" or not plan.topology.multi_host or settings.simulated
     return {} if shares else {EXCLUSIVE: POOL_LABEL}
 

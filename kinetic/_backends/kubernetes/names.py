@@ -1,4 +1,4 @@
-"""By what kinetic's objects in a cluster are found: their names and labels.
+"""Names and labels by which kinetic's objects in a cluster are found.
 
 In: a job's id, or an object. Out: names, labels, selectors. Pure.
 """
@@ -24,8 +24,8 @@ def labels_of(job_id: str) -> dict[str, str]:
 
 
 def selector(job_ids: Collection[str]) -> str:
-    """Return what selects the objects of one job, or of all: a list of ids could be too long for an
-    address."""
+    """Return a selector for the objects of one job, or of all jobs: a list of ids could be too long
+    for a URL."""
     if len(job_ids) == 1:
         return f"{JOB_LABEL}={next(iter(job_ids))}"
     return f"{_MANAGED_BY}=kinetic"

@@ -1,8 +1,7 @@
 """The node pools of a cluster, from its nodes.
 
-In: nodes as the API server sends them. Out: `NodePool`s: what `kinetic accelerators --live` shows,
-and what a job that finds no node is told about. Pure. A pool that is scaled to zero has no nodes
-and is not seen.
+In: nodes as the API server sends them. Out: `NodePool`s, for `kinetic accelerators --live` and for
+jobs that find no node. Pure. A pool that is scaled to zero has no nodes and is not seen.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class NodePool:
     """Nodes of one kind.
 
     Attributes:
-        name: of the pool; "" where nodes belong to none.
-        accelerator: as the label of its nodes says, such as tpu-v6e-slice; "" for plain machines.
+        name: its name; "" for nodes outside a pool.
+        accelerator: from the label of its nodes, such as tpu-v6e-slice; "" for plain machines.
         topology: of the slice that its nodes form, such as 4x4, or "".
         machine: the machine type.
         zone: where they are.
-        chips_each: chips, or GPUs, of one node.
+        chips_each: chips or GPUs of one node.
         nodes: how many there are now.
         ready: how many of them take pods.
-        spot: they may be taken away.
-        reservation: what they are reserved under, or "".
+        spot: whether they may be taken away.
+        reservation: the name of their reservation, or "".
     """
 
     name: str
@@ -94,7 +93,7 @@ def chips_of(node: Document) -> int:
 
 
 def takes_pods(node: Document) -> bool:
-    """Whether new pods may come to a node."""
+    """Whether new pods may be scheduled on a node."""
     return condition(node, "Ready") is not None and not (node.get("spec") or {}).get(
         "unschedulable"
     )

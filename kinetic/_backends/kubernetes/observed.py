@@ -1,10 +1,10 @@
-"""Reading what the API server sends: the gang that a workload asks for, and its pods as values.
+"""Workloads and pods of the API server as values: the gang that is wanted, and its pods.
 
 In: workloads (Job, JobSet) and pods as plain documents. Out: `GangShape`, `Pod`. Pure.
 
-Traps that are handled here once: a container has ended about a second before its pod's phase says
-so; conditions stay in the list with status False; a pod on a dead node stays "running"; names of
-pods are random and are used again after a restart, so a host is found by its labels.
+Traps that are handled here once: a container ends about a second before its pod's phase says so;
+conditions stay in the list with status False; a pod on a dead node stays "running"; names of pods
+are random and are reused after a restart, so a host is found by its labels.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Document = dict[str, Any]
 
 JOBSET = "JobSet"
 HOSTS, PATHWAYS_HEAD, PATHWAYS_WORKERS = "host", "pathways-head", "pathways-worker"
-"""Names of replicated Jobs: of hosts; under Pathways of the pod that runs the function, and of the
-pods that have its devices."""
+"""Names of replicated Jobs: of hosts; with Pathways, of the pod that runs the function and of the
+pods with its devices."""
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
@@ -58,7 +58,7 @@ def labels(thing: Document) -> Mapping[str, str]:
 
 
 def is_suspended(workload: Document) -> bool:
-    """Whether a workload waits until somebody, such as a queue, resumes it."""
+    """Whether a workload waits until it is resumed, for example by a queue."""
     return bool((workload.get("spec") or {}).get("suspend"))
 
 
@@ -68,12 +68,12 @@ class PodSet:
 
     Attributes:
         name: of the replicated job; "" in a Job.
-        replicas: how many Jobs, one for each slice.
-        pods_each: pods of one of them.
-        first_host: the host that its first pod is.
+        replicas: number of Jobs, one for each slice.
+        pods_each: pods of each Job.
+        first_host: index of the host of its first pod.
         template: the pod's template.
-        noun: what users call one of its pods. Workers of Pathways run no function: they have
-            numbers of their own, and are hosts only here.
+        noun: what users call one of its pods. Workers of Pathways run no function: they have their
+            own numbers, and are hosts only here.
     """
 
     name: str
@@ -98,24 +98,24 @@ class GangShape:
 
     @property
     def hosts(self) -> int:
-        """How many pods there are when all are there."""
+        """How many pods there are when it is complete."""
         return sum(s.pods for s in self.sets)
 
     def set_of(self, pod: Document) -> PodSet:
-        """Return which pods a pod is one of."""
+        """Return the set that a pod belongs to."""
         name = labels(pod).get(REPLICATED_JOB_LABEL, "")
         return next((s for s in self.sets if s.name == name), self.sets[0])
 
     def host_of(self, pod: Document) -> int:
-        """Return the host that a pod is."""
+        """Return the index of a pod's host."""
         known, of = labels(pod), self.set_of(pod)
         index = known.get(INDEX_LABEL) or (metadata(pod).get("annotations") or {}).get(INDEX_LABEL)
         slice_index = _number(known.get(JOB_INDEX_LABEL))
         return of.first_host + slice_index * of.pods_each + _number(index)
 
     def host_named(self, pod: str) -> int:
-        """Return the host that a pod was, by its name: <workload>-<replicated job>-<job>-<pod>, or
-        <workload>-<pod> in a Job, and random letters."""
+        """Return the index of a pod's host from its name: <workload>-<replicated job>-<job>-<pod>,
+        or <workload>-<pod> in a Job, and random letters."""
         numbers = [int(part) for part in pod.split("-")[-3:-1] if part.isdigit()]
         of = next((s for s in self.sets if f"-{s.name}-" in pod), self.sets[0])
         if not of.name or len(numbers) < 2:
@@ -124,7 +124,7 @@ class GangShape:
 
 
 def shape_of(workload: Document) -> GangShape:
-    """Return which pods a Job or a JobSet wants."""
+    """Return the pods that a Job or a JobSet wants."""
     spec = workload.get("spec") or {}
     if not _is_jobset(workload):
         return GangShape((_set_of("", 1, spec, 0),))
@@ -149,7 +149,7 @@ def _set_of(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
 
 
 class Stage(StrEnum):
-    """How far a pod is."""
+    """The stage of a pod."""
 
     UNSCHEDULED = "unscheduled"
     """It has no node yet."""
@@ -162,25 +162,25 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Pod:
-    """What a pod says of itself.
+    """The state of a pod.
 
     Attributes:
         name, uid: of the object.
-        host: the host that it is.
+        host: the index of its host.
         restart: the restart of the JobSet that it belongs to, from 0.
-        node: where it runs, or "".
-        stage: how far it is.
-        has_run: its program was started once, whatever became of it.
-        is_ready: the cluster hears from it.
-        is_deleting: it was told to end.
+        node: the node that it runs on, or "".
+        stage: its stage.
+        has_run: whether its program was started once, however it ended.
+        is_ready: whether the cluster hears from it.
+        is_deleting: whether it was told to end.
         waiting_reason, waiting_message: why its container does not run, such as ImagePullBackOff.
         unschedulable: the scheduler's sentence, or "".
-        unschedulable_since: when it said so first, as text.
+        unschedulable_since: when it first said so, as text.
         disruption, disruption_message: why the cluster ended it, such as EvictionByEvictionAPI, or
             "".
-        exit_code: of its container, once it has ended; None also where nobody could report it.
+        exit_code: of its container, once it has ended; None also if it could not be reported.
         exit_reason: such as OOMKilled, StartError, or Evicted.
-        exit_message: the last lines that it printed, or what the runtime says.
+        exit_message: the last lines that it printed, or the runtime's message.
         finished_at: when its container ended, in whole seconds, as text.
         image: of its container.
         memory_limit: of its container, as written, or "".
@@ -219,8 +219,8 @@ class Pod:
 
     @property
     def is_up(self) -> bool:
-        """Whether its program was started, whatever became of it. One of Pathways must run: it is
-        started again where it is, for as long as it takes."""
+        """Whether its program was started, however it ended. One of Pathways must be running: it is
+        restarted in place, for as long as it takes."""
         stopped = self.stage in (Stage.UNSCHEDULED, Stage.STARTING)
         return self.has_run and not (stopped and self.noun == "worker")
 
@@ -231,7 +231,7 @@ class Pod:
 
 
 def pod_of(document: Document, shape: GangShape) -> Pod:
-    """Return what a pod's document says."""
+    """Return the state in a pod's document."""
     meta, spec = metadata(document), document.get("spec") or {}
     status = document.get("status") or {}
     container = main_container(document)
@@ -247,7 +247,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     disruption = condition(document, "DisruptionTarget") or {}
     stage = _stage(document, state)
     of, host = shape.set_of(document), shape.host_of(document)
-    # the kubelet's reason, such as Evicted or NodeShutdown, says more than the container's
+    # the kubelet's reason, such as Evicted or NodeShutdown, is more precise than the container's
     ended = status if stage is Stage.FAILED else {}
     return Pod(
         name=meta.get("name", ""),
@@ -289,8 +289,8 @@ def named(pods: Iterable[Pod]) -> str:
 
 
 def main_container(pod: Document) -> Document:
-    """Return the container that runs the job: the one that is named as the default, else the first
-    that is no known sidecar."""
+    """Return the container that runs the job: the one annotated as the default, else the first
+    that is not a known sidecar."""
     containers: list[Document] = (pod.get("spec") or {}).get("containers") or [{}]
     wanted = (metadata(pod).get("annotations") or {}).get(DEFAULT_CONTAINER)
     named = [c for c in containers if c.get("name") == wanted]
@@ -307,7 +307,7 @@ def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...
     newest: dict[int, Pod] = {}
     for document in pods:
         if labels(document).get(owner, uid) != uid:
-            continue  # of a workload that had the same name
+            continue  # of an earlier workload with the same name
         pod = pod_of(document, shape)
         if pod.restart < restarts:
             continue
@@ -343,8 +343,8 @@ def _state_of(status: Document, container: str) -> tuple[Document, Document]:
 
 
 def _waiting(status: Document, state: Document) -> Document:
-    """Return why a container waits: one that prepares the pod is asked first, as all others wait
-    for it."""
+    """Return why a container waits: containers that prepare the pod come first, as all others wait
+    for them."""
     for other in status.get("initContainerStatuses") or ():
         waiting = (other.get("state") or {}).get("waiting")
         if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):

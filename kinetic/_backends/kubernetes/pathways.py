@@ -1,12 +1,12 @@
-"""A job with a single controller: what Pathways' own builder makes of it, with our pods in it.
+"""A job with a single controller: Pathways' own description of its pods, with kinetic's in it.
 
 In: a plan, `PodSettings`, the template of the pod that runs the function. Out: the replicated Jobs
 of a JobSet and its policies, as plain documents.
 
 The head's pod runs the function beside Pathways' resource manager and proxy; the pods of the slices
-run Pathways' workers and no code of the user. Google's builder knows their images and arguments;
-added here is what all pods of kinetic have. It imports JAX and the kubernetes package, so it is
-loaded for these jobs only.
+run Pathways' workers and none of the user's code. Google's builder knows their images and
+arguments; what all pods of kinetic have is added here. It imports JAX and the kubernetes package,
+so it is loaded for these jobs only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IDLE = (
     "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
     "signal.sigwait([signal.SIGTERM])"
 )
-"""What stands in for Pathways' programs where chips are virtual."""
+"""What replaces Pathways' programs if chips are virtual."""
 
 
 def spec(
@@ -47,7 +47,7 @@ def spec(
         settings: of its pods.
         head: the template of the pod that runs the function.
         worker: what the template of the pods with chips must have.
-        head_rules: what becomes of the job when the first of these pods fails.
+        head_rules: the rules for failures of the head's pod.
 
     Raises:
         PreflightError: the builder is not installed.
@@ -72,7 +72,7 @@ def check(settings: PodSettings) -> None:
     """Refuse a store that Pathways cannot write to.
 
     Raises:
-        PreflightError: it is no bucket.
+        PreflightError: it is not a bucket.
     """
     if not settings.simulated and not settings.store_uri.startswith(BUCKETS):
         raise PreflightError(
@@ -104,7 +104,7 @@ def _built(plan: Plan, settings: PodSettings) -> dict[str, Any]:
 
 
 def _with_function(theirs: Document, head: Document) -> Document:
-    """Put our container in the place of the builder's, whose variables lead to the proxy."""
+    """Put kinetic's container in place of the builder's, whose variables lead to the proxy."""
     (placeholder,) = theirs["spec"]["containers"]
     (container,) = head["spec"]["containers"]
     variables = [*placeholder["env"], *container["env"]]
@@ -113,7 +113,7 @@ def _with_function(theirs: Document, head: Document) -> Document:
 
 
 def _merged(theirs: Document, ours: Document) -> Document:
-    """Return theirs with ours: objects are joined, of all else ours is taken."""
+    """Return theirs, updated with ours: objects are merged, anything else is replaced."""
     merged = dict(theirs)
     for name, value in ours.items():
         before = merged.get(name)
@@ -123,7 +123,7 @@ def _merged(theirs: Document, ours: Document) -> Document:
 
 
 def _simulate(job: Document, settings: PodSettings) -> None:
-    """Let idle processes take the places of Pathways' programs, on any node."""
+    """Replace Pathways' programs by idle processes, on any node."""
     for holder in (job, job["spec"]["template"]):
         holder["metadata"].get("annotations", {}).pop(EXCLUSIVE, None)
     pod = job["spec"]["template"]["spec"]

@@ -2,8 +2,8 @@
 
 In: a plan, `PodSettings`, the name of its workload. Out: a pod template, as a plain document. Pure.
 
-Nothing here sets TPU_* or MEGASCALE_* variables: the cluster's webhooks inject those, and stop
-doing so for a pod that brings its own.
+Nothing here sets TPU_* or MEGASCALE_* variables: the cluster's webhooks inject those, and do not if
+a pod has its own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from kinetic._core.values import dataclass
 
 CONTAINER = "kinetic"
 PORT = 7777
-"""Where the leader serves the gang, at the address of its pod."""
+"""The port on which the leader's pod serves the gang."""
 DEBUG_PORT = 5678
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 LEAST_GRACE_S = 30
 GRACE_MARGIN_S = 10
-"""For the agent's reports, after the function's grace."""
+"""Time for the agent's reports, after the function's grace."""
 SECRETS = {
     "KINETIC_TOKEN": "token",
     "KINETIC_TLS_CERTIFICATE": "tls.crt",
@@ -53,17 +53,17 @@ _GCSFUSE = "gcsfuse.csi.storage.gke.io"
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What pods are made with, beside what the plan says.
+    """What pods are made with, besides the plan.
 
     Attributes:
-        image: what they run.
+        image: the image that they run.
         store_uri: the store, as pods reach it.
         python: the interpreter in the image.
-        bootstrap: a program that makes a bare pod a host; "" where the image holds kinetic.
-        variables: what the bootstrap, or the image, has to be told.
-        simulated: virtual devices of the processor take the place of chips.
+        bootstrap: a program that makes a bare pod a host; "" if the image contains kinetic.
+        variables: variables for the bootstrap, or for the image.
+        simulated: whether virtual devices of the processor replace chips.
         service_account: "" for the namespace's default.
-        cache_dir: a folder of the node that its pods share, for what is installed; "" for none.
+        cache_dir: a folder of the node that its pods share, for installed packages; "" for none.
         head_pool: the node pool for the pod of a single controller; "" for any.
         pathways_version: the tag of Pathways' own images.
     """
@@ -91,7 +91,7 @@ def leading_job(plan: Plan) -> str:
 
 
 def secret_key(variable: str) -> str:
-    """Return under which key the job's Secret has one of the user's secrets."""
+    """Return the key of one of the user's secrets in the job's Secret."""
     return f"env.{variable}"
 
 
@@ -124,14 +124,14 @@ def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
 
 
 def with_chips(plan: Plan, settings: PodSettings) -> Document:
-    """Return what the template of pods must have that run on the chips of a plan, but not its
-    function: another program does."""
+    """Return what the pods on a plan's chips must have in their template if another program than
+    its function runs there."""
     spec = _placed(plan, settings, on_chips=True)
     return {"metadata": _metadata(plan, {}), "spec": _given(spec)}
 
 
 def _metadata(plan: Plan, own: Document) -> Document:
-    # A cluster that shrinks would move the pod, which ends its function.
+    # A shrinking cluster would move the pod, which would end its function.
     stays: Document = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
 
@@ -142,7 +142,7 @@ def _placed(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
         "nodeSelector": {POOL_LABEL: settings.head_pool} if settings.head_pool else {}
     }
     return {
-        "enableServiceLinks": False,  # The function's environment has no use for them.
+        "enableServiceLinks": False,  # The function does not need them in its environment.
         "serviceAccountName": settings.service_account,
         "priorityClassName": "" if plan.place.queue else plan.place.priority,
         **({} if settings.simulated else machines if on_chips else head),
@@ -177,12 +177,12 @@ def _container(
 
 
 def _verbatim(text: str) -> str:
-    """Text in which the cluster replaces nothing: it takes $(NAME) for a variable, $$ for a $."""
+    """Escape text in which the cluster would replace $(NAME) by a variable and $$ by $."""
     return text.replace("$", "$$")
 
 
 def _given(document: Document) -> Document:
-    """The fields that say something."""
+    """The fields that are not empty."""
     empty: tuple[object, ...] = ("", [], {})
     return {name: value for name, value in document.items() if value not in empty}
 
@@ -263,7 +263,7 @@ def _tolerations(plan: Plan) -> list[Document]:
 
 
 def _resources(plan: Plan) -> Document:
-    """All chips of a machine; a cpu job asks for nothing."""
+    """All chips of a machine; a cpu job requests nothing."""
     if resource := _resource(plan):
         amount = {resource: str(plan.topology.chips_per_host)}
         return {"limits": amount, "requests": dict(amount)}
@@ -278,7 +278,7 @@ def _resource(plan: Plan) -> str:
 
 
 def _mounts(plan: Plan) -> list[tuple[Document, Document]]:
-    """Buckets that the cluster mounts: volumes, and where the container has them."""
+    """Buckets that the cluster mounts: volumes, and their mounts in the container."""
     return [
         _mount(f"data-{number}", plan.data[number], folder)
         for number, folder in plan.mounted_by_cluster().items()

@@ -1,4 +1,4 @@
-"""Connections to an API server: proxies, trust, and the certificate of who asks.
+"""Connections to an API server: proxies, trusted certificates, and the caller's certificate.
 
 In: an `Access` and a `Proof`. Out: urllib3's pools.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 CONNECTIONS = 32
-"""Kept open at a time; more are opened as needed."""
+"""Kept open at once; more are opened as needed."""
 ALIVE_AFTER_S = 15
-"""A connection that is silent for so long is tried by the kernel, three times."""
+"""The kernel probes a connection that was silent for this long, three times."""
 
 
 def pools_of(access: Access, proof: Proof) -> PoolManager:
@@ -53,8 +53,8 @@ def pools_of(access: Access, proof: Proof) -> PoolManager:
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
-    """A watch may be silent for a minute; a laptop that was asleep, or has changed its network,
-    should not wait that long to see that its connection is dead."""
+    """A watch may be silent for a minute; a laptop that was asleep, or has changed networks, should
+    not take that long to see that its connection is dead."""
     from urllib3.connection import HTTPConnection
 
     found = [*HTTPConnection.default_socket_options, (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
@@ -72,7 +72,7 @@ def _tls(access: Access, proof: Proof) -> ssl.SSLContext:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if proof.certificate:
-            # Python takes a key from files only
+            # Python reads keys from files only
             with tempfile.TemporaryDirectory() as folder:
                 chain = Path(folder) / "client.pem"
                 chain.touch(mode=0o600)

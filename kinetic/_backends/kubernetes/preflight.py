@@ -1,7 +1,7 @@
-"""Whether a cluster takes a job of this size: asked before anything is sent.
+"""Whether a cluster accepts a job of this size: asked before anything is sent.
 
-In: an `Api`, the number of hosts, the service account. Out: nothing, or an error. What was answered
-well counts for a minute, in the whole process: many submissions ask once.
+In: an `Api`, the number of hosts, the service account. Out: nothing, or an error. A good
+answer holds for a minute, in the whole process: many submissions ask once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from kinetic.errors import PreflightError
 
 COUNTS_S = 60.0
 _well: dict[tuple[str, str, bool, str], float] = {}
-"""When a cluster answered well: by server, namespace, whether jobs have several hosts, account."""
+"""The time of good answers, by server, namespace, whether jobs have several hosts, account."""
 
 
 def check(
     api: Api, hosts: int, service_account: str, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Ask the cluster, unless it was asked just now.
+    """Ask the cluster, unless it was asked recently.
 
     Raises:
-        PreflightError: it does not take such jobs.
+        PreflightError: it does not accept such jobs.
         BackendUnavailable: it does not answer.
     """
     asked = (api.server, api.namespace, hosts > 1, service_account)

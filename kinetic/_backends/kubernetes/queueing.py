@@ -1,6 +1,6 @@
-"""What a suspended job waits for: Kueue's words on its Workload, as a finding.
+"""What a suspended job waits for: Kueue's Workload, as a finding.
 
-In: the Job or JobSet, Kueue's Workload that belongs to it, its place in the queue. Out: a
+In: the Job or JobSet, Kueue's Workload that belongs to it, its position in the queue. Out: a
 `Finding`. Pure. The job itself only says that it is suspended.
 """
 
@@ -20,7 +20,7 @@ _NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
 
 
 def was_evicted(queue_workload: Document | None) -> bool:
-    """Whether the queue took a job's place away and has not given it back."""
+    """Whether the queue evicted a job and has not readmitted it."""
     if queue_workload is None or condition(queue_workload, "Finished"):
         return False
     evicted = condition(queue_workload, "Evicted") or condition(queue_workload, "Preempted")
@@ -34,7 +34,7 @@ def why_suspended(
 
     Args:
         workload: the Job or JobSet.
-        queue_workload: Kueue's Workload, or None when there is none (yet).
+        queue_workload: Kueue's Workload, or None if there is none (yet).
         position: how many jobs of its queue come before it.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
@@ -83,7 +83,7 @@ def _preempted(queue: str, workload: Document) -> Finding | None:
 
 
 def _checks(queue: str, workload: Document) -> Finding | None:
-    """A job whose quota is reserved may still wait, such as for nodes to be provisioned."""
+    """A job with reserved quota may still wait, for example for nodes to be provisioned."""
     if condition(workload, "QuotaReserved") is None:
         return None
     for check in (workload.get("status") or {}).get("admissionChecks") or ():

@@ -1,6 +1,6 @@
 """The kinds of objects that kinetic reads and writes in a cluster.
 
-In: nothing. Out: `Resource`s, and the paths of the API server for them. Pure.
+In: nothing. Out: `Resource`s, and their paths in the API. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Resource:
 
     Attributes:
         group: its API group; "" for the core group.
-        version: of the group.
+        version: the group's.
         plural: its name in paths.
         namespaced: whether its objects are in namespaces.
     """
@@ -58,7 +58,7 @@ NODES = Resource("", "v1", "nodes", namespaced=False)
 QUEUE_WORKLOADS = tuple(
     Resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta2", "v1beta1")
 )
-"""Kueue's Workloads: the newest version that a cluster has is the one to ask for."""
+"""Kueue's Workloads: the newest version that a cluster has is used."""
 LOCAL_QUEUES = tuple(
     Resource("kueue.x-k8s.io", kind.version, "localqueues") for kind in QUEUE_WORKLOADS
 )
@@ -73,4 +73,4 @@ BY_KIND = {
     ("v1", "Pod"): PODS,
     ("v1", "Service"): SERVICES,
 }
-"""What documents that kinetic renders can be, by apiVersion and kind."""
+"""The kinds of documents that kinetic renders, by apiVersion and kind."""

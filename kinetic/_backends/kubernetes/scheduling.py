@@ -1,6 +1,6 @@
-"""Why pods get no nodes: from the scheduler's and the autoscaler's words, and the nodes there are.
+"""Why pods get no nodes: from the scheduler's and autoscaler's messages, and the nodes.
 
-In: the workload, its pods, events, nodes, the time. Out: a `Finding`, or None when all pods have
+In: the workload, its pods, events, nodes, the time. Out: a `Finding`, or None if all pods have
 nodes. Pure.
 """
 
@@ -25,7 +25,7 @@ from kinetic._backends.kubernetes.observed import (
 )
 
 SCALE_UP_S = 30.0
-"""An autoscaler says within this time whether it adds nodes; a cluster where nothing was said has
+"""An autoscaler says within this time whether it adds nodes; a cluster that says nothing has
 none."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
@@ -47,9 +47,9 @@ def why_unscheduled(
         workload: the Job or JobSet.
         pods: one for each host.
         events: of the pods.
-        nodes: of the cluster, or None when they may not be listed.
+        nodes: of the cluster, or None if they may not be listed.
         now: seconds since the epoch, or None.
-        scale_up_s: how long to wait for an autoscaler's word.
+        scale_up_s: how long to wait for an autoscaler.
     """
     stuck = [pod for pod in pods if pod.stage is Stage.UNSCHEDULED and pod.unschedulable]
     if not stuck:
@@ -141,7 +141,7 @@ def _from_nodes(
 
 
 def _of_head(of: PodSet) -> str:
-    """What the pod of a single controller asks for: more than most machines without chips have."""
+    """What the pod of a single controller requests: more than most machines without chips have."""
     if of.name != PATHWAYS_HEAD:
         return ""
     spec = of.template.get("spec") or {}
@@ -154,7 +154,7 @@ def _of_head(of: PodSet) -> str:
 
 
 def _is_short(scheduler: str) -> bool:
-    """Whether nodes that would do have too little left, as opposed to none that would do."""
+    """Whether suitable nodes have too little left, rather than there being none."""
     return "Insufficient" in scheduler or "unschedulable" in scheduler or "taint" in scheduler
 
 
@@ -193,6 +193,6 @@ def _says(scheduler: str) -> str:
 
 
 def _brief(said: str) -> str:
-    """Without the scheduler's thoughts about other ways, which are long and help nobody."""
+    """Drop the scheduler's notes on preemption and claims, which are long and do not help."""
     text = re.split(r"\.? (?:no new claims|preemption:)", said)[0]
     return " ".join(text.removeprefix("pod ").split()).rstrip(". ")

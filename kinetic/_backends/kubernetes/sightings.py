@@ -1,8 +1,8 @@
-"""Why hosts were lost, as it was seen while their pods were there.
+"""Why hosts were lost, recorded while their pods still existed.
 
 In: the pods of jobs, look after look; what jobs wait for. Out: a sentence for a host, or a job. A
-JobSet removes pods as soon as it starts others, and when it has failed, often before anybody has
-asked what became of them.
+JobSet removes pods as soon as it starts others, and when it has failed, often before anyone has
+asked how they ended.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ENDS = _BY_THE_CLUSTER | {Kind.HOST_FAILED, Kind.BAD_COMMAND, Kind.DEADLINE}
 
 
 class Sightings:
-    """What was seen last of hosts that the cluster had taken away."""
+    """The last reasons seen of hosts that the cluster took away."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], str] = {}
         self._waits: dict[str, str] = {}
 
     def note(self, job_id: str, pods: Iterable[Pod]) -> None:
-        """Remember why pods were lost; forget it of hosts that run again."""
+        """Record why pods were lost; forget it for hosts that run again."""
         for pod in pods:
             found = losses.why_lost([pod])
             if found is not None and found.kind in _BY_THE_CLUSTER:

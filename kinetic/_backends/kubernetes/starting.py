@@ -1,7 +1,7 @@
-"""Since when a cluster is to start the hosts of a job.
+"""Since when a cluster is supposed to start a job's hosts.
 
-In: the workload, its current pods. Out: a time. Pure, and without a memory: the pods of each start
-are new, and a queue that lets a job go leaves a condition.
+In: the workload, its current pods. Out: a time. Pure and stateless: the pods of each start
+are new, and a queue that admits a job leaves a condition.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kinetic._backends.kubernetes.observed import (
 
 
 def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
-    """Return since when the cluster is to start the hosts, in seconds since the epoch by its
-    clock; None while the job waits in a queue, which has no limit.
+    """Return since when the cluster is supposed to start the hosts, in seconds since the epoch by
+    its clock; None while the job waits in a queue, which has no limit.
 
     Args:
         workload: the Job or JobSet.
-        pods: one for each host, of the attempt that it starts now.
+        pods: one for each host, of the current attempt.
     """
     if is_suspended(workload):
         return None
@@ -40,17 +40,17 @@ def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
 
 
 def created_at(workload: Document) -> float:
-    """Return when a workload was made: not long after its job was submitted, of which only the
-    submitter's clock tells. What does not say it has waited for no time at all."""
+    """Return when a workload was created: soon after its job was submitted, which only the
+    submitter's clock says. Without a timestamp it has not waited at all."""
     at = seconds_of(str(metadata(workload).get("creationTimestamp")))
     return math.inf if at is None else at
 
 
 def starting(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods that run or will run: those of an attempt before have ended."""
+    """Return the pods that run or will run: those of an earlier attempt have ended."""
     return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
 
 
 def leads(pods: Sequence[Pod]) -> bool:
-    """Whether host 0 runs: it then watches over the start of its gang itself."""
+    """Whether host 0 runs: it then watches the start of its gang itself."""
     return any(pod.host == 0 and pod.stage is Stage.RUNNING for pod in pods)

@@ -1,7 +1,7 @@
 """The state of a job, from its workload and its pods.
 
-In: a Job or JobSet as the API server sends it (None where there is none), and its pods. Out: a
-`Status`. Pure: no memory of what was before, so any process says the same.
+In: a Job or JobSet as the API server sends it (None if there is none), and its pods. Out: a
+`Status`. Pure and stateless, so any process says the same.
 
 A workload alone does not tell everything: while a program winds down, a Job's numbers are the same
 as while it starts, and a JobSet's `ready` drops as soon as the first host has finished. With the
@@ -41,12 +41,12 @@ _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
 
 
 def status_of(workload: Document | None, pods: Iterable[Document] | None = None) -> Status:
-    """Return what the cluster says of a job.
+    """Return the status of a job in the cluster.
 
     Args:
-        workload: the Job or JobSet; None when the cluster has none.
-        pods: all pods of the workload, also those of earlier attempts; None when they were not
-            asked for. Then a job that winds down may be shown as one that starts.
+        workload: the Job or JobSet; None if the cluster has none.
+        pods: all pods of the workload, including those of earlier attempts; None if they were not
+            listed. A job that is winding down may then be shown as starting.
     """
     if workload is None:
         return Status(JobStatus.NOT_FOUND)
@@ -64,7 +64,7 @@ def status_of(workload: Document | None, pods: Iterable[Document] | None = None)
 
 
 def _ended(workload: Document) -> Status | None:
-    """Only these conditions are final: others are set up to minutes before."""
+    """Only these conditions are final: others are set up to minutes earlier."""
     for kind in ("Complete", "Completed"):
         if condition(workload, kind):
             return Status(JobStatus.SUCCEEDED)
@@ -90,7 +90,7 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
     begun = [pod for pod in pods if pod.is_up]
     ending = [pod for pod in pods if pod.stage is Stage.FAILED or pod.is_deleting]
     over = _is_ending(workload) or "deletionTimestamp" in metadata(workload)
-    # a gang that has begun to end: some of its pods may be gone already, but none still starts
+    # a gang that has begun to end: some of its pods may be gone, but none is still starting
     broken = bool(ending) and len(begun) == len(pods)
     if over or broken or len(begun) == wanted:
         never_ran = bool(pods) and not begun
@@ -150,7 +150,7 @@ def _trouble(pod: Pod) -> str:
 
 
 def _trouble_name(pod: Pod) -> str:
-    # the two reasons take turns while nothing changes
+    # the two reasons alternate while nothing changes
     return "ImagePull" if pod.waiting_reason in IMAGE_REASONS else pod.waiting_reason
 
 
@@ -166,7 +166,7 @@ def _end_of(pod: Pod) -> str:
 
 
 def _from_numbers(workload: Document) -> Status:
-    """Without the pods: absent numbers are zeros, and a JobSet counts Jobs, not pods."""
+    """Without the pods: missing numbers are zeros, and a JobSet counts Jobs, not pods."""
     status = workload.get("status") or {}
     if _is_ending(workload):
         return Status(JobStatus.RUNNING, ENDING)

@@ -1,8 +1,8 @@
-"""Watching objects without losing a change: lists, then watches, for as long as one likes.
+"""Watching objects without losing a change: a list, then watches, for any length of time.
 
-In: an `Api`, a kind of object and a selection. Out: `Watched` events: what is there, then what
-changes. It goes on through watches that end, lost connections, 5xx, expired tokens, restarts of
-the server, and resource versions that the server has forgotten.
+In: an `Api`, a kind of object and a selection. Out: `Watched` events: the existing objects, then
+changes. It survives watches that end, lost connections, 5xx, expired tokens, restarts of the
+server, and resource versions that the server has forgotten.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
 STEADY_S = 5.0
-"""A watch that went on for so long shows that the server is well."""
+"""A watch that lasted this long shows that the server is well."""
 _KINDS = {resource: kind for (_, kind), resource in BY_KIND.items()}
 
 
 class Change(StrEnum):
-    """What a `Watched` tells."""
+    """What a `Watched` reports."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
-    """The object, as it was last; only now what it held is free."""
+    """The object in its last version; its resources are free now."""
     SYNCED = "SYNCED"
-    """All that there was has been told: after a list, and when a watch goes on after an
+    """All existing objects have been reported: after a list, and when a watch resumes after an
     interruption."""
     INTERRUPTED = "INTERRUPTED"
-    """The server cannot be asked just now; it is asked again after a pause."""
+    """The server does not answer; it is asked again after a pause."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Watched:
 
     Attributes:
         change: what happened.
-        object: to what; empty for SYNCED and INTERRUPTED.
+        object: the object; empty for SYNCED and INTERRUPTED.
         problem: why it was interrupted.
     """
 
@@ -79,12 +79,12 @@ class Watcher:
         """Ask nothing yet.
 
         Args:
-            api: whom to ask.
-            resource, selection: for what.
+            api: the cluster.
+            resource, selection: the objects.
             patience: its pauses between tries.
-            wanted: whether anybody needs it still: asked when a watch has ended, after some five
+            wanted: whether it is still needed; asked when a watch has ended, after some five
                 minutes at most.
-            wait: waits for so many seconds, or until the watcher is closed, and says whether it
+            wait: waits this many seconds, or until the watcher is closed, and returns whether it
                 is; for tests.
             clock: seconds; for tests.
             seed: of the pauses; for tests.
@@ -114,13 +114,12 @@ class Watcher:
             stream.close()
 
     def __iter__(self) -> Iterator[Watched]:
-        """Yield what is there, SYNCED, and then each change.
+        """Yield the existing objects, SYNCED, and then each change.
 
         Raises:
-            PreflightError: it may not be watched, or cannot. Only before the first SYNCED:
-                afterwards everything counts as an interruption, as when a laptop wakes up and the
-                plugin that logs in has no network yet. Whoever iterates decides how many are
-                enough.
+            PreflightError: it may not be watched, or cannot be. Only before the first SYNCED: after
+                that every failure is an interruption, as when a laptop wakes up and its login
+                plugin has no network yet. The caller decides how many are enough.
         """
         while not self._closed.is_set() and self._wanted():
             try:
@@ -146,7 +145,7 @@ class Watcher:
         self._wait(waits_s(self._failures, self._patience, self._random))
 
     def _listed(self) -> Iterator[Watched]:
-        """List, and tell the differences to what was known."""
+        """List, and yield the differences from what was known."""
         listing = self._api.list(self._resource, self._selection)
         there = {str(o["metadata"].get("uid")): self._whole(o) for o in listing.items}
         before, self._known = self._known, there
@@ -163,9 +162,9 @@ class Watcher:
         yield Watched(Change.SYNCED)
 
     def _changes(self) -> Iterator[Watched]:
-        """Watch until the stream ends, which says nothing. A watch that breaks off after it has
-        said nothing for long may have been held back on its way, as some proxies do with answers
-        that go on: what there is is listed anew then, so that it is not told too late for ever."""
+        """Watch until the stream ends, for whatever reason. A watch that breaks off after a long
+        silence may have been held back on its way, as some proxies do with streamed answers: then
+        everything is listed again, so that changes are not delayed forever."""
         began = self._clock()
         try:
             stream = self._opened()
@@ -188,7 +187,7 @@ class Watcher:
         except Expired:
             raise
         except BackendUnavailable:
-            # As good as an end, since the next one goes on from here.
+            # The same as an end, since the next watch continues from here.
             if not got:
                 self._list_if_since(began)
         finally:
@@ -198,7 +197,7 @@ class Watcher:
         if got or self._clock() - began > STEADY_S:
             self._failures = 0
             return
-        self._failures += 1  # a server that ends watches at once is not asked without pause
+        self._failures += 1  # do not ask a server that ends watches at once without pauses
         self._pause()
 
     def _opened(self) -> EventStream:
@@ -219,7 +218,7 @@ class Watcher:
         if version:
             self._version = version
         if kind not in ("ADDED", "MODIFIED", "DELETED"):
-            return  # a bookmark has nothing but a version
+            return  # a bookmark has only a version
         uid = str(found["metadata"].get("uid"))
         known = self._known.get(uid)
         if kind == "DELETED":
@@ -237,7 +236,7 @@ class Watcher:
         return Call("watch", self._resource, self._selection.namespace or "")
 
     def _whole(self, item: Document) -> Document:
-        """An item of a list with what only objects of a watch have."""
+        """An item of a list, completed with what only objects of a watch have."""
         named = {"apiVersion": self._resource.api_version}
         kind = _KINDS.get(self._resource)
         return {**named, **({"kind": kind} if kind else {}), **item}
