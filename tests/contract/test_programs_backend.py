@@ -5,10 +5,12 @@ In: submissions that were killed half way. Out: phases, and jobs that end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,9 @@ from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._store.local import LocalStore
+from kinetic._system import processes
+
+PATIENCE_S = 200.0
 
 
 @pytest.fixture
@@ -49,7 +54,9 @@ def _submit_and_die(store_path):
     submitted(programs(store := LocalStore(Path(store_path))), store, wait_for_ever)
 
 
-def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store, home):
+@pytest.mark.parametrize("named", [False, True], ids=["at once", "later"])
+def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store, home, named):
+    """Later: its leader has a title by then, which overwrites the environment in /proc."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import test_programs_backend as t; "
     killed = subprocess.run([sys.executable, "-c", f"{code}t._submit_and_die({str(home)!r})"])
     assert killed.returncode == -signal.SIGKILL
@@ -57,6 +64,19 @@ def test_a_job_whose_caller_was_killed_while_it_submitted_can_be_cancelled(store
     ref = JobRef(name.name, Place("programs", "gke"), "cpu", "f", "f", 0.0, store.uri)
     backend = programs(store)
     assert phase_of(backend, ref) is JobStatus.RUNNING
+    deadline = time.monotonic() + PATIENCE_S
+    while named and not _has_titled_leader(ref.job_id):
+        assert time.monotonic() < deadline, "its leader never gave itself a title"
+        time.sleep(0.01)
     backend.cancel(ref)
     read(backend, ref)
     assert phase_of(backend, ref) is JobStatus.CANCELLED
+
+
+def _has_titled_leader(job_id):
+    title = f"kinetic-host {job_id} host 0".encode()
+    for pid in processes.everyone():
+        with contextlib.suppress(OSError):
+            if processes.command_line(pid).rstrip(b"\0") == title:
+                return True
+    return False

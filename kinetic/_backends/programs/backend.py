@@ -228,7 +228,8 @@ class ProgramsBackend:
         """Process id of host 0; 0 if it does not run."""
         gang = self._gang(ref)
         if gang is None:  # The caller was killed before it recorded which programs it started.
-            return _found_leader(self._folder(ref))
+            # Twice: it may have changed its title between the two readings of the first look.
+            return _found_leader(self._folder(ref)) or _found_leader(self._folder(ref))
         return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
@@ -311,11 +312,15 @@ def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[b
 
 
 def _found_leader(folder: Path) -> int:
-    """Process id of the host 0 that has the credentials of this folder; 0 if none runs."""
+    """Process id of the host 0 that has the credentials of this folder; 0 if none runs. Its title
+    overwrites the environment that /proc shows, and the folder has the job's id."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
+    title = f"kinetic-host {folder.name} host 0".encode()
     for pid in processes.everyone():
         with contextlib.suppress(OSError):
-            # What a program forked has its environment too, but does not lead its session.
-            if marks <= set(processes.environ(pid).split(b"\0")) and os.getsid(pid) == pid:
+            if os.getsid(pid) != pid:
+                continue  # perhaps forked by it, with the same environment and title
+            is_titled = processes.command_line(pid).rstrip(b"\0") == title
+            if is_titled or marks <= set(processes.environ(pid).split(b"\0")):
                 return pid
     return 0
