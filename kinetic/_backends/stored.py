@@ -19,11 +19,17 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store.base import Store
-from kinetic._store.log_segments import GROWS_BYTES, LOOK_EVERY_S, SegmentReader
+from kinetic._store.log_segments import (
+    FLOWS_S,
+    GROWS_BYTES,
+    LOOK_EVERY_S,
+    LOOK_SOON_S,
+    SegmentReader,
+)
 from kinetic._store.many import at_once
 from kinetic.errors import CorruptRecord, NotFound
 
-FILES_POLL_S, SEGMENTS_POLL_S = 0.02, 0.1
+FILES_POLL_S, SEGMENTS_POLL_S = 0.02, 0.05
 
 
 def verdict(store: Store, ref: JobRef) -> Status | None:
@@ -87,6 +93,7 @@ def _from_segments(
         def is_over() -> bool:
             return attempt_logs.is_repeated(store, ref, attempt) or has_ended()
 
+        flows_until = 0.0
         while True:
             looked_at = time.monotonic()
             # Checked before reading, so that all that was printed is read.
@@ -97,7 +104,9 @@ def _from_segments(
                     yield from chunks
                 return
             is_behind = sum(len(chunk.data) for chunk in new) >= GROWS_BYTES
-            while not is_behind and time.monotonic() < looked_at + LOOK_EVERY_S:
+            flows_until = looked_at + FLOWS_S if new else flows_until
+            pause_s = LOOK_SOON_S if looked_at < flows_until else LOOK_EVERY_S
+            while not is_behind and time.monotonic() < looked_at + pause_s:
                 yield None
                 time.sleep(SEGMENTS_POLL_S)
 

@@ -52,6 +52,10 @@ GROWS_S = 10.0
 """A segment that is larger or older than this is not rewritten any more."""
 LOOK_EVERY_S = 0.5
 """How often an up-to-date reader looks for more."""
+LOOK_SOON_S = 0.2
+"""How often it looks while there is output: a line waits for the writer's pause and for this."""
+FLOWS_S = 3.0
+"""After this time without any, there is none."""
 LOOK_BACK_EVERY_S = 10.0
 """How often it looks again at a segment that should be final: a slow store may have taken long to
 write it."""
