@@ -9,10 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
+import time
+from pathlib import Path
 
 import pytest
+from gangs import wait_until
+from places import Place
 
 import kinetic
+from kinetic import errors
+from kinetic._core.exits import Exit
 from kinetic._system import memory_folder
 
 pytestmark = pytest.mark.timeout(600)
@@ -25,17 +32,17 @@ def train(
     local_every=1,
     die=None,
     lose=(),
-    shape=None,
     folder=None,
+    pause=None,
+    local_directory=None,
 ):
     """Train, and say where it went on from, on which tier, and how it ended.
 
     Args:
         die: (attempt, step, host) that is killed.
+        pause: folder in which hosts mark their steps; the first attempt takes its time.
         lose: (attempt, host): the local copies that are gone when that attempt begins.
     """
-    import signal
-
     import jax
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -54,7 +61,7 @@ def train(
             shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
         )
 
-    state = {"w": made(shape or (8, 3), inside), "b": made((3,), everywhere), "n": 0}
+    state = {"w": made((8, 3), inside), "b": made((3,), everywhere), "n": 0}
 
     batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     ones = jax.make_array_from_callback((8,), batch, lambda part: np.ones(8, np.float32)[part])
@@ -64,13 +71,18 @@ def train(
         return w + n, b * 2 + w.sum(axis=0) + x.mean()
 
     said = []
-    with kinetic.Checkpointer(folder, every=every, local_every=local_every) as ckpt:
+    with kinetic.Checkpointer(
+        folder, every=every, local_every=local_every, local_directory=local_directory
+    ) as ckpt:
         state, start = ckpt.restore(state)
         said.append((attempt, start, ckpt.restored and tuple(ckpt.restored)))
         for step in range(start, steps):
             w, b = step_of(state["w"], state["b"], step, ones)
             state = {"w": w, "b": b, "n": state["n"] + step}
             tiers = ckpt.save(step, state, metrics={"n": state["n"]})
+            if pause is not None and attempt == 1:
+                Path(pause, f"{host}-{step}").touch()
+                time.sleep(0.05)
             if die == (attempt, step, host):
                 ckpt.wait()  # else it depends on luck what is committed
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -130,3 +142,103 @@ def test_without_local_copies_it_goes_on_from_the_folder(tmp_path):
         assert said == [(2, 5, (4, "persistent", ()))]
         assert (total, n) == alone(11)
     result_of(job)
+
+
+@pytest.mark.parametrize(("shape", "host"), [({"slices": 2}, 0), ({"slices": 2}, 1), ({}, 0)])
+@pytest.mark.settles_within(30)
+def test_a_host_that_is_taken_away_lets_all_save_the_same_step(
+    home, tmp_path, monkeypatch, shape, host
+):
+    monkeypatch.setenv("KINETIC_GRACE_S", "100")
+    place = Place("local", home.parent)
+    run = kinetic.run("cpu:2", all_hosts=True, output_dir=str(tmp_path), **shape)
+    job = run(train).run_async(10_000, every=None, local_every=None, pause=str(tmp_path))
+    wait_until((tmp_path / f"{host}-3").exists, "step 3 was not reached")
+    os.kill(place.host(job, host), signal.SIGTERM)
+    with pytest.raises(errors.HostLost, match="asked to end"):
+        job.result(timeout=200)
+    assert job.outcome().first.exit is Exit.EVICTED
+    (step,) = [int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+    assert step >= 3
+    assert f"kinetic: step {step} is saved on all hosts, which end now." in job.logs()
+    assert "Traceback" not in job.logs(all_hosts=True)
+    result = run(train)(step + 3, every=None, local_every=None)
+    assert result[0] == [(1, step + 1, (step, "persistent", ()))]
+    assert result[1:3] == alone(step + 3)
+
+
+def hold(folder):
+    with kinetic.Checkpointer(local_every=None) as ckpt:
+        ckpt.restore({"n": 1})
+        ckpt.save(0, {"n": 1}, force=True)
+        ckpt.wait()
+        Path(folder, "held").touch()
+        time.sleep(1000)
+
+
+def test_two_jobs_do_not_write_one_folder(tmp_path):
+    first = kinetic.run("cpu", output_dir=str(tmp_path))(hold).run_async(str(tmp_path))
+    second = kinetic.run("cpu:2", slices=2, output_dir=str(tmp_path))(train)
+    try:
+        wait_until((tmp_path / "held").exists, "the first job did not begin")
+        with pytest.raises(errors.CheckpointInUse, match=f"written by {first.job_id}") as told:
+            second(3)
+        assert told.value.job_id == first.job_id
+    finally:
+        first.cancel()
+        first.wait()
+    with pytest.raises(errors.CheckpointMismatch, match=r"has no \['b'\], \['w'\]"):
+        second(3)
+
+
+def test_what_cannot_work_is_told_before_the_first_step(tmp_path):
+    run = kinetic.run("cpu:2", slices=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.CheckpointError, match="cannot be written to"):
+        run(train)(3, folder=str(tmp_path / "file/below"))
+    with pytest.raises(errors.CheckpointError, match="cannot be used"):
+        run(train)(3, folder=str(tmp_path), local_directory=str(tmp_path / "file/below"))
+
+
+class Numbers:
+    """An iterator as Grain's are."""
+
+    def __init__(self, begin):
+        self.next = begin
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.next += 1
+        return self.next
+
+    def get_state(self):
+        return {"next": self.next}
+
+    def set_state(self, state):
+        self.next = state["next"]
+
+
+def read_numbers(steps, local_every):
+    import jax
+
+    host, attempt = jax.process_index(), int(os.environ["KINETIC_ATTEMPT"])
+    numbers = Numbers(host * 1000)
+    with kinetic.Checkpointer(every=4, local_every=local_every) as ckpt:
+        _, start = ckpt.restore({"n": 0}, data=numbers)
+        for step in range(start, steps):
+            next(numbers)
+            ckpt.save(step, {"n": step}, data=numbers)
+        ckpt.wait()
+    if attempt == 1:
+        raise OSError("once more")
+    return start, numbers.next
+
+
+@pytest.mark.parametrize(("local_every", "start"), [(1, 7), (None, 5)])
+def test_iterators_go_on_where_each_host_was(local_every, start):
+    run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True)
+    job = run(read_numbers).run_async(7, local_every)
+    job.result()
+    assert job.results() == [(start, 7), (start, 1007)]

@@ -126,7 +126,7 @@ def test_the_error_of_one_host_is_raised_on_all():
     zero, one, two = on_all(Crowd(3).hosts(), act)
     assert type(zero) is type(one) is type(two) is CheckpointInUse
     assert (str(zero), str(one)) == ("Host 1: taken", "taken")
-    assert one.job_id == "job-1"
+    assert zero.job_id == one.job_id == two.job_id == "job-1"
     assert on_all(Crowd(2).hosts(), lambda h: opening.agree(h, "x", lambda: str(h.index))) == [
         ["0", "1"],
         ["0", "1"],

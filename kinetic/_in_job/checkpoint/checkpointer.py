@@ -22,7 +22,8 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic._core.duration import Duration
-from kinetic._in_job import local_folder, slices
+from kinetic._host.worker import streams
+from kinetic._in_job import local_folder, preemption, slices
 from kinetic._in_job.checkpoint import opening, peers, persistent, positions, tree
 from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.cadence import cadence
@@ -149,7 +150,8 @@ class Checkpointer:
             positions.put_back(data, saved, self._peers.index, self._peers.count)
         assert self.restored is not None  # set by either way
         self._last = self.restored.step
-        _log.info("restored step %d (%s tier)", self._last, self.restored.tier)
+        where = "the hosts' memory" if self.restored.tier == "local" else self._directory
+        self._say(f"step {self._last} is restored from {where}.")
         return found, self._last + 1
 
     def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any]]:
@@ -195,7 +197,7 @@ class Checkpointer:
 
         Raises:
             CheckpointError: this save cannot begin, or an earlier one has failed.
-            kinetic.Preempted: the host will be taken away; the step has been saved on all hosts.
+            Preempted: a host is taken away, and the step has been saved on all hosts: let it pass.
         """
         if isinstance(step, bool) or not isinstance(step, int):
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
@@ -257,6 +259,7 @@ class Checkpointer:
             self._free()
 
     def __enter__(self) -> Checkpointer:
+        preemption.preempted()  # says that this function looks for it
         return self
 
     def __exit__(
@@ -284,7 +287,7 @@ class Checkpointer:
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
         self._opened = opening.opened(self._directory, self._local, self._keep, self._peers, state)
-        self._moments = Moments(self._peers, _is_preempted, self._cadence.every_s)
+        self._moments = Moments(self._peers, preemption.preempted, self._cadence.every_s)
         return self._opened
 
     def _begin_without_restore(self, opened: Opened) -> None:
@@ -295,6 +298,12 @@ class Checkpointer:
                 f"{self._directory} has checkpoints of an earlier training (the last step is "
                 f"{step}). Call restore() before the first save(), or choose another folder."
             )
+
+    def _say(self, words: str) -> None:
+        """Tell those who read the job's output, once for all hosts."""
+        _log.info(words)
+        if self._peers.index == 0 and slices.told("KINETIC_JOB_ID"):
+            streams.say(f"kinetic: {words}")
 
     def _wait_a_moment(self) -> None:
         def wait() -> None:
@@ -318,8 +327,8 @@ class Checkpointer:
         """Every host has saved this step: wait until it is committed, and go."""
         self.wait()
         self._peers.meet("left", opening.LIMIT_S)
-        _log.info("step %d is saved on all hosts; they leave", step)
-        raise _preempted(f"The host is taken away; step {step} is saved.")
+        self._say(f"step {step} is saved on all hosts, which end now.")
+        raise preemption.Preempted
 
     # -- the tiers ---------------------------------------------------------------------------------
 
@@ -457,11 +466,3 @@ def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
         except (TypeError, ValueError) as error:
             raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
     return found
-
-
-def _is_preempted() -> bool:
-    return False
-
-
-def _preempted(words: str) -> BaseException:
-    return SystemExit(words)

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kinetic._core.checkpoint_size import COPIES, in_gigabytes, room_for
 from kinetic._core.values import dataclass
@@ -35,6 +36,7 @@ LIMIT_S = 600.0
 _SHARED_WITHIN_S = 5.0
 """How long a file of the leader may take to be seen by the others."""
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
+_ATTRIBUTES = ("job_id", "step")
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,11 @@ def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
     """
     failed: KineticError | None = None
     try:
-        answer = {"said": act()}
+        answer: dict[str, Any] = {"said": act()}
     except KineticError as error:
         failed = error
-        answer = {"failed": type(error).__name__, "why": str(error)}
+        about = {name: value for name, value in vars(error).items() if name in _ATTRIBUTES}
+        answer = {"failed": type(error).__name__, "why": str(error), "about": about}
     answers = [json.loads(each) for each in exchange(peers, name, json.dumps(answer))]
     for host, each in enumerate(answers):
         if "failed" not in each:
@@ -81,7 +84,9 @@ def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
         if failed is not None and host == peers.index:
             raise failed
         kind = _KINDS.get(each["failed"], CheckpointError)
-        raise kind(f"Host {host}: {each['why']}")
+        raised = kind(f"Host {host}: {each['why']}")
+        vars(raised).update(each["about"])
+        raise raised
     return [each["said"] for each in answers]
 
 
