@@ -11,10 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import measure
 
 RUNS = 7
+WARM_RUNS = 25
 FIRST_PSUM = """
 import time
 import jax, numpy as np
@@ -91,19 +94,50 @@ ONCE_WARM_PSUM = OURS.format(source=FIRST_PSUM, calls=2, skipped=1)
 
 
 NOOP = """
-import statistics, time
+import sys, time
 import kinetic
 def noop(): return 1
 job = kinetic.run(accelerator="cpu")(noop)
-taken = []
-for _ in range({calls}):
+for _ in sys.stdin:
     begun = time.perf_counter()
     job()
-    taken.append(time.perf_counter() - begun)
-print(statistics.median(taken[{skipped}:]))
+    print(time.perf_counter() - begun, flush=True)
 """
-COLD_NOOP = NOOP.format(calls=1, skipped=0)
-WARM_NOOP = NOOP.format(calls=RUNS + 2, skipped=2)
+FIRST_CALLS = 6
+"""After so many in a row the zygote has imported everything."""
+
+
+@contextmanager
+def noop_caller() -> Iterator[Callable[[], float]]:
+    """A fresh caller in a folder of its own: each call returns the seconds from a call of its
+    function to the value."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = f"{folder}/caller.py"
+        with open(script, "w") as file:
+            file.write(NOOP)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, script], text=True, **pipes) as caller:
+
+            def call() -> float:
+                print(file=caller.stdin, flush=True)
+                return float(caller.stdout.readline())
+
+            yield call
+
+
+def cold_noop() -> float:
+    """Seconds that the first call of a fresh caller takes."""
+    with noop_caller() as call:
+        return call()
+
+
+def warm_noop(beside: Callable[[], object]) -> tuple[float, float]:
+    """Median seconds of a call of a caller that has called often, and of the floor, in turns."""
+    with noop_caller() as call:
+        for _ in range(FIRST_CALLS):
+            call()
+        taken = [(call(), measure.seconds(beside)) for _ in range(WARM_RUNS)]
+    return tuple(statistics.median(column) for column in zip(*taken, strict=True))
 
 
 def measured(source: str, *arguments: str) -> float:
@@ -136,9 +170,9 @@ def main() -> None:
     with measure.home():
         bare = measure.python("-c", "import cloudpickle")
         (floor,) = measure.medians(bare, runs=15)
-        cold_s = median_of(lambda: measured(COLD_NOOP), RUNS)
-        warm_s = measured(WARM_NOOP)
-        floor_again, submitit_s = measure.medians(bare, with_submitit, runs=RUNS)
+        cold_s = median_of(cold_noop, RUNS)
+        warm_s, floor_again = warm_noop(bare)
+        (submitit_s,) = measure.medians(with_submitit, runs=RUNS)
         measure.heading(
             "no-op call on cpu (floor: a subprocess that imports cloudpickle; submitit's "
             "LocalExecutor)"

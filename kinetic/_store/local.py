@@ -40,13 +40,15 @@ class LocalStore:
     Args:
         root: the folder.
         existing: never create it: a running job must not recreate a store that was removed.
+        sweeps: remove what killed writers have left, at the first write.
     """
 
     calls_at_once = 1
     """A call takes microseconds: threads would only contend."""
 
-    def __init__(self, root: Path, *, existing: bool = False) -> None:
+    def __init__(self, root: Path, *, existing: bool = False, sweeps: bool = True) -> None:
         self._existing = existing
+        self._sweeps = sweeps
         self._root = Path(root).absolute()
         self._text = str(self._root)
         self._swept = False
@@ -212,7 +214,8 @@ class LocalStore:
     def _sweep_once(self) -> None:
         if not self._swept and privacy.check(self._text):
             self._swept = True
-            _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
+            if self._sweeps:
+                _sweep(f"{self._text}/{_TEMPORARY}", time.time() - _TEMPORARY_LIFE_S)
 
     def _publish(self, temporary: str, target: str, if_absent: bool) -> bool:
         # The folder may be deleted between its creation and its use.

@@ -81,7 +81,8 @@ class Supervisor:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._store = LocalStore(Path(request.store), existing=True)
+        # Whoever submits the next job sweeps the store: this one's caller waits.
+        self._store = LocalStore(Path(request.store), existing=True, sweeps=False)
         self._job = self._store.path(layout.job(request.job_id))
         self._own = self._job / "local"
         self._scratch = self._own / "work"
@@ -127,7 +128,6 @@ class Supervisor:
         processes.adopt_orphans()
         processes.raise_file_limit()
         processes.set_title(f"kinetic-supervisor {self._request.job_id}")
-        processes.reserve_disk(self._own / "reserve", RESERVE_BYTES)
         self._scratch.mkdir(exist_ok=True, mode=0o700)
 
     def _lock(self) -> None:
@@ -169,7 +169,8 @@ class Supervisor:
         self._publish(agents, target=target, token=token)
         if plan.hosts == 1:  # It waits for nobody.
             self._say_ready()
-        # Imported while the agents start.
+        # Done while the agents start.
+        processes.reserve_disk(self._own / "reserve", RESERVE_BYTES)
         import shutil  # noqa: F401 - for the end
 
         from kinetic._host.leader import Leader
