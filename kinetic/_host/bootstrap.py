@@ -11,8 +11,8 @@ Its text is the pod's command (`python -c`): one file, the standard library alon
     KINETIC_VERSION         an installed kinetic of this version will do; empty: none will
     KINETIC_IMAGE_RUNTIME, KINETIC_IMAGE_REQUIREMENTS    what the image says that it holds
     KINETIC_POD_CACHE       folder that the pods of a node share; default: a temporary one
-    KINETIC_POD_CACHE_GB    how much may lie in it that no pod uses; default: 20
-    KINETIC_POD_PATIENCE_S  how long to go on asking what does not answer; default: 30
+    KINETIC_POD_CACHE_GB    limit for what no pod uses; default: 20
+    KINETIC_POD_PATIENCE_S  how long to retry what does not answer; default: 30
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ import zipfile
 from importlib import metadata
 from typing import Callable, Iterator
 
-# As in sysexits.h. A store or an index that is out of reach, and a full disk, may be better later.
+# As in sysexits.h. An unreachable store or index, and a full disk, may be temporary.
 UNUSABLE, DAMAGED, MISSING, UNREACHABLE, FULL, DENIED, UNRESOLVED = 64, 65, 66, 69, 73, 77, 78
 ENV = dict(os.environ)
 SHARED = bool(ENV.get("KINETIC_POD_CACHE"))
 CACHE = ENV.get("KINETIC_POD_CACHE") or f"{tempfile.gettempdir()}/kinetic-pod-{os.getuid()}"
-UNUSED_S = 14 * 24 * 3600  # what no pod has used for so long goes
+UNUSED_S = 14 * 24 * 3600  # what no pod has used for this long is removed
 MADE: list[str] = []  # by this pod
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 AS_UV = {"INDEX_URL": "DEFAULT_INDEX", "EXTRA_INDEX_URL": "INDEX", "FIND_LINKS": "FIND_LINKS"}
@@ -69,7 +69,7 @@ def main() -> None:
         os.makedirs(CACHE, mode=0o700, exist_ok=True)
         path, python = kinetic(), environment()
         if SHARED and MADE:
-            with contextlib.suppress(OSError):  # another pod sweeps, too
+            with contextlib.suppress(OSError):  # another pod may sweep, too
                 sweep(most_gb * 1e9)
     except Failed as error:
         code, text = error.args
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def kinetic() -> str:
-    """Return the folder that has the package; "" where the image's own will do."""
+    """Return the folder that has the package; "" if the image's own will do."""
     digest, version = ENV["KINETIC_RUNTIME"], ENV.get("KINETIC_VERSION")
     if digest == ENV.get("KINETIC_IMAGE_RUNTIME") or (version and version == installed_version()):
         say("kinetic: in the image")
@@ -122,7 +122,7 @@ def environment() -> str:
 
 
 def install(folder: str, digest: str, bare: bool) -> None:
-    """Install into a virtual environment that comes before what the image holds."""
+    """Install into a virtual environment that comes before the image's packages."""
     text = fetch(digest, "the list of requirements").decode()
     venv.create(folder, symlinks=True)
     shown = [f"import site; site.addsitedir({each!r})\n" for each in site.getsitepackages()]
@@ -136,7 +136,7 @@ def install(folder: str, digest: str, bare: bool) -> None:
     command = [uv, "pip", "install", "--no-progress", "--color=never", "-r", listed]
     cache = locked(f"{CACHE}/uv-cache", fcntl.LOCK_SH, "uv's cache")
     try:
-        if not bare:  # uv looks at one environment only, so it is asked what the image lacks
+        if not bare:  # uv looks at one environment only, so it is given only what the image lacks
             told = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
             lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", told)
             options = [line for line in text.splitlines() if line.startswith("-")]
@@ -151,7 +151,7 @@ def install(folder: str, digest: str, bare: bool) -> None:
 
 
 def find_uv() -> str:
-    """Return the path of uv; "" where it cannot be had."""
+    """Return the path of uv; "" if it cannot be installed."""
     found = shutil.which("uv")
     if found:
         return found
@@ -161,12 +161,12 @@ def find_uv() -> str:
     except Failed as error:
         if error.args[0] == FULL:
             raise
-        say(f"uv: not to be had, going on with pip ({error.args[1].splitlines()[-1]})")
+        say(f"uv: not available, using pip ({error.args[1].splitlines()[-1]})")
         return ""
 
 
 def run(command: list[str]) -> str:
-    """Run an installer, which gets no secret of the gang, and return what it wrote."""
+    """Run an installer, without the gang's secrets, and return its output."""
     env = {k: v for k, v in ENV.items() if not k.startswith("KINETIC_")}
     for name, uvs in AS_UV.items():
         ours, theirs = f"PIP_{name}", f"UV_{uvs}"
@@ -176,7 +176,7 @@ def run(command: list[str]) -> str:
             env.setdefault(ours, env.get(theirs, ""))
             env.setdefault(theirs, env[ours])
     env = {"UV_CACHE_DIR": f"{CACHE}/uv-cache", "UV_PYTHON_DOWNLOADS": "never", **env}
-    # A signal between the start of the installer and our knowing of it would leave it running.
+    # A signal between the installer's start and the assignment would leave it running.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     pipe = subprocess.PIPE
     installer = subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
@@ -198,8 +198,8 @@ def run(command: list[str]) -> str:
 
 
 def once(folder: str, what: str, make: Callable[[str], object]) -> str:
-    """Return a folder that one pod of this node makes, and hold it: while this host runs, its
-    program after this one too, no pod sweeps it away."""
+    """Return a folder that one pod of this node creates, and hold it: while this host runs, even as
+    the program after this one, no pod sweeps it."""
     begun, has_waited = time.monotonic(), False
     while True:
         lock = locked(folder, fcntl.LOCK_SH, what)
@@ -218,7 +218,7 @@ def once(folder: str, what: str, make: Callable[[str], object]) -> str:
 
 
 def complete(folder: str, make: Callable[[str], object]) -> None:
-    """Make a folder whole or not at all; a full disk is cleared of what nobody uses."""
+    """Make a folder completely or not at all; on a full disk, remove what no pod uses first."""
     for has_swept in (False, True):
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -233,8 +233,8 @@ def complete(folder: str, make: Callable[[str], object]) -> None:
 
 
 def is_complete(folder: str) -> bool:
-    """Whether all of it was made, and since the node was started: what the kernel had not written
-    yet when it was switched off is lost, though the mark may be there."""
+    """Whether it was completed, and since the node's last start: unwritten data are lost when a
+    node is switched off, though the mark may be there."""
     try:
         with open(f"{folder}/complete") as mark:
             return mark.read() == boot()
@@ -249,7 +249,7 @@ def boot() -> str:
 
 
 def locked(folder: str, how: int, what: str = "") -> int:
-    """Lock a folder, and return the descriptor that holds it; without `what`, -1 where a pod has
+    """Lock a folder, and return the descriptor that holds it; without `what`, -1 if a pod has
     it. The kernel frees the lock of a killed one."""
     while True:
         lock = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -259,18 +259,18 @@ def locked(folder: str, how: int, what: str = "") -> int:
             if not what:
                 os.close(lock)
                 return -1
-            say(f"{what}: waiting for another pod of this node, which is at it")
+            say(f"{what}: waiting for another pod of this node, which is making it")
             fcntl.flock(lock, how)
         try:
             if os.path.samestat(os.fstat(lock), os.stat(f"{folder}.lock")):
                 return lock
         except FileNotFoundError:
-            pass  # it was swept away meanwhile
+            pass  # it was swept in between
         os.close(lock)
 
 
 def sweep(most_bytes: float) -> bool:
-    """Remove what no pod has used for long, and what is over the limit, the longest unused first;
+    """Remove what no pod has used for long, and what is over the limit, least recently used first;
     return whether there was any. What a pod holds stays."""
     found: list[tuple[float, str]] = []
     seen: set[int] = set()
@@ -292,7 +292,7 @@ def sweep(most_bytes: float) -> bool:
 
 
 def sizes(folder: str) -> Iterator[tuple[int, int]]:
-    """Inodes and sizes: uv links one file into many folders."""
+    """Inodes and sizes of files: uv links one file into many folders."""
     for path, _, names in os.walk(folder):
         for name in names:
             try:
@@ -308,7 +308,7 @@ def remove(folder: str) -> bool:
         return False
     try:
         if os.path.exists(f"{folder}/complete"):
-            os.unlink(f"{folder}/complete")  # first: a pod that is killed now leaves no half
+            os.unlink(f"{folder}/complete")  # first: a pod killed now leaves nothing half removed
         shutil.rmtree(folder, ignore_errors=True)
         os.unlink(f"{folder}.lock")
     finally:
@@ -331,7 +331,7 @@ def advice() -> str:
 
 
 def fetch(digest: str, what: str) -> bytes:
-    """Return the stored content that has this digest."""
+    """Return the stored content with this digest."""
     store, key = ENV["KINETIC_STORE"], f"blobs/sha256/{digest[:2]}/{digest[2:]}"
     scheme, separator, rest = store.partition("://")
     if separator and scheme not in ("file", "gs"):
@@ -372,7 +372,7 @@ def from_bucket(place: str, key: str) -> bytes:
             code = getattr(error, "code", 0)
             if code == 404:
                 raise FileNotFoundError(name) from error
-            if time.monotonic() > deadline:  # a new pod's account may take a while to be known
+            if time.monotonic() > deadline:  # a new pod's account may take a while to work
                 if code in (401, 403):
                     raise PermissionError(str(error)) from error
                 raise

@@ -1,4 +1,4 @@
-"""Messages between an agent and its worker: JSON objects, one a line, over a socket pair.
+"""Messages between an agent and its worker: one JSON object per line, over a socket pair.
 
 In: dicts. Out: dicts.
 """
@@ -50,7 +50,7 @@ class Channel:
         return self._sock.fileno()
 
     def lift(self, least_fd: int) -> None:
-        """Move to a descriptor that is not below `least_fd`, out of the way of code that closes or
+        """Move to a descriptor of at least `least_fd`, out of the way of code that closes or
         reuses low ones."""
         lifted = processes.lifted(self._sock.fileno(), least_fd)
         if lifted != self._sock.fileno():
@@ -63,7 +63,7 @@ class Channel:
         return self._file is not None and _file_of(self._sock.fileno()) == self._file
 
     def send(self, message: Message) -> bool:
-        """Send; return False when the other end is gone."""
+        """Send; return False if the other end is gone."""
         try:
             # The first newline ends what other code may have written into the channel.
             self._sock.sendall(b"\n" + json.dumps(message, separators=(",", ":")).encode() + b"\n")
@@ -72,7 +72,7 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """Wait for the next message; None when the other end is gone."""
+        """Wait for the next message; None if the other end is gone."""
         while True:
             for message in self._whole():
                 return message
@@ -80,8 +80,8 @@ class Channel:
                 return None
 
     def available(self) -> tuple[list[Message], bool]:
-        """Return the whole messages that are there, without waiting for more, and whether the other
-        end is still open."""
+        """Return the complete messages that have arrived, without waiting for more, and whether the
+        other end is still open."""
         is_open = self._fill(socket.MSG_DONTWAIT)
         return list(self._whole()), is_open
 

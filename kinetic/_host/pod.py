@@ -1,10 +1,10 @@
-"""A host that a cluster started, and may start again: which attempt it belongs to.
+"""A host that a cluster started, and may start again: the attempt that it belongs to.
 
-In: an identity, the plan, a store. Out: the number of the attempt; None when the job has ended, so
+In: an identity, the plan, a store. Out: the number of the attempt; None if the job has ended, so
 that a finished function never runs again.
 
-A cluster starts pods anew without saying what became of those before. What they left in the store
-says it: a verdict on the job ends it; an attempt that has begun, and has no verdict of its own,
+A cluster restarts pods without saying how the earlier ones ended. What they left in the store says
+it: a verdict on the job means that it has ended; an attempt that has begun, and has no verdict,
 lost its leader.
 """
 
@@ -37,8 +37,7 @@ def attempt_of(who: Identity, plan: Plan, store: Store) -> int | None:
 
 
 def is_cancelled(store: Store, job_id: str) -> bool:
-    """Whether somebody has asked for the end of the job; a cluster stops pods for other reasons,
-    too."""
+    """Whether somebody has cancelled the job; a cluster also stops pods for other reasons."""
     return store.has(layout.cancelled(job_id))
 
 

@@ -19,23 +19,23 @@ class Start:
     Attributes:
         payload: file of the pickled call.
         payload_digest: its SHA-256, verified before anything is unpickled.
-        function: file of the pickled function, where the payload holds only arguments and the
-            function's SHA-256; else "".
+        function: file of the pickled function and its SHA-256, if the payload holds only arguments;
+            else "".
         env: the whole environment, without what the payload carries.
         cwd: working directory.
         sys_path: entries that go before the interpreter's own.
         scratch: folder for the value or the exception.
-        world: this process's place among the processes of JAX.
+        world: this process's rank among the processes of JAX.
         joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
         jax_options: options of `jax.config` to set before anything else uses JAX.
         name: display name of the function.
         tree: where the source tree lies on this host.
         client_root: where it lies on the caller's machine; tracebacks name files there.
         all_hosts: whether the value of every host is kept, not only the leader's.
-        cells: source that lies in no file, so that tracebacks can show it.
+        cells: source without a file, so that tracebacks can show it.
         debugger: port and window of the job's debugger, or None in a job without one.
-        places: where the declared data lies that the call holds, by its numbers there.
-        mounts: what has to be mounted for the data; see `mounts.Mount`.
+        places: paths of the declared data that the call holds, by its numbers there.
+        mounts: what must be mounted for the data; see `mounts.Mount`.
     """
 
     payload: str

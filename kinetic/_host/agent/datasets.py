@@ -1,4 +1,4 @@
-"""The declared data of a job on its host: where the function finds each of them, and what has to be
+"""The declared data of a job on its host: where the function finds each of them, and what must be
 mounted for that.
 
 In: identity, plan, store. Out: `Datasets`, and content on disk.
@@ -24,8 +24,8 @@ class Datasets:
     """Declared data, ready to be used.
 
     Attributes:
-        places: the path of each that the call holds, in the plan's order; not of volumes.
-        mounts: what the worker mounts so that all paths hold what they should.
+        places: the path of each that the call holds, in the plan's order; without volumes.
+        mounts: what the worker mounts.
     """
 
     places: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Datasets:
 
 
 def root(identity: Identity, store: Store) -> Path:
-    """Return the folder in which this host keeps data: shared by all jobs of the machine where the
+    """Return the folder in which this host keeps data: shared by all jobs of the machine if the
     store is a folder."""
     folder = store.as_folder()
     return Path(identity.scratch) / "data" if folder is None else folder / layout.DATA
@@ -43,8 +43,8 @@ def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datas
     """Bring the data to this host. `folder` is the host's own.
 
     Raises:
-        SetupFailed: data that is used where it lies, or fetched from there, is not there.
-        StoreError: the content is damaged, or the disk does not take it.
+        SetupFailed: data that is used in place, or fetched by the host, does not exist.
+        StoreError: the content is damaged, or the disk is full.
     """
     there = plan.mounted_by_cluster()
     found = [
@@ -76,7 +76,7 @@ def _prepared(
 
 
 def _copied(data: Dataset, identity: Identity, store: Store) -> Path:
-    """The folder of a copy: the jobs of a machine share it, those of a node where its pods can."""
+    """The folder of a copy, shared by the jobs of a machine, or of a node if its pods can."""
 
     def provide(copies: Path) -> Path:
         if data.tree is not None:
@@ -103,7 +103,7 @@ def _fetched(data: Dataset, copies: Path, token: str) -> Path:
 
 
 def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:
-    """Data that this host's pod has mounted, or the folder around it."""
+    """Data that is mounted in this host's pod, or the folder around it."""
     source = folder if data.is_dir else f"{folder}/{Path(data.source).name}"
     if not Path(source).exists():
         raise SetupFailed(f"The data {data.source} is not mounted on this host, at {source}.")
@@ -117,14 +117,14 @@ def _mounted(source: str, target: str) -> tuple[str, list[Mount]]:
 def _source(data: Dataset) -> str:
     if not Path(data.source).exists():
         raise SetupFailed(
-            f"The data {data.source} is not on this host: it was to be mounted, not copied. Leave "
+            f"The data {data.source} is not on this host: it should have been mounted. Leave "
             "fuse=True out."
         )
     return data.source
 
 
 def _stub(place: Path, is_dir: bool) -> str:
-    """Something for a mount to hang on, in the host's own folder."""
+    """An empty file or folder to mount on, in the host's own folder."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if is_dir:
         place.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""A host's output once more, on the standard streams of its own process: for `kubectl logs` and for
-whoever else reads what containers print.
+"""A host's output repeated on the standard streams of its own process, for `kubectl logs` and other
+readers of container output.
 
-In: chunks of output. Out: the same bytes on two descriptors, as well as that goes; the log in the
-store is what counts.
+In: chunks of output. Out: the same bytes on two descriptors, on a best-effort basis; the log in the
+store is complete.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections import deque
 from kinetic._core.log_format import STDERR, STDOUT
 
 KEEP_BYTES = 1 << 20
-"""Output that waits for a slow reader; more than that is left out."""
+"""Output kept for a slow reader; more than that is dropped."""
 CLOSE_S = 5.0
 """How long the last output may wait for its reader."""
 
 
 class Mirror:
-    """Writes in a thread of its own. Make it after the last fork.
+    """Writes in its own thread. Create it after the last fork.
 
     Promises:
         1. `write` never waits, whatever reads the streams.
-        2. What a slow reader misses is counted, and said when there is room again.
-        3. A stream that is closed or full loses its bytes, and nothing else happens.
+        2. What a slow reader misses is counted, and reported when there is room again.
+        3. A closed or full stream loses its bytes, without other effects.
     """
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
@@ -57,7 +57,7 @@ class Mirror:
         self._waiting_bytes += len(data)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Wait until everything is written, for so long at most."""
+        """Wait until everything is written, but no longer than this."""
         due = time.monotonic() + limit_s
         with self._changed:
             if self._missed_bytes:
@@ -90,7 +90,7 @@ def _write(fd: int, data: bytes) -> None:
     try:
         while view:
             view = view[os.write(fd, view) :]
-    except OSError:  # Nobody reads it any more, or the disk is full.
+    except OSError:  # The reader is gone, or the disk is full.
         return
 
 

@@ -1,14 +1,14 @@
-"""Empty folders for mounts to hang on, where the function may want to create files beside them;
-gone when the last job is.
+"""Empty folders to mount on, where the function may want to create files beside the mount; removed
+with the last job that uses them.
 
 In: the paths of a job's volumes. Out: folders (or empty files) that are kept, later removed.
 
-Most missing paths are made in the worker's memory only (see `mounts`). That would lose what a
-function writes beside the mount, so where it could write, a real folder is made for as long. What
-was made is recorded beside the data of this machine, with its inode and the time of its last
-change: what other programs have used or replaced since is dropped from the record and never
-removed. A job that uses a mount point holds a lock on it, because removing it would take the mount
-away from that job. What a killed job left is removed with the next job that has volumes.
+Most missing paths are created in the worker's memory only (see `mounts`). That would lose what a
+function writes beside the mount, so where it may write, a real folder is created. It is recorded
+beside the data of this machine, with its inode and the time of its last change: if another program
+has used or replaced it since, it is dropped from the record and never removed. A job that uses a
+mount point holds a lock on it, because removing it would remove the mount, too. Leftovers of a
+killed job are removed by the next job with volumes.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH108, PTH120
@@ -29,7 +29,7 @@ from kinetic._system import locks
 from kinetic.errors import StoreError
 
 RECORD = "mountpoints.json"
-"""In the root folder: the stamp of each path that was made."""
+"""In the root folder: the stamp of each path that was created."""
 
 
 class Mountpoints:
@@ -41,10 +41,10 @@ class Mountpoints:
         self._held: list[int] = []
 
     def keep(self, data: Sequence[Dataset]) -> None:
-        """Make and keep what is missing and can be made.
+        """Create and keep the missing paths that can be created.
 
         Raises:
-            OSError, StoreError: the disk does not take it.
+            OSError, StoreError: the disk is full.
         """
         volumes = [each for each in data if each.mount]
         if not volumes:
@@ -64,7 +64,7 @@ class Mountpoints:
                 self._write(made)
 
     def release(self, data: Sequence[Dataset]) -> None:
-        """Give up what was kept; remove what no other job keeps. What cannot be removed stays."""
+        """Release the paths; remove those that no other job uses, if possible."""
         if not any(each.mount for each in data):
             return
         with suppress(OSError, StoreError), cached_copy.locked(self._root):
@@ -88,7 +88,7 @@ class Mountpoints:
 
 
 def _make(path: str, is_dir: bool, made: dict[str, str]) -> None:
-    """Make the path and the folders above it, unless that is better done in memory."""
+    """Create the path and the folders above it, unless that is better done in memory."""
     missing, above = [path], os.path.dirname(path)
     while not os.path.lexists(above):
         missing.append(above)
@@ -108,7 +108,7 @@ def _make(path: str, is_dir: bool, made: dict[str, str]) -> None:
 
 
 def _stamp(path: str) -> str:
-    """What changes with any use of the path; "" for what is neither a folder nor an empty file."""
+    """Changes with any use of the path; "" for anything but a folder or an empty file."""
     try:
         info = os.lstat(path)
     except OSError:
@@ -127,7 +127,7 @@ def _opened(path: str) -> int:
 
 
 def _swept(made: dict[str, str]) -> dict[str, str]:
-    """Remove what no job keeps, and return what is left on record. The caller holds the lock."""
+    """Remove what no job uses, and return the remaining records. The caller holds the lock."""
     left = {path: stamp for path, stamp in made.items() if _is_ours(path, made)}
     for path in sorted(left, reverse=True):  # what lies in a folder before the folder
         above = os.path.dirname(path)

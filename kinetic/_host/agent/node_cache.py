@@ -1,10 +1,10 @@
 """The folder that the pods of a node share: data that one job has fetched is there for the next.
 
-In: the name of what is wanted. Out: a folder for its copies, which no pod sweeps away while this
-process lives; or its content, in there.
+In: the name of the content. Out: a folder for its copies, which no pod sweeps while this process
+lives; or its content, in there.
 
-What is in the folder, and how long it stays, is the bootstrap's affair (`_host.bootstrap`): it is
-bounded, and what lay there when the node was switched off is not trusted.
+What is in the folder, and how long it stays, is up to the bootstrap (`_host.bootstrap`): its size
+is limited, and content from before the node's last start is not trusted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MOST_GB = 20.0
 def provided(
     identity: Identity, name: str, what: str, aside: Path, provide: Callable[[Path], Path]
 ) -> Path:
-    """Return what `provide` makes of a folder of copies: that of the node where pods have one, else
-    the host's own.
+    """Return what `provide` makes of a folder of copies: the node's if its pods share one, else the
+    host's own.
 
     Args:
         identity: the host.
-        name: of the content or of where it lies, in hex digits.
+        name: of the content or of its source, in hex digits.
         what: the same for people.
         aside: the host's own folder of copies.
-        provide: fetches what is not in the folder yet.
+        provide: fetches what the folder lacks.
     """
     if not identity.cache:
         return provide(aside)
@@ -57,7 +57,7 @@ def provided(
 
 
 def _held(folder: str, what: str) -> Path:
-    """Return the folder, there and locked for as long as this process lives."""
+    """Create the folder if needed, and lock it for as long as this process lives."""
     from kinetic._host import bootstrap
 
     while True:

@@ -1,7 +1,7 @@
-"""PYTHONPATH of what runs on a host: programs that it starts import what was sent, not what lies in
-the caller's folder.
+"""PYTHONPATH of what runs on a host: programs that it starts import what was sent, not the caller's
+folder.
 
-In: the value that the caller has or asks for, the places of the tree. Out: the value for the host.
+In: the value that the caller has or requests, folders of the tree. Out: the value for the host.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 def for_programs(places: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
-    """Return the search path: the tree first, then what the caller has, with the tree in place of
-    the project.
+    """Return the search path: the tree first, then the caller's, with the tree in place of the
+    project.
 
-    Left out is a place with a module that is called like one of the standard library, which it
-    would hide from every program; one that the caller's own PYTHONPATH names stays.
+    A folder with a module named like one of the standard library is left out, because it would hide
+    that from every program; one that the caller's own PYTHONPATH names stays.
     """
     own = [place for place in places if not _hides_standard_modules(place)]
     theirs = (
@@ -27,8 +27,8 @@ def for_programs(places: Sequence[str], inherited: str, *, client_root: str, tre
 
 
 def moved(value: str, *, client_root: str, tree: str) -> str:
-    """Return a search path with folders of the project replaced by those of the tree, where they
-    were sent."""
+    """Return a search path with the project's folders replaced by those of the tree, if they were
+    sent."""
     return os.pathsep.join(_moved(entry, client_root, tree) for entry in value.split(os.pathsep))
 
 

@@ -18,7 +18,7 @@ _MAIN_FLOOR_NS = 1_000_000
 _BUSY_FLOOR_S = 0.1
 MISSED_S = 3.5
 """A longer gap between two samples does not count: the agent itself did not run (the machine was
-suspended, or the whole gang was stopped), or the coordinator held it up. Heartbeats come every
+suspended, or the whole gang was stopped), or the coordinator delayed it. Heartbeats are sent every
 second and take two at most."""
 
 

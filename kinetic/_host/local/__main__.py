@@ -5,7 +5,7 @@ In: a descriptor and modules to import, see `zygote`. Out: supervisors.
 
 import gc
 
-gc.disable()  # Imports make nothing to collect, and collections would slow them.
+gc.disable()  # Imports create no garbage, and collections would slow them.
 
 from kinetic._host.local.zygote import main  # noqa: E402
 

@@ -30,11 +30,11 @@ LATE = (
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
     *agents.GANG_MODULES,
 )
-"""What a first job of one host can begin without, in the order in which it needs it: its worker,
-its agent, its leader. Imported here in the end, because otherwise every process of every job would
-import it again."""
+"""What a small job's processes can start without, in the order in which they need it: worker,
+agent, leader. Imported here eventually, because otherwise every process of every job would import
+it again."""
 IDLE_S = 0.25
-"""After this time without a request a first small job is over, and importing does not slow it."""
+"""After this time without a request a first small job is over, so importing cannot slow it."""
 HURRIED = 4
 """This many jobs in a row are started before everything is imported; after that, importing once is
 cheaper."""
@@ -44,7 +44,7 @@ def main() -> None:
     """Import, then serve until the caller is gone."""
     fd, *modules = sys.argv[1:]
     caller = socket.socket(fileno=int(fd))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors need not be reaped.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jaxworld.preload(tuple(modules))
     if not jaxworld.is_fork_safe():
@@ -61,7 +61,7 @@ def serve(caller: socket.socket, *, hurried: int) -> None:
     requests = caller.makefile("rb")
     while line := requests.readline():
         if not line.endswith(b"\n"):
-            return  # The caller died while it wrote.
+            return  # The caller died while writing.
         if os.fork() == 0:
             os.setsid()
             gc.enable()

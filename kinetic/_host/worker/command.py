@@ -1,7 +1,7 @@
 """What `kinetic run` runs on every host: a script, a module, or any command.
 
-In: a script's place in the source tree, a module's name, or the words of a command. Out: its exit
-code, as a `SystemExit`. Called as the function of the job, in the worker's main thread, with the
+In: a script's path in the source tree, a module's name, or the words of a command. Out: its exit
+code, as a `SystemExit`. Called as the job's function, in the worker's main thread, with the
 caller's folder as working directory.
 """
 
@@ -32,8 +32,8 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 def run(kind: str, target: str, args: Sequence[str]) -> None:
     """Run a "script", a "module" or a "command".
 
-    In its arguments `$KINETIC_OUTPUT_DIR` is replaced by the value that it has here, and so are
-    other variables of the job.
+    In its arguments `$KINETIC_OUTPUT_DIR` and other variables of the job are replaced by their
+    values on this host.
     """
     args = filled_in(target if kind == "command" else "", args, identity.variables_of_the_job())
     try:
@@ -53,7 +53,7 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
 def filled_in(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced.
 
-    The code of `sh -c` is left alone: the shell itself replaces variables, where they are not
+    The code of `sh -c` is left alone: the shell itself replaces variables that are not
     quoted.
     """
     is_shell = command.rpartition("/")[2] in _SHELLS
@@ -69,8 +69,8 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on
     sys.path.
 
-    `path_rel` is relative to the caller's working directory, which is also this process's when it
-    is part of the source tree. In any case the script's folder is on sys.path.
+    `path_rel` is relative to the caller's working directory, which is also this process's if it is
+    part of the source tree. The script's folder is on sys.path in any case.
     """
     path = _find(path_rel)
     if path is None:
@@ -82,7 +82,7 @@ def run_script(path_rel: str, args: Sequence[str]) -> None:
     sys.argv = [
         path_rel,
         *args,
-    ]  # run_path puts the whole path there for as long as the script runs
+    ]  # run_path sets it to the full path while the script runs
     _put_first(str(path.parent))
     _as_main(lambda: runpy.run_path(str(path), run_name="__main__"))
 
@@ -121,8 +121,7 @@ def call(argv: Sequence[str]) -> int:
     sys.stderr.flush()
     try:
         with _Forwarding() as forwarding:
-            # It stays in this process group: what ends the worker for good ends the command with
-            # it.
+            # It stays in this process group: what kills the worker kills the command, too.
             process = forwarding.to(subprocess.Popen(list(argv)))
             code = process.wait()
     except FileNotFoundError:
@@ -130,7 +129,7 @@ def call(argv: Sequence[str]) -> int:
     except OSError as error:
         return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
     if code == 0 and signal.SIGTERM in forwarding.came:
-        # It cleaned up because of SIGTERM; that is not success.
+        # It exited with 0 after SIGTERM; that is not success.
         return 128 + signal.SIGTERM
     return code if code >= 0 else 128 - code
 
@@ -149,8 +148,8 @@ def _missing(command: str) -> str:
 class _Forwarding:
     """Forwards termination signals to a command, which decides how to end.
 
-    Installed before the command starts, and passes on signals that arrive meanwhile; otherwise the
-    command could outlive this process.
+    Installed before the command starts, so that signals which arrive in between are passed on;
+    otherwise the command could outlive this process.
     """
 
     def __init__(self) -> None:
@@ -159,7 +158,7 @@ class _Forwarding:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # no other thread may set handlers
+        # only the main thread may set handlers
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._forward) for signum in _FORWARDED}
         return self

@@ -1,8 +1,8 @@
 """The debugger of a job: it listens in the leader's worker and holds every function back until a
 client has attached.
 
-In: a port and a window; on agents, what workers say. Out: a debug adapter on the loopback address;
-the record `job.debugger`. The only door to debugpy.
+In: a port and a window; on agents, messages of workers. Out: a debug adapter on the loopback
+address; the record `_core.debug_address`. The only door to debugpy.
 
     leader's worker  ── listening(port) ──> its agent ── record: waiting ──> caller (kinetic.debug)
                      ── attached(bool)  ──>           ── record: released ─> other agents
@@ -46,7 +46,7 @@ EVENTS = frozenset(
     }
 )
 LOOK_EVERY_S = 0.25
-"""How often a host looks whether the leader's debugger has attached."""
+"""How often a host checks whether the leader's debugger has attached."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
 """How long after the window the other hosts still wait for the leader."""
@@ -55,19 +55,19 @@ ENVIRON = {
     "PYTHONBREAKPOINT": "debugpy.breakpoint",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
 }
-"""What a worker's environment says in a debug job. The last one silences a warning about the
-interpreter's own frozen modules."""
+"""Variables of a worker in a debug job. The last one silences a warning about the interpreter's own
+frozen modules."""
 
 
 # -- in workers ------------------------------------------------------------------------------------
 
 
 def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
-    """Listen, and return when a debugger is ready or the window has passed. `port` 0 takes a free
+    """Listen, and return once a debugger is ready or the window has passed. `port` 0 takes any free
     one.
 
     Raises:
-        SetupFailed: debugpy is not installed on this host, or the port cannot be had.
+        SetupFailed: debugpy is not installed on this host, or the port is in use.
     """
     try:
         import debugpy
@@ -77,7 +77,7 @@ def serve(channel: Channel, port: int, window_s: float, folder: str) -> None:
         ) from error
     try:
         # subProcess=False: debugpy would hold each child of the function back as well. Its adapter
-        # accepts any connection, and a client can run code: the wrapper checks who connects.
+        # accepts any connection, and clients can run code: the wrapper checks who connects.
         debugpy.configure(subProcess=False, python=str(_guarded_python(Path(folder))))
         _, port = debugpy.listen(("127.0.0.1", port))
     except Exception as error:
@@ -140,7 +140,7 @@ def hold(channel: Channel) -> None:
 
 
 class Gate:
-    """The agent's side: on the leader it keeps the record, on the other hosts it waits for it."""
+    """The agent's side: the leader's keeps the record, the others wait for it."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Gate:
         self.holds = False
         """Whether this host's worker waits for `go`."""
         self.look_every_s = LOOK_EVERY_S
-        """How often it is worth looking, while it waits."""
+        """How often to look while waiting."""
 
     @property
     def activity(self) -> Activity:
@@ -170,11 +170,11 @@ class Gate:
         return Activity.HELD if self.holds else Activity.WAITING
 
     def start_message(self) -> dict[str, Any]:
-        """What the worker must know."""
+        """The worker's part of the start message."""
         return {"port": self._port, "window_s": self._plan.limits.debug_wait_s}
 
     def takes(self, message: Message) -> bool:
-        """Whether `take` is to handle the message."""
+        """Whether `take` handles the message."""
         return message["event"] in EVENTS
 
     def take(self, message: Message, tree: str) -> None:
@@ -199,7 +199,7 @@ class Gate:
             )
 
     def opens(self) -> bool:
-        """Whether a worker that waits may go on; looks now and then only."""
+        """Whether a waiting worker may go on; looks only now and then."""
         now = self._clock()
         if not self.holds or now < self._next_look_at:
             return False
@@ -220,7 +220,7 @@ class Gate:
         except (
             KineticError,
             ValueError,
-        ):  # Not there yet, or the store cannot be reached just now.
+        ):  # Not there yet, or the store does not answer.
             return False
         return record.state is not DebuggerState.WAITING
 
@@ -229,4 +229,4 @@ class Gate:
         try:
             self._store.put(self._key, json.dumps(record.to_json()).encode())
         except KineticError as error:
-            _log.warning("the debugger's place could not be written down: %s", error)
+            _log.warning("the debugger's address could not be recorded: %s", error)

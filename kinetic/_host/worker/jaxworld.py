@@ -1,4 +1,4 @@
-"""JAX on a host: what is imported ahead, what the function learns about its world, when it joins.
+"""JAX on a host: what is imported ahead, the variables that describe the world, when it joins.
 
 In: the shape of the world. Out: variables, a JAX that can join (see `joining`), the end of it.
 """
@@ -22,7 +22,7 @@ from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic._system import machine, processes
 
 STARTUP = str(Path(__file__).parent / "startup")
-"""Goes first on the PYTHONPATH of every program that a function starts."""
+"""First on the PYTHONPATH of every program that a function starts."""
 _THREADS_PER_DEVICE = 4
 """Two are enough for a loop in one thread; launches in other threads and callbacks may occupy
 more."""
@@ -47,11 +47,11 @@ _CONSEQUENCE_WORDS = (
 def environ(
     world: World, base: Mapping[str, str], asked: Mapping[str, str], *, automatic: bool
 ) -> dict[str, str]:
-    """The environment of a function or program, with what tells JAX and other frameworks about the
-    world.
+    """The environment of a function or program, with variables that describe the world to JAX and
+    other frameworks.
 
     Args:
-        world: where the host stands.
+        world: the host's place in it.
         base: variables to start from.
         asked: variables that override these.
         automatic: whether programs that the function starts join when they first use JAX.
@@ -87,12 +87,12 @@ def environ(
 
 
 def _threads(devices: int, cores: int) -> int:
-    """How many threads XLA's CPU client gets; it reads NPROC, and takes one for each core or device
-    without it.
+    """How many threads XLA's CPU client gets; it reads NPROC, and without it takes one for each
+    core or device.
 
     A launch on all devices occupies a thread for each while 32 others are in flight, and a
-    collective another one. With one thread for each device, a loop that never waits for a result
-    soon stands still forever: its launches occupy all threads.
+    collective occupies another one. With one thread for each device, a loop that never waits for a
+    result soon stands still forever: its launches occupy all threads.
     """
     return max(cores, _THREADS_PER_DEVICE * devices)
 
@@ -134,7 +134,7 @@ def is_fork_safe() -> bool:
     """Whether a fork of this process gets a JAX that still works: no backend has been started and
     one thread runs."""
     if "jax" in sys.modules:
-        from jax._src import xla_bridge  # No public call asks without starting one.
+        from jax._src import xla_bridge  # No public call can tell without starting one.
 
         if xla_bridge.backends_are_initialized():
             return False
@@ -142,8 +142,8 @@ def is_fork_safe() -> bool:
 
 
 def enter(world: World, joins: bool | str) -> None:
-    """Give this process, a worker, its place in the world: now (True), when JAX is first used
-    ("lazy"), or when it asks."""
+    """Have this worker join the world: now (True), when JAX is first used ("lazy"), or when the
+    function asks."""
     joining.complete(os.environ, world, STARTUP)
     if "jax" in sys.modules:
         _configure(world)
@@ -171,8 +171,7 @@ def enter(world: World, joins: bool | str) -> None:
 
 
 def set_options(options: Mapping[str, Any]) -> list[str]:
-    """Set options of JAX as the caller has set them; return those that the JAX of this host does
-    not take."""
+    """Set the caller's options of JAX; return those that this host's JAX does not accept."""
     if not options or not is_installed():
         return list(options)
     import jax
@@ -187,7 +186,7 @@ def set_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _configure(world: World) -> None:
-    """Set in an already imported JAX what it would have read from the environment."""
+    """Set what an already imported JAX would have read from the environment."""
     joining.configure({"jax_enable_preemption_service": False})
     if world.simulated:
         joining.configure({"jax_platforms": "cpu", "jax_num_cpu_devices": world.devices})

@@ -1,14 +1,14 @@
-"""How one process joins the hosts of its gang to one world of JAX: when it says so, or when JAX's
+"""How one process joins the hosts of its gang into one world of JAX: when it asks, or when JAX's
 backend first starts.
 
 In: this process's rank (`World`). Out: an initialized `jax.distributed`; an `initialize` that needs
-no arguments. Programs load this file in interpreters that may not have kinetic: it needs nothing of
-kinetic, and imports JAX not before the program does.
+no arguments. Programs load this file in interpreters that may not have kinetic: it imports nothing
+of kinetic, and does not import JAX before the program does.
 
 JAX has no hook before its backends start: a plugin (`jax_plugins`) is called then, but what it
-raises is swallowed, and the host would go on alone; a cluster (`ClusterEnv`) is asked only by
-`initialize`. Hence the wrappers. A process joins only if no other of its host has: it holds a lock
-on a file in the host's folder, where the agent reads how far it is.
+raises is swallowed, and the host would run on alone; a cluster (`ClusterEnv`) is asked only by
+`initialize`. Hence the wrappers. A process joins only if no other process of its host has: it holds
+a lock on a file in the host's folder, which also tells the agent how far it is.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
-try:  # quicker to make
+try:  # quicker to create
     from kinetic._core.values import dataclass
 except ImportError:
     from dataclasses import dataclass
 
 JOINING, JOINED, APART = "joining", "joined", "apart"
-"""What the file says, before the id of the process."""
+"""What the file says, followed by the id of the process."""
 MARK = "KINETIC_JAX_PROCESS"
 """Variable: the process that has imported JAX. Its children are helpers, not the host's
 program."""
@@ -50,7 +50,7 @@ _lock = threading.RLock()
 
 
 class JoinError(RuntimeError):
-    """This process cannot join the gang's world, or not as it was asked to. A RuntimeError, as JAX
+    """This process cannot join the gang's world, or not as requested. A RuntimeError, as JAX
     raises."""
 
 
@@ -63,11 +63,11 @@ class World:
         processes: number of processes.
         process: index of this one.
         devices: virtual devices per process when simulated, else 0.
-        platform: "cpu", "gpu", "tpu", or "proxy" where Pathways has the devices; of what is
-            simulated, if it is.
+        platform: "cpu", "gpu", "tpu", or "proxy" for devices of Pathways; the simulated one if
+            there is one.
         simulated: whether the devices are virtual.
-        slices: into how many slices the processes fall, equally many into each; or the devices,
-            where there is one process.
+        slices: number of slices, with equally many processes each, or devices if there is one
+            process.
         port: free on process 0, for programs of other frameworks.
         file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
@@ -90,12 +90,12 @@ class World:
 
     @property
     def address(self) -> str:
-        """Of the leader."""
+        """The leader's address."""
         return self.coordinator.rpartition(":")[0]
 
 
 def attach(world: World, *, automatic: bool, owner: int) -> None:
-    """Let JAX, which has just been imported, find this world.
+    """Attach this world to JAX, which has just been imported.
 
     Args:
         world: the place of this process.
@@ -107,7 +107,7 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
 
 
 def attach_program(text: str, owner: int) -> None:
-    """The same in a program that was started on a host, which may start helpers of its own; `text`
+    """The same in a program started on a host, which may start its own helpers; `text`
     is the value of KINETIC_WORLD."""
     world = json.loads(text)
     automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
@@ -126,7 +126,7 @@ def join(world: World) -> None:
 
 
 def _plain_initialize(module: Any) -> Callable[..., None]:
-    """JAX's own `initialize`, also where this process, or the one that it was forked from, has
+    """JAX's own `initialize`, even if this process, or the one that it was forked from, has
     replaced it."""
     initialize: Callable[..., None] = getattr(module.initialize, _ORIGINAL, module.initialize)
     return initialize
@@ -144,8 +144,8 @@ def complete(environ: MutableMapping[str, str], world: World, startup: str) -> N
 
 
 def pass_by_proxies(environ: MutableMapping[str, str], addresses: Iterable[str]) -> None:
-    """Let connections to this machine and to these addresses go past every proxy; what the user
-    excepts stays excepted."""
+    """Exempt this machine and these addresses from every proxy, in addition to the user's
+    exemptions."""
     direct = list(dict.fromkeys([*LOOPBACK, *addresses]))
     both = [
         entry.strip()
@@ -174,7 +174,7 @@ def uses_proxies(environ: Iterable[str]) -> bool:
 
 
 class _Seat:
-    """This process's place, and what it puts into JAX."""
+    """This process's place in the world, and its wrappers in JAX."""
 
     def __init__(self, world: World, automatic: bool, owner: int) -> None:
         self._world = world
@@ -192,8 +192,8 @@ class _Seat:
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
         if self._automatic or self._devices > 0:
-            # Every call for a backend passes here, without a lock of JAX's: `initialize` takes the
-            # one that backends() holds.
+            # Every call for a backend comes through here, without a lock of JAX's: `initialize`
+            # takes the one that backends() holds.
             name = "_discover_and_register_pjrt_plugins"
             name = name if hasattr(xla_bridge, name) else "backends"
             setattr(xla_bridge, name, self._before(getattr(xla_bridge, name), xla_bridge, name))
@@ -212,8 +212,8 @@ class _Seat:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Many programs ask for virtual CPUs first, which changes nothing where there are chips:
-        neither does it where they are simulated."""
+        """Many programs first request virtual CPUs, which has no effect on a host with chips, nor
+        on one where chips are simulated."""
         asked = _cpu_devices()
         if self._devices in (-1, asked):
             return
@@ -226,7 +226,7 @@ class _Seat:
         )
 
     def _is_mine(self) -> bool:
-        """Whether this is the process that was seated: not a fork of it, and none that
+        """Whether this is the original process: not a fork of it, and not one that
         multiprocessing has started."""
         if os.getpid() != self._owner:
             return False
@@ -341,7 +341,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
 
 
 def configure(options: dict[str, Any]) -> None:
-    """Set options of an imported JAX, where its version has them."""
+    """Set options of an imported JAX, as far as its version has them."""
     import jax
 
     for name, value in options.items():
@@ -350,7 +350,7 @@ def configure(options: dict[str, Any]) -> None:
 
 
 def _cpu_devices() -> int:
-    """Virtual devices of this process as it is configured; -1 where that is left to JAX."""
+    """Virtual devices of this process by its configuration; -1 if that is left to JAX."""
     import jax
 
     return int(getattr(jax.config, "jax_num_cpu_devices", -1))
@@ -358,7 +358,7 @@ def _cpu_devices() -> int:
 
 @contextlib.contextmanager
 def _claimed(file: str) -> Iterator[None]:
-    """Hold this host's place; it is free again when this process is gone, or could not join."""
+    """Hold this host's place; it is free again once this process has ended, or could not join."""
     if not file:
         yield
         return
@@ -399,9 +399,9 @@ def join_state(file: str) -> str:
 
 
 def _tell_slices(world: World) -> None:
-    """Let simulated devices tell their slice: JAX says 0 for all processors, and has no public way
-    to say otherwise. Slices of processors say 0 as well: `jax.make_mesh` refuses several slices,
-    and takes any number of such machines."""
+    """Have simulated devices tell their slice: JAX says 0 for all processors, and has no public way
+    to change that. Slices of processors stay 0: `jax.make_mesh` refuses several slices, but takes
+    any number of such machines."""
     if world.slices == 1 or not world.simulated or world.platform == "cpu":
         return
     from jax._src.lib import xla_client
@@ -416,8 +416,8 @@ def _tell_slices(world: World) -> None:
 
 
 def _wait_for_leader(world: World, limit_s: float) -> None:
-    """Wait until the coordination service listens: a client that comes first pauses a whole second
-    before it tries again."""
+    """Wait until the coordination service listens: a client that is too early pauses for a whole
+    second before it tries again."""
     port = int(world.coordinator.rpartition(":")[2])
     deadline, pause_s = time.monotonic() + limit_s, 0.002
     while time.monotonic() < deadline:
@@ -431,7 +431,7 @@ def _wait_for_leader(world: World, limit_s: float) -> None:
 
 
 def _disagreement(world: World, given: dict[str, Any]) -> str:
-    """The arguments that are not this world's, as they were written; "" when all agree."""
+    """The arguments that disagree with this world, as they were written; "" if none do."""
     own = {
         "coordinator_address": world.coordinator,
         "num_processes": world.processes,

@@ -1,8 +1,8 @@
 """The worker: the process in which the user's function runs.
 
 In: messages from the agent (`start`, `exit`), a payload. Out: messages to the agent (`armed`,
-`started`, then one end), the pickled value or exception as a file. Nothing that must survive a
-death lives here: a report is sent before the interpreter winds down, because JAX may abort the
+`started`, then one end), the pickled value or exception as a file. Nothing that must survive its
+death lives here: the report is sent before the interpreter winds down, because JAX may abort the
 process on its way out.
 """
 
@@ -47,16 +47,16 @@ IMPORTED_AHEAD = (
     "kinetic._pickling.result_unpickler",
 )
 HIGH_FD = (1 << 13) - 16
-"""Where the worker's own descriptors lie: beyond those that programs close when they close "all" of
-them, as daemons do."""
+"""Where the worker's own descriptors lie: beyond those that programs close when they close "all"
+descriptors, as daemons do."""
 LAST_MESSAGE = "end.json"
 """In the host's folder: how the function ended, if it closed the channel to the agent."""
 REPORT_TRIES = 4
-"""How often reporting the end is tried: tracers and threads of the function may interrupt it."""
+"""How often reporting the end is tried: the function's tracers and threads may interrupt it."""
 SIGTERM_AGAIN_S = 0.05
 """How soon a SIGTERM whose exception Python dropped is sent again."""
 EXECUTORS_S = 1.0
-"""How long pools of `concurrent.futures` that were left open may take to end."""
+"""How long open pools of `concurrent.futures` may take to end."""
 
 
 _End = tuple[Any, BaseException | None]
@@ -112,7 +112,7 @@ def _report_own_failure(channel: Channel, error: BaseException) -> None:
 
 
 def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
-    """Detach from the parent: own process group and streams, two descriptors."""
+    """Detach from the parent: own process group, streams and descriptors."""
     os.setpgid(0, 0)
     processes.die_with_parent(parent_pid)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -144,8 +144,8 @@ def _reset_signals() -> None:
 
 
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
-    """Unless the function handles SIGTERM itself, unwind it, so that `finally` and context managers
-    run."""
+    """Unwind the function, so that `finally` blocks and context managers
+    run. A handler of its own replaces this one."""
     raise report.Terminated(128 + signum)
 
 
@@ -161,7 +161,7 @@ def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def _serve(channel: Channel, start: Start) -> int:
-    # The message is sent before the interpreter winds down; then the agent says when to go.
+    # The message is sent before the interpreter winds down; then the agent says when to exit.
     message = _attempt(channel, start)
     streams.flush()
     if not channel.is_whole():
@@ -184,7 +184,7 @@ def _save_message(message: Message, start: Start) -> None:
 
 
 def _wind_down(*, leave: bool) -> int:
-    """Exit the way a script does, but do not wait for threads that will not end."""
+    """Exit as a script does, but do not wait for threads that will not end."""
     with contextlib.suppress(BaseException):
         if leave:
             jaxworld.leave()
@@ -245,7 +245,7 @@ def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> M
 
 def _call(end: list[_End], func: Any, /, *args: Any, **kwargs: Any) -> None:
     """Call, and store the end without another call: the function may have left a profiler that
-    raises at calls and returns."""
+    raises on calls and returns."""
     try:
         end[0] = (func(*args, **kwargs), None)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the function's
@@ -262,7 +262,7 @@ def _await(value: Any) -> Any:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """Exit a child that the function forked and that returned from it: it must not act as the
+    """Exit a child that the function forked and that returned from it: it must not continue as the
     worker."""
     code = 0
     if isinstance(error, SystemExit):
@@ -314,7 +314,7 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
             source_map=_source_map(start),
             external=start.places,
         )
-    except CorruptRecord as error:  # The payload is intact, so it is the function.
+    except CorruptRecord as error:  # The payload is intact, so it is the function's record.
         digest = envelope.read_header(data).function_digest
         raise _Ended(
             {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
@@ -333,8 +333,8 @@ def _start_stacks_thread(channel: Channel) -> None:
     """Start a thread for the signal that dumps stacks, so that it does not disturb the function's.
 
     The handler restarts the calls that it interrupts, except some (pause, select, sleeping in
-    native code). Not started earlier, because mounting data needs a single thread. Not one of
-    `threading`, so that it is neither listed nor joined.
+    native code). Not started earlier, because mounting data needs a single thread. Not a
+    `threading` thread, so that it is neither listed nor joined.
     """
     asleep = _thread.allocate_lock()
     asleep.acquire()
@@ -354,8 +354,8 @@ def _adopt_main(func: Any, start: Start) -> None:
     """Give `__main__` the globals of the caller's script: plain pickle, and so multiprocessing,
     looks functions up there by name.
 
-    Where the script itself was shipped, processes that multiprocessing spawns can import it as they
-    do on the caller's machine.
+    If the script itself was shipped, processes that multiprocessing spawns can import it as on the
+    caller's machine.
     """
     while isinstance(func, functools.partial):
         func = func.func
@@ -392,11 +392,11 @@ def _mount_data(start: Start) -> None:
 
 
 def _source_map(start: Start) -> tuple[str, str] | None:
-    """The file names that code which travelled by value should carry: the tree on this host, for a
+    """The file names for code that was sent by value: those of the tree on this host, for a
     debugger and for tracebacks.
 
-    Where the caller's own files are at hand their names stay, so that all hosts of a simulated
-    slice run the same code.
+    Where the caller's own files exist their names stay, so that all hosts of a simulated slice run
+    the same code.
     """
     is_leader = start.world.process == 0
     wanted = start.client_root and (
@@ -416,12 +416,12 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
             debugger.serve(channel, **start.debugger, folder=start.scratch)
         else:
             debugger.hold(channel)
-    except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped meanwhile.
+    except (KineticError, SystemExit) as error:  # SystemExit: the job was stopped in the meantime.
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
 
 
 def _enter(start: Start, captured: dict[str, str]) -> None:
-    """Take over the caller's environment, folder and import path."""
+    """Set up the caller's environment, folder and import path."""
     os.environ.clear()
     os.environ.update(start.env | captured)
     time.tzset()
@@ -435,7 +435,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
         from kinetic._pickling import cells
 
         cells.remember(start.cells)
-    # Forked from one parent, all hosts would draw the same numbers.
+    # Forked from one parent, all hosts would draw the same random numbers.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     os.umask(0o022)
@@ -445,7 +445,7 @@ def _set_jax_options(start: Start) -> None:
     refused = jaxworld.set_options(start.jax_options)
     if refused and start.world.process == 0:
         streams.say(
-            "kinetic: JAX on this host does not take what the caller has set: "
+            "kinetic: JAX on this host does not accept options that the caller has set: "
             f"{', '.join(refused)}."
         )
 

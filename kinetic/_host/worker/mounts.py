@@ -2,10 +2,10 @@
 
 In: what should appear where. Out: a mount namespace of this process's own.
 
-A process that may not mount (any but root's) enters a user namespace first, where it may, and drops
+A process that may not mount (any but root's) first enters a user namespace, where it may, and drops
 these rights at the end: the function runs with its user's rights and cannot undo the mounts. A path
 that does not exist is not created: the nearest folder above it is covered by one in memory that
-shows the same entries and the missing one. Nothing is written to a disk, and the kernel removes it
+shows the same entries and the missing one. Nothing is written to disk, and the kernel removes it
 all with the last process that sees it.
 """
 
@@ -33,7 +33,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_MOUNT_SETATTR = 442
 _CAPABILITY_VERSION_3 = 0x20080522
 _KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
-"""Of a mount that a remount must repeat; the numbers are those of mount(2)."""
+"""Flags of a mount that a remount must repeat; the numbers are those of mount(2)."""
 _MOST_ENTRIES = 2000
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EUSERS, errno.ENOSPC}
 _REMEDY = (
@@ -49,10 +49,10 @@ class Mount:
     """A file or folder that appears at another path, read-only.
 
     Attributes:
-        source: what appears.
-        target: where; it may exist or not.
-        optional: whether the job goes on without it: the mount only guards what permissions guard
-            as well.
+        source: the file or folder.
+        target: where it appears; it may exist or not.
+        optional: whether the job goes on without it: it only guards what permissions guard as
+            well.
     """
 
     source: str
@@ -65,7 +65,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
 
     Args:
         mounts: what to mount; no target lies inside another.
-        scratch: an empty folder of this host's own, or none yet.
+        scratch: an empty folder of this host's own, which need not exist yet.
 
     Raises:
         SetupFailed: this machine does not allow it, or a target does not fit its source.
@@ -92,7 +92,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
 
 
 def _guard(mounts: Sequence[Mount]) -> None:
-    """Mount if root: permissions protect the data from every other user."""
+    """Mount if root: permissions protect the data from all other users."""
     if os.geteuid() != 0:
         return
     try:
@@ -183,7 +183,7 @@ def _cover(folder: str, missing: str, scratch: str, *, is_dir: bool) -> None:
         )
     os.makedirs(scratch, mode=0o700, exist_ok=True)
     _mount("tmpfs", scratch, 0, "tmpfs", "mode=755,size=1m")
-    _mount(None, scratch, _MS_UNBINDABLE)  # else it would contain itself
+    _mount(None, scratch, _MS_UNBINDABLE)  # otherwise it would contain itself
     for entry in entries:
         _show(entry, os.path.join(scratch, entry.name))
     _mount(None, scratch, _MS_PRIVATE)  # The next cover may have to show parts of this one.
@@ -218,7 +218,7 @@ def _stub(place: str, *, is_dir: bool) -> None:
 
 def _change_root(new: str) -> None:
     os.chdir(new)
-    _call("pivot_root", b".", b".")  # The old root now lies above the new one, at the same place.
+    _call("pivot_root", b".", b".")  # The old root is now mounted over the new one.
     _call("umount2", b".", _MNT_DETACH)
     os.chdir("/")
 
@@ -239,7 +239,7 @@ def _bind_all(mounts: Sequence[Mount]) -> None:
 
 
 def _set_read_only(path: str, *, recursive: bool) -> None:
-    """Make a mount read-only, where the kernel can (5.12) with everything that is mounted below
+    """Make a mount read-only, if the kernel can (5.12) with everything that is mounted below
     it."""
     attributes = (ctypes.c_uint64 * 4)(_MS_RDONLY, 0, 0, 0)
     try:

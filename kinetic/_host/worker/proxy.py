@@ -1,4 +1,4 @@
-"""Devices that Pathways has: a single controller reaches them through the proxy beside it.
+"""Devices of Pathways: a single controller reaches them through the proxy beside it.
 
 In: the world of a single controller. Out: a JAX with the devices of all machines.
 """
@@ -11,7 +11,7 @@ from kinetic._host.worker.joining import JoinError, World
 
 
 def register() -> bool:
-    """Make Pathways known to JAX; return whether its package is here."""
+    """Register Pathways with JAX; return whether its package is installed."""
     try:
         import pathwaysutils
     except ImportError as error:
@@ -27,7 +27,7 @@ def register() -> bool:
 
 def await_devices(world: World) -> None:
     """Wait until the devices of all machines are there: the function starts with all or not at all.
-    The gang ends the wait (`start_timeout`).
+    The gang's `start_timeout` ends the wait.
 
     Raises:
         JoinError: Pathways cannot be reached, or devices are missing.

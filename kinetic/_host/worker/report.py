@@ -1,9 +1,9 @@
-"""How the function ended, as a message to the agent: the value or the exception as a file, and the
-rest as text.
+"""How the function ended, as a message to the agent: the value or the exception as a file, the rest
+as text.
 
 In: what was returned or raised. Out: a message, files in the host's folder. The user's objects run
-code of their own here (`__str__`, `__repr__`, `__reduce__`), which may raise anything, SystemExit
-included.
+their own code here (`__str__`, `__repr__`, `__reduce__`), which may raise anything, including
+SystemExit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kinetic.errors import PicklingError
 
 REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
-"""Characters of a message or a traceback; the pickled exception has them all."""
+"""The most characters of a message or a traceback; the pickled exception has all of them."""
 THREADS_NAMED = 10
 _OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
-"""What decorated functions have, and plain functions have not."""
+"""Attributes that only decorated functions have."""
 BROKEN_CODE = 70
 """Exit code of a worker whose own code failed, for example without Python's builtins."""
 ENCLOSED_BYTES = 1 << 16
@@ -41,8 +41,8 @@ _OWN_CODE = (str(Path(__file__).parents[2]) + "/", "<kinetic>")
 """Files of kinetic's own code, left out of users' tracebacks; "<kinetic>" is what `kinetic run`
 sends."""
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
-"""What lies between kinetic's frames and the user's: the event loop of an async function, the
-import system."""
+"""Files of frames between kinetic's and the user's: the event loop of an async function, the import
+system."""
 
 
 class Terminated(SystemExit):
@@ -50,7 +50,7 @@ class Terminated(SystemExit):
 
 
 class ProgramExited(SystemExit):
-    """What `kinetic run` runs has exited.
+    """The program of `kinetic run` has exited.
 
     Attributes:
         code: as of `SystemExit`.
@@ -63,8 +63,8 @@ class ProgramExited(SystemExit):
 
 
 def returned(value: Any, start: Start) -> Message:
-    """The function returned: the leader's value becomes a file, and that of every host where that
-    was asked for."""
+    """The function returned: the leader's value becomes a file, and that of every host if that
+    was requested."""
     threads = leftover_threads()
     if threads:
         shown = ", ".join(threads[:THREADS_NAMED]) + (
@@ -108,7 +108,7 @@ def returned(value: Any, start: Start) -> Message:
 
 
 def raised(error: BaseException, start: Start) -> Message:
-    """The function raised, or left by way of `sys.exit`."""
+    """The function raised, or called `sys.exit`."""
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
         return _exited(error, start)
     if isinstance(error, Terminated):
@@ -194,7 +194,7 @@ def described(error: BaseException, start: Start) -> Message:
 
 
 def _explain(error: BaseException) -> None:
-    """A decorated function travels as the plain function, which cannot submit anything."""
+    """A decorated function is sent as the plain function, which cannot submit anything."""
     if (
         isinstance(error, AttributeError)
         and error.name in _OF_DECORATED
@@ -209,9 +209,9 @@ def _explain(error: BaseException) -> None:
 
 
 def _traceback_with_lines(error: BaseException, start: Start) -> str:
-    """The formatted traceback; where the function cannot read its source tree any more, with lines
-    of the caller's."""
-    # Path.is_dir raises where nothing may be read.
+    """The formatted traceback; if the function can no longer read its source tree, with lines of
+    the caller's."""
+    # Path.is_dir raises without read permission.
     if start.client_root and not os.path.isdir(start.tree):
         import linecache
 
@@ -243,8 +243,8 @@ def save(start: Start, name: str, data: bytes) -> str:
 
 
 def _sent(start: Start, name: str, data: bytes) -> Message:
-    """How a pickle reaches the agent: in the message where it is small, or where no file can be
-    written; else as a file."""
+    """How a pickle reaches the agent: in the message if it is small or no file can be written, else
+    as a file."""
     if len(data) > ENCLOSED_BYTES:
         try:
             return {f"{name}_file": save(start, f"{name}.pkl", data)}
@@ -255,7 +255,8 @@ def _sent(start: Start, name: str, data: bytes) -> Message:
 
 
 def ends_with(error: BaseException | None, value: object) -> Message:
-    """What is sent before any of the user's objects is read: their code may end the process."""
+    """The message sent before any of the user's objects is touched: their code may end the
+    process."""
     return {
         "event": WorkerEvent.ENDING,
         "raised": error is not None,
@@ -274,7 +275,7 @@ def leftover_threads() -> list[str]:
 
 
 def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it belongs to an idle pool: of processes (joblib's too), or of threads, where the
+    """Whether it belongs to an idle pool: of processes (joblib's too), or of threads, if the
     innermost frame shows it."""
     if type(thread).__name__ == "_ExecutorManagerThread":
         return not getattr(thread, "pending_work_items", True)
@@ -292,7 +293,7 @@ def text(value: object) -> str:
 
 
 def _short(whole: str) -> str:
-    """The beginning and the end of a text: where it is long, the end says what happened."""
+    """The beginning and the end of a long text: the end says what happened."""
     if len(whole) <= TEXT_LIMIT:
         return whole
     half = TEXT_LIMIT // 2
@@ -323,8 +324,8 @@ def _as_seen_by_caller(trace: str, start: Start) -> str:
 
 
 def _drop_own_frames(error: BaseException | None, seen: set[int]) -> None:
-    """Remove kinetic's frames above the user's code from the exception and all that are linked to
-    it."""
+    """Remove kinetic's frames above the user's code from the exception and from all that are linked
+    to it."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

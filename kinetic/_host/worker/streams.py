@@ -1,7 +1,7 @@
 """The worker's standard streams, which the function may close, replace or break.
 
 In: descriptors 0 to 2. Out: text streams over them; buffers flushed; kinetic's lines in the
-host's log. Nothing here trusts what `sys.stdout` has become.
+host's log. Nothing here trusts `sys.stdout`.
 """
 
 from __future__ import annotations

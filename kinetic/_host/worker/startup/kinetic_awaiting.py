@@ -1,7 +1,6 @@
 """A callback once a module has been imported, by whatever code.
 
-In: the module's name, and what to do. Out: a finder for `sys.meta_path`, which finds nothing
-itself.
+In: the module's name, a function. Out: a finder for `sys.meta_path`, which itself finds nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Awaiting:
-    """Waits for one module."""
+    """Waits for the import of one module."""
 
     def __init__(self, name: str, act: Callable[[], object]) -> None:
         self._name = name
         self._act = act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find it, and follow its execution."""
+        """Let the other finders find it, and call back after its execution."""
         if name != self._name:
             return None
         found = (

@@ -1,6 +1,6 @@
 """What a Python program that was started on a host runs first: it prepares for the import of JAX.
 
-In: the variable KINETIC_WORLD. Out: `joining`, attached to JAX once the program has imported that.
+In: the variable KINETIC_WORLD. Out: `joining`, attached to JAX once the program has imported it.
 It shadows the user's own sitecustomize, which it runs at the end.
 """
 
