@@ -1,13 +1,13 @@
-"""Lose a host in the middle of a training, and go on where the last checkpoint left off.
+"""Lose a host in the middle of training, and continue from the last checkpoint.
 
     python examples/checkpoint.py [FOLDER]
 
 Two hosts train together and save after every step with Orbax: each host writes its part of the
 arrays below KINETIC_OUTPUT_DIR. After step 3 of the first call a host is killed, as when a machine
-is taken away. The second call is the same call; it finds the checkpoint and does only what is left.
+is taken away. The second call is the same; it finds the checkpoint and does only the rest.
 
-`output_dir` is what makes it find the checkpoint: by default every job has a folder of its own. The
-checkpoints stay in FOLDER; without one they go to a temporary folder, which is removed in the end.
+It finds the checkpoint because of `output_dir`: by default every job has its own folder. The
+checkpoints stay in FOLDER, by default a temporary folder, which is removed at the end.
 """
 
 import shutil
@@ -53,7 +53,7 @@ def train(steps, lost_after=None):
         while state["step"] < steps:
             state = {"weights": update(state["weights"]), "step": state["step"] + 1}
             checkpoints.save(state["step"], args=ocp.args.StandardSave(state))
-            # so that this example always stops at the same place; else it goes on meanwhile
+            # So that this example always stops at the same step; saving is asynchronous otherwise.
             checkpoints.wait_until_finished()
             print(
                 f"step {state['step']} of {steps}: the weights sum to "

@@ -1,4 +1,4 @@
-"""Data that is declared: the function finds it as a path, wherever it runs.
+"""Declared data: the function receives it as a path, wherever it runs.
 
     python examples/data.py
 

@@ -1,9 +1,9 @@
-"""Start a job, let go of it, and find it again from another process by its id.
+"""Start a job, detach from it, and find it again from another process by its id.
 
     python examples/detached.py
 
-A job does not need its caller: close the laptop, and it runs on. `kinetic jobs list` shows it,
-`kinetic.attach` takes it up again.
+A job does not need its caller: it keeps running when the script ends. `kinetic jobs list` shows it,
+and `kinetic.attach` finds it again.
 """
 
 import subprocess
@@ -38,7 +38,7 @@ def main():
         return
     job_id = start_and_leave()
     sys.stdout.flush()
-    # a process that knows nothing but the id
+    # a process that knows only the id
     subprocess.run([sys.executable, __file__, job_id], check=True)
 
 

@@ -1,10 +1,9 @@
-"""One of four hosts fails: the caller gets that host's exception, with its type and its traceback.
+"""One of four hosts fails: the caller gets that host's exception, with its type and traceback.
 
     python examples/failing_host.py
 
 Host 2 raises before a collective that the other three hosts wait in. Left alone, they would wait
-forever. Here the gang is ended at once, and the error that arrives is the cause, not its echo on
-the other hosts.
+forever. Here the gang ends at once, and the error is the cause, not its echo on the other hosts.
 """
 
 import kinetic

@@ -2,8 +2,8 @@
 
     python examples/hello.py
 
-The function runs in a process of its own; what it prints arrives while it runs; what it returns is
-the value of the call.
+The function runs in another process. Its output arrives while it runs, and its return value is the
+value of the call.
 """
 
 import os

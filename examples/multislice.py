@@ -4,7 +4,7 @@
 
 Slices talk over the data center's network (DCN), the chips of a slice over their own, much faster
 interconnect (ICI). So the slices only average gradients, once a step, while the weights are split
-within each slice. `kinetic.make_mesh` lays the axes out so, on simulated and on real slices.
+within each slice. `kinetic.make_mesh` lays out the axes like this, on simulated and on real slices.
 """
 
 import kinetic

@@ -1,7 +1,8 @@
-"""A sweep: one function over many inputs, as many jobs, watched together. Results come in the order
-of the inputs.
+"""A sweep: one function over many inputs, a job for each, watched together.
 
-Run it: python examples/sweep.py
+    python examples/sweep.py
+
+Results come in the order of the inputs.
 """
 
 import kinetic

@@ -1,6 +1,6 @@
-"""`python -m kinetic`: the command line of this very interpreter, whatever is on PATH.
+"""`python -m kinetic`: the command line of this interpreter, regardless of PATH.
 
-In: the arguments. Out: what the command says.
+In: the arguments. Out: the command's output.
 """
 
 from __future__ import annotations

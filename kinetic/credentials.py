@@ -9,10 +9,10 @@ __all__ = ["ensure_credentials", "invalidate_credential_cache"]
 
 
 def ensure_credentials(project: str, zone: str, cluster: str) -> None:
-    """Return at once: jobs run on this machine, as whoever calls."""
+    """Do nothing: kinetic reads credentials where it needs them, and writes none."""
 
 
 def invalidate_credential_cache(
     project: str | None = None, zone: str | None = None, cluster: str | None = None
 ) -> None:
-    """Return at once: nothing is remembered."""
+    """Do nothing: there is no cache."""

@@ -7,11 +7,12 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     │   ├── UsageTypeError (TypeError)      ... because a value has the wrong type
     │   ├── UnknownAccelerator              ... because no such accelerator exists
     │   ├── PicklingError                   ... because a part of the call cannot be pickled
-    │   └── SourceChanged                   ... because declared data is not what it was
+    │   └── SourceChanged                   ... because declared data has changed
     ├── PreflightError                      the backend cannot take the job now; nothing was created
     │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
-    ├── BackendUnavailable                  the backend does not answer just now, or broke off;
-    │                                       the job is not affected, and asking again may help
+    ├── BackendUnavailable                  the backend does not answer at present, or closed the
+    │                                       connection; the job is not affected, and trying again
+    │                                       may help
     ├── SubmitError                         creating the job failed;
     │                                       what was created is removed or findable
     ├── StoreError                          the store could not be read or written
@@ -19,10 +20,10 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     │   ├── UnsupportedVersion              ... another version of kinetic wrote the job's records
     │   └── CorruptRecord                   ... a stored file is not what was written
     ├── CheckpointError                     a checkpoint could not be written or read
-    │   ├── CheckpointMismatch              ... the state or iterator of today is not what was saved
+    │   ├── CheckpointMismatch              ... the state or iterator does not match what was saved
     │   └── CheckpointInUse                 ... another job writes this folder of checkpoints
     ├── NotFound (LookupError)              no such job or object
-    ├── WaitTimeout (TimeoutError)          the caller's own patience ended; the job keeps running
+    ├── WaitTimeout (TimeoutError)          the caller's timeout passed; the job keeps running
     ├── BatchError                          some inputs of a batch have no result;
     │                                       the results of the others are in it
     ├── CoordinatorLost                     an agent could not reach its coordinator in time
@@ -41,7 +42,7 @@ In: what went wrong, as text and as attributes. Out: exceptions.
         ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed,
         │                                   version mismatch
         ├── ResultUnavailable               the function returned,
-        │                                   but its value cannot be brought here
+        │                                   but its value cannot be loaded here
         └── SupervisorLost                  the process that watched the job was killed
 
 A function's own exception is raised as itself, never wrapped, when its class can be rebuilt on the
@@ -70,7 +71,7 @@ class UnknownAccelerator(UsageError):
     """No accelerator has this name.
 
     Attributes:
-        name: what was asked for.
+        name: the name that was given.
         suggestions: the nearest valid names, best first.
     """
 
@@ -106,7 +107,7 @@ class InsufficientMemory(PreflightError):
     """This machine cannot hold the simulated slice.
 
     Attributes:
-        hosts: hosts asked for.
+        hosts: hosts that were requested.
         hosts_that_fit: hosts for which there is memory now.
     """
 
@@ -117,8 +118,8 @@ class InsufficientMemory(PreflightError):
 
 
 class BackendUnavailable(KineticError):
-    """The backend does not answer at the moment, or broke off. The job is not affected; asking
-    again may help."""
+    """The backend does not answer at present, or closed the connection. The job is not affected;
+    trying again may help."""
 
 
 class SubmitError(KineticError):
@@ -155,14 +156,14 @@ class CheckpointError(KineticError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """What was saved does not fit the state, or the iterator, that restore() was given."""
+    """What was saved does not match the state, or the iterator, that restore() was given."""
 
 
 class CheckpointInUse(CheckpointError):
     """Another job writes this folder of checkpoints.
 
     Attributes:
-        job_id: that job; "" where it is not known.
+        job_id: that job; "" if unknown.
     """
 
     def __init__(self, message: str, *, job_id: str = "") -> None:

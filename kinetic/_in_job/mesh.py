@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 REST = -1
-"""As the size of an axis: what the other axes leave."""
+"""As the size of an axis: the rest, given the other axes."""
 
 
 def make_mesh(
@@ -31,16 +31,16 @@ def make_mesh(
 ) -> Mesh:
     """Return a mesh whose axes `dcn` go over slices, and whose axes `ici` stay within one.
 
-    The same on simulated and on real slices. The axes have the order in which they are given, those
-    of `dcn` first; one that is named in both has the product of its sizes, slice by slice.
+    The same on simulated and on real slices. The axes keep their order, those of `dcn` first; an
+    axis in both has the product of its sizes, slice by slice.
 
     Args:
         dcn: sizes of the axes between slices, for example `{"data": 2}`; their product is the
-            number of slices. -1 for one of them is what the others leave. By default one axis,
+            number of slices. One of them may be -1, for the rest. By default one axis,
             "data", over all slices.
         ici: sizes of the axes within a slice, for example `{"fsdp": 4, "tensor": 4}`; their product
             is the number of devices of a slice. By default one axis, "fsdp", over all of them.
-        devices: which to use; by default all of `jax.devices()`.
+        devices: the devices to use; by default all of `jax.devices()`.
 
     Raises:
         UsageError: the sizes do not fit the slices of this job.
@@ -83,7 +83,7 @@ def _laid_out(
 def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     """The devices of each slice, in the order of slices.
 
-    Devices tell their slice, but those of processors do not everywhere: there, slices have equally
+    Devices know their slice, except those of processors in some places: there, slices have equally
     many processes, or one process has them all, in the order of slices.
     """
     count = num_slices()
