@@ -1,13 +1,13 @@
-"""Why a job is not running: from what the cluster holds to one finding.
+"""Why a job is not running: from the cluster's objects to one finding.
 
 In: `Observed`: the workload, its pods, Jobs and events, the nodes, Kueue's Workload, names of
-secrets; and the time. Out: the most important `Finding`, or None when there is nothing to say.
-Pure, so any process says the same of the same objects.
+secrets; and the time. Out: the most important `Finding`, or None if there is nothing to say.
+Pure, so any process says the same about the same objects.
 
-A Job never says that it cannot run: it has one active pod and no condition, for ever. The reason is
-somewhere else for each case: on the pod (no node, image, Secret), in events of the pod (volumes) or
-of the Job (quota, admission), or on Kueue's Workload. What the object says is looked at first;
-events only explain it, because they stay for an hour after their cause is gone.
+A Job never says that it cannot run: it has one active pod and no condition, forever. Each reason is
+somewhere else: on the pod (no node, image, Secret), in events of the pod (volumes) or of the Job
+(quota, admission), or on Kueue's Workload. Objects are looked at first; events only explain them,
+because they remain for an hour after their cause is gone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HOPELESS_IMAGE = (
     "no matching manifest",
 )
 _ORDINARY = ("follower pod node selector", "already exists", "object is being deleted")
-"""Warnings of a gang that starts as it should."""
+"""Warnings during a normal start of a gang."""
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _ACCOUNT = re.compile(r'service ?account "?([^"\s:]+)"? not found', re.IGNORECASE)
 _QUOTA = re.compile(
@@ -57,18 +57,18 @@ _QUOTA = re.compile(
 
 @dataclass(frozen=True)
 class Observed:
-    """What is known of a job. Only the workload is needed; what is not known makes the finding less
+    """What is known of a job. Only the workload is needed; what is unknown makes the finding less
     exact, never wrong.
 
     Attributes:
         workload: the Job or JobSet.
-        pods: its pods, with the last that was seen of those that are gone.
+        pods: its pods, and the last version seen of those that are gone.
         jobs: the Jobs that a JobSet made.
         events: of the workload, its Jobs and pods, and of Kueue's Workload.
-        nodes: of the cluster; None when they may not be listed.
-        queue_workload: Kueue's Workload of it.
+        nodes: of the cluster; None if they may not be listed.
+        queue_workload: Kueue's Workload of the job.
         queue_position: how many jobs of the queue come before it, or None.
-        secrets: the names of the job's own secrets that are there; None when not looked up.
+        secrets: names of the job's own secrets that exist; None if not looked up.
         own_secret: the name of the secret that kinetic makes for the job.
     """
 
@@ -86,11 +86,11 @@ class Observed:
 def diagnose(
     seen: Observed, now: float | None = None, *, scale_up_s: float = scheduling.SCALE_UP_S
 ) -> Finding | None:
-    """Return what keeps a job from running, or ended it; None when it runs or has succeeded.
+    """Return what keeps a job from running, or ended it; None if it runs or has succeeded.
 
     Args:
-        seen: what is known of it.
-        now: seconds since the epoch by the cluster's clock. Without it nothing is hopeless only
+        seen: what is known of the job.
+        now: seconds since the epoch by the cluster's clock. Without it nothing is hopeless merely
             because it has taken long.
         scale_up_s: how long an autoscaler may take to say whether it adds nodes.
     """
@@ -119,7 +119,7 @@ def diagnose(
 
 
 def _final(workload: Document, finding: Finding) -> Finding:
-    """What ended a job that is not tried again is final."""
+    """A finding about a job that has failed for good is final."""
     if not condition(workload, "Failed") or finding.hopeless:
         return finding
     return Finding(finding.kind, finding.sentence, True, finding.hosts)
@@ -135,13 +135,13 @@ def _unexplained(workload: Document) -> Finding:
 
 
 def events_of(events: Sequence[Document], name: str) -> list[Document]:
-    """Return the events about an object, the newest last."""
+    """Return the events about an object, newest last."""
     about = [e for e in events if (e.get("involvedObject") or {}).get("name") == name]
     return sorted(about, key=event_time)
 
 
 def event_time(event: Document) -> str:
-    """Return when an event happened last: it comes in two shapes, by who wrote it."""
+    """Return when an event last happened; the field depends on which API wrote it."""
     series = event.get("series") or {}
     return str(
         series.get("lastObservedTime")
@@ -153,7 +153,7 @@ def event_time(event: Document) -> str:
 
 
 def seconds_of(timestamp: str) -> float | None:
-    """Return a timestamp as seconds since the epoch, or None where it is none."""
+    """Return a timestamp as seconds since the epoch, or None if it is not one."""
     try:
         return datetime.fromisoformat(timestamp).astimezone(UTC).timestamp()
     except ValueError:
@@ -207,7 +207,7 @@ def _config(seen: Observed, pod: Pod) -> Finding | None:
 
 
 def _missing(seen: Observed, said: str) -> Finding | None:
-    """A Secret or ConfigMap that a pod needs, and that is not there."""
+    """A Secret or ConfigMap that a pod needs and that does not exist."""
     named = _MISSING.search(said)
     if named is None:
         return None
@@ -238,7 +238,7 @@ def _secret_missing(seen: Observed, pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def _volume(seen: Observed, pod: Pod) -> Finding | None:
-    """The status says ContainerCreating, as for each pod that starts: only events tell."""
+    """The status says ContainerCreating, as for every starting pod: only events say more."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
     for event in reversed(events_of(seen.events, pod.name)):

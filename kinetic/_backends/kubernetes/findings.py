@@ -33,8 +33,6 @@ class Kind(StrEnum):
     SERVICE_ACCOUNT = "service account"
     MISSING_SECRET = "missing secret"
     MISSING_VOLUME = "missing volume"
-    NOT_INSTALLED = "not installed"
-    """The cluster does not know JobSets."""
     REFUSED = "refused"
     """The cluster does not admit its pods."""
     BAD_COMMAND = "bad command"

@@ -18,7 +18,6 @@ from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
-CATEGORIES = ("cpu", "gpu", "tpu")
 BUILD_TIMEOUT_S = 1200
 REGISTRIES = "-docker.pkg.dev"
 """The end of Artifact Registry's host names, after a location."""
