@@ -44,14 +44,14 @@ class Link:
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
-        self._joined = False
-        self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
+        self._joined = self._started = False
 
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
-        if self._thread.ident is None:
+        if not self._started:
+            self._started = True
             self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
-            self._thread.start()
+            threading.Thread(target=self._run, name="kinetic-link", daemon=True).start()
 
     def join(self, address: str) -> None:
         """Join as a host that its peers reach at `address`; from now on it sends heartbeats."""
