@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._host.worker.home import Home
 from kinetic._host.worker.joining import World
 
 
@@ -36,6 +37,7 @@ class Start:
         debugger: port and window of the job's debugger, or None in a job without one.
         places: paths of the declared data that the call holds, by its numbers there.
         mounts: what must be mounted for the data; see `mounts.Mount`.
+        home: what makes this host look like a machine of its own, or None.
     """
 
     payload: str
@@ -56,8 +58,11 @@ class Start:
     debugger: dict[str, Any] | None = None
     places: list[str] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
+    home: Home | None = None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Start:
         """Rebuild from what `agent.start_message` writes."""
-        return cls(**data | {"world": World(**data["world"])})
+        home = data.get("home")
+        made = {"world": World(**data["world"]), "home": Home(**home) if home else None}
+        return cls(**data | made)

@@ -33,6 +33,17 @@ def make(job_id: str, name: str) -> Path | None:
     return None
 
 
+def remove_unused(job_id: str) -> None:
+    """Remove what the job has there if there is nothing in it."""
+    folder = of_job(job_id)
+    with contextlib.suppress(OSError):
+        for each in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                (folder / each).rmdir()
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
 def remove(job_id: str) -> None:
     """Remove what the job has there. Idempotent."""
     folder = of_job(job_id)

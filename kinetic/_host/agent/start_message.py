@@ -51,6 +51,7 @@ def start_message(
     return {
         "places": list(space.data.places),
         "mounts": [asdict(mount) for mount in space.data.mounts],
+        "home": None if space.home is None else asdict(space.home),
         "payload": str(space.payload),
         "payload_digest": plan.payload.digest,
         "function": "" if space.function is None else str(space.function),

@@ -16,9 +16,10 @@ from pathlib import Path
 from kinetic._core import layout
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.values import dataclass
-from kinetic._host.agent import datasets
+from kinetic._host.agent import datasets, local_folder
 from kinetic._host.agent.datasets import Datasets
 from kinetic._host.agent.identity import Identity
+from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store.base import Store
 from kinetic.errors import SetupFailed, StoreError
@@ -40,6 +41,7 @@ class Workspace:
         function: file with the pickled function, where the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
         data: where the declared data is.
+        home: what makes the host look like a machine of its own, or None.
         sent: size of each file of the tree, by path.
         ready_ns: when all of it was there, since the epoch.
     """
@@ -52,6 +54,7 @@ class Workspace:
     function: Path | None
     output_dir: str
     data: Datasets
+    home: Home | None
     sent: Mapping[str, int]
     ready_ns: int
 
@@ -73,6 +76,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         )
         output_dir = _output_dir(store, plan)
         data = datasets.prepare(identity, plan, store, root)
+        home = local_folder.prepare(identity, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(
             f"The source of the job could not be unpacked: {error}", job_id=plan.job_id
@@ -84,7 +88,8 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     )
     sent = {entry.path: entry.size_bytes for entry in entries if isinstance(entry, manifest.File)}
     return Workspace(
-        root, tree, cwd, tuple(places), payload, function, output_dir, data, sent, time.time_ns()
+        *(root, tree, cwd, tuple(places), payload, function, output_dir, data, home, sent),
+        time.time_ns(),
     )
 
 

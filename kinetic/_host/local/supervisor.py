@@ -26,7 +26,7 @@ from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agents import Agents, import_gang_modules
 from kinetic._store.local import LocalStore
-from kinetic._system import locks, processes
+from kinetic._system import locks, memory_folder, processes
 from kinetic.errors import KineticError
 
 # The leader is imported once the agents are forked: they do not wait for it.
@@ -246,6 +246,7 @@ class Supervisor:
         (self._own / "reserve").unlink(missing_ok=True)
 
     def _sweep_up(self) -> None:
+        memory_folder.remove_unused(self._request.job_id)
         for name in ("reserve", "socket", "supervisor.json", "state.json"):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:

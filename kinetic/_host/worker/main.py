@@ -29,7 +29,7 @@ from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.start import Start
-from kinetic._host.worker import interpreter, jaxworld, report, streams
+from kinetic._host.worker import home, interpreter, jaxworld, report, streams
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
@@ -296,9 +296,10 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
         )
     _mount_data(start)
+    told = _move_in(start)
     _start_stacks_thread(channel)
     try:
-        _enter(start, envelope.read_header(data).env_vars)
+        _enter(start, envelope.read_header(data).env_vars | told)
         _join(start)
         _set_jax_options(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
@@ -389,6 +390,16 @@ def _mount_data(start: Start) -> None:
         raise _Ended({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
     # The kernel resets this when a process changes its credentials.
     processes.die_with_parent(os.getppid())
+
+
+def _move_in(start: Start) -> dict[str, str]:
+    """Make this host look like a machine of its own; return the variables about it."""
+    if start.home is None:
+        return {}
+    moved_in = start.home.is_shared and home.enter(start.home, start.scratch)
+    if moved_in:
+        processes.die_with_parent(os.getppid())  # As above.
+    return start.home.variables(moved_in=moved_in)
 
 
 def _source_map(start: Start) -> tuple[str, str] | None:

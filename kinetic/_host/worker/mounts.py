@@ -25,6 +25,7 @@ from pathlib import Path
 from kinetic._core.values import dataclass
 from kinetic.errors import SetupFailed
 
+CLONE_NEWUTS = 0x04000000
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC = 1, 32, 4096, 8192, 16384
 _MS_UNBINDABLE, _MS_PRIVATE, _MS_SLAVE = 1 << 17, 1 << 18, 1 << 19
@@ -79,12 +80,12 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
         if not os.path.exists(mount.source):  # noqa: PTH110
             raise SetupFailed(f"The data {mount.source} is not on this host any more.")
     try:
-        in_user_namespace = _unshare()
+        in_user_namespace = unshare()
         for mount in mounts:
             _make_target(mount, scratch)
         _bind_all(mounts)
         if in_user_namespace:
-            _drop_capabilities()
+            drop_capabilities()
     except OSError as error:
         raise SetupFailed(
             f"The data at {_named(mounts)} cannot be mounted: {error.strerror}. {_REMEDY}"
@@ -110,16 +111,16 @@ def _named(mounts: Sequence[Mount]) -> str:
 # -- namespaces ------------------------------------------------------------------------------------
 
 
-def _unshare() -> bool:
-    """Enter a new mount namespace; return whether that took a user namespace."""
+def unshare(more: int = 0) -> bool:
+    """Enter a new mount namespace, and `more`; return whether that took a user namespace."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "this system has no mount namespaces")
     try:
-        _call("unshare", _CLONE_NEWNS)
+        _call("unshare", _CLONE_NEWNS | more)
     except OSError as error:
         if error.errno not in _FORBIDDEN:
             raise
-        _enter_user_namespace()
+        _enter_user_namespace(more)
         in_user_namespace = True
     else:
         in_user_namespace = False
@@ -127,9 +128,9 @@ def _unshare() -> bool:
     return in_user_namespace
 
 
-def _enter_user_namespace() -> None:
+def _enter_user_namespace(more: int) -> None:
     user, group = os.geteuid(), os.getegid()
-    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
+    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | more)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -140,7 +141,8 @@ def _separate() -> None:
     _mount(None, "/", _MS_SLAVE | _MS_REC)
 
 
-def _drop_capabilities() -> None:
+def drop_capabilities() -> None:
+    """Give up what the user namespace allowed."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     _call("capset", header, none)
@@ -224,6 +226,11 @@ def _change_root(new: str) -> None:
 
 
 # -- mounting --------------------------------------------------------------------------------------
+
+
+def bind(source: str, target: str) -> None:
+    """Have a file or folder appear at another path, where there is one; it can be written to."""
+    _mount(source, target, _MS_BIND)
 
 
 def _bind_all(mounts: Sequence[Mount]) -> None:

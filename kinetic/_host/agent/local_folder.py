@@ -1,0 +1,36 @@
+"""The folder of a simulated host in this machine's memory: kept from attempt to attempt.
+
+In: identity, plan. Out: a `Home` for the worker; folders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kinetic._core.plan import Plan
+from kinetic._host.agent.identity import Identity
+from kinetic._host.worker.home import Home
+from kinetic._system import memory_folder
+
+VARIABLE = "KINETIC_LOCAL_DIR"
+
+
+def prepare(identity: Identity, plan: Plan) -> Home | None:
+    """Make the folder of a host; None where nothing is simulated, or the machine has no file system
+    in memory.
+
+    Raises:
+        OSError: the folder that the user named in `env=` cannot be made.
+    """
+    if not identity.simulated:
+        return None
+    name = f"host-{identity.host}"
+    if given := plan.options.env.get(VARIABLE):
+        own, place = Path(given, name), Path(given)
+        own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Home(str(own), str(place), identity.host, identity.hosts)
+    made = memory_folder.make(plan.job_id, name)
+    shared = memory_folder.make(plan.job_id, "local") if identity.hosts > 1 else made
+    if made is None or shared is None:
+        return None
+    return Home(str(made), str(shared), identity.host, identity.hosts)

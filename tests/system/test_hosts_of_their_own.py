@@ -1,0 +1,183 @@
+"""Simulated hosts are machines of their own to their programs: each has a name, and a folder in
+memory at the same path.
+
+In: gangs on this machine, before and after failures. Out: what functions see; what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic._host.worker.mounts import unshare
+from kinetic._system import memory_folder
+
+
+def _can_unshare():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            unshare()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+pytestmark = [
+    pytest.mark.skipif(not _can_unshare(), reason="namespaces are not allowed here"),
+    pytest.mark.settles_within(30),
+]
+
+
+def look(name="mark"):
+    """What this host sees, after all hosts have left a mark."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    folder = Path(os.environ["KINETIC_LOCAL_DIR"])
+    before = sorted(path.name for path in folder.iterdir())
+    (folder / f"{name}-{jax.process_index()}").touch()
+    multihost_utils.sync_global_devices("marked")
+    here = socket.gethostname()
+    address = socket.gethostbyname(here)
+    return here, address, str(folder), before, sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
+def test_hosts_have_a_name_and_a_folder_of_their_own(place):
+    handle = kinetic.run("tpu-v6e-8", all_hosts=True)(look).run_async()
+    (first, second) = handle.results(timeout=200)
+    machine = socket.gethostname().partition(".")[0][:50]
+    assert [first[0], second[0]] == [f"{machine}-0", f"{machine}-1"]
+    assert first[1] == second[1] == "127.0.0.1"
+    assert first[2] == second[2]
+    assert (first[4], second[4]) == (["mark-0"], ["mark-1"])
+    assert memory_folder.of_job(handle.job_id).exists(), "it stays as long as the job is there"
+    handle.result()
+    assert not memory_folder.of_job(handle.job_id).exists()
+
+
+def look_again():
+    """In the first attempt, leave a mark and die."""
+    seen = look(os.environ["KINETIC_ATTEMPT"])
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        os._exit(7)
+    return seen
+
+
+def test_both_are_the_same_in_the_next_attempt():
+    handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(look_again).run_async()
+    (first, second) = handle.results(timeout=200)
+    assert (first[3], second[3]) == (["1-0"], ["1-1"])
+    handle.cleanup()
+
+
+def test_a_folder_that_the_user_names_is_kept_for_other_jobs(tmp_path):
+    named = {"KINETIC_LOCAL_DIR": str(tmp_path / "run-42")}
+    train = kinetic.run("tpu-v6e-8", env=named, all_hosts=True)(look)
+    for before in ([[], []], [["first-0"], ["first-1"]]):
+        handle = train.run_async("first")
+        told = handle.results(timeout=200)
+        assert [each[2] for each in told] == [str(tmp_path / "run-42")] * 2
+        assert [each[3] for each in told] == before
+        handle.cleanup()
+    assert (tmp_path / "run-42" / "host-1" / "first-1").exists()
+
+
+def test_with_data_mounted_too(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.txt").write_text("a")
+
+    @kinetic.run("cpu:2", slices=2, all_hosts=True, volumes={"/data/i": kinetic.Data(tmp_path)})
+    def read():
+        text = Path("/data/i/images/a.txt").read_text()
+        return text, socket.gethostname().rpartition("-")[2], os.environ["KINETIC_LOCAL_DIR"]
+
+    handle = read.run_async()
+    (first, second) = handle.results(timeout=200)
+    assert (first[:2], second[:2]) == (("a", "0"), ("a", "1"))
+    assert first[2] == second[2]
+
+
+def test_a_job_of_one_host_has_a_folder_and_the_machines_name():
+    def one():
+        folder = Path(os.environ["KINETIC_LOCAL_DIR"])
+        return folder.is_dir(), socket.gethostname()
+
+    handle = kinetic.run("cpu")(one).run_async()
+    handle.wait(timeout=200)
+    assert not memory_folder.of_job(handle.job_id).exists(), "nothing is in it"
+    assert handle.result() == (True, socket.gethostname())
+
+
+def test_the_machine_keeps_its_name_and_its_hosts():
+    before = socket.gethostname(), Path("/etc/hosts").read_text()
+    kinetic.run("cpu:2", slices=2)(len)("")
+    assert (socket.gethostname(), Path("/etc/hosts").read_text()) == before
+
+
+CODE = """
+    import ctypes, encodings.idna, json, os, socket, sys
+    from kinetic._host.worker import home, mounts
+
+    top, forbidden = sys.argv[1:]
+    if forbidden == "nobody":
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+    elif forbidden:
+        def refuse(name, *_):
+            if name == forbidden:
+                raise OSError(1, "Operation not permitted")
+        mounts._call = refuse
+    for each in ("own", "place", "scratch"):
+        os.makedirs(f"{top}/{each}", exist_ok=True)
+    here = home.Home(f"{top}/own", f"{top}/place", 2, 4)
+    moved_in = home.enter(here, f"{top}/scratch")
+    folder = here.variables(moved_in=moved_in)["KINETIC_LOCAL_DIR"]
+    open(f"{folder}/mark", "w").close()
+    try:
+        mounts._call("umount2", os.fsencode(f"{top}/place"), 2)
+        undone = True
+    except OSError:
+        undone = False
+    name = socket.gethostname()
+    address = socket.gethostbyname(name)
+    print(json.dumps([moved_in, folder.rpartition("/")[2], name, address, undone]))
+"""
+
+
+def entered(tmp_path, how):
+    top = tmp_path / "top"
+    top.mkdir()
+    top.chmod(0o777)
+    for each in [tmp_path, *tmp_path.parents]:
+        if each.owner() == "root" and "pytest" in str(each):
+            each.chmod(0o755)
+    command = [sys.executable, "-c", textwrap.dedent(CODE), str(top), how]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (top / "own" / "mark").exists()
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_somebody_without_rights_has_them_too_and_cannot_undo_it(tmp_path):
+    moved_in, folder, name, address, undone = entered(tmp_path, "nobody")
+    assert (moved_in, folder, undone) == (True, "place", False)
+    assert name.endswith("-2")
+    assert address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("forbidden", ["unshare", "mount"])
+def test_where_it_is_forbidden_folders_have_paths_of_their_own(tmp_path, forbidden):
+    moved_in, folder, name, _, _ = entered(tmp_path, forbidden)
+    assert (moved_in, folder, name) == (False, "own", socket.gethostname())
