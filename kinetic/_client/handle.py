@@ -352,8 +352,8 @@ class JobHandle(JobView, Generic[R_co]):
         killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
         if not killed:
             raise NotFound(
-                f"Nothing of {self.job_id} runs on {name_of(hosts, self.hosts)} just now: it "
-                "starts, or has ended. Nothing was killed."
+                f"Nothing of {self.job_id} runs on {name_of(hosts, self.hosts)} at present: it "
+                "is starting, or has ended. Nothing was killed."
             )
         return killed
 

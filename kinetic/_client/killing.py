@@ -1,7 +1,7 @@
 """Which hosts of a job `kill_hosts` and `kinetic jobs kill` mean, and which signal. Pure.
 
-In: a reference, a slice, a host, a signal's name. Out: indices of hosts, a number; errors that say
-which there are.
+In: a reference, a slice, a host, a signal's name. Out: indices of hosts, a number; errors that name
+the valid ones.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kinetic.errors import UsageError
 
 
 def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
-    """Return the hosts of a slice, or the one that is the `host`-th of it; without a slice, the
+    """Return the hosts of a slice, or only its `host`-th one; without a slice, the
     `host`-th of the job.
 
     Raises:
-        UsageError: there is none, or nothing was chosen.
+        UsageError: there is no such slice or host, or none was named.
     """
     if slice is None and host is None:
         raise UsageError(
@@ -29,8 +29,8 @@ def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
         return (_checked(ref, "host", host, ref.hosts),)
     if ref.place.has_single_controller:
         raise UsageError(
-            f"{ref.job_id} has a single controller, one host with the devices of all slices: leave "
-            "the slice away, and name host 0."
+            f"{ref.job_id} has a single controller, one host with the devices of all slices: omit "
+            "the slice, and name host 0."
         )
     topology = shape.topology_of(ref)
     each = ref.hosts if topology is None else topology.hosts
@@ -51,7 +51,7 @@ def signal_of(name: str | int) -> signals.Signals:
     """Return the signal with this name or number: "KILL", "SIGKILL", "9" or 9.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such signal.
     """
     text = str(name).strip().upper()
     known = {each.name: each for each in signals.Signals}

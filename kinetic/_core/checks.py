@@ -210,7 +210,7 @@ def variables(name: str, value: object) -> dict[str, str]:
 
 
 def _is_system_text(text: str) -> bool:
-    """Whether the operating system accepts it: no NUL, no surrogate that stands for no byte."""
+    """Whether the operating system accepts it: no NUL and no unpaired surrogate."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

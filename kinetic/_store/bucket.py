@@ -2,7 +2,7 @@
 
 In: names of objects, content. Out: content and metadata of objects; kinetic's errors.
 
-Requests that the service cannot answer just now are repeated, with growing pauses. Content is
+Requests that the service cannot answer at present are repeated, with growing pauses. Content is
 checked by its CRC32C both ways: the service refuses uploads that do not match, and downloads are
 compared here, because the library does not check those that arrive in several pieces.
 """

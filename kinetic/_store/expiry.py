@@ -1,10 +1,10 @@
 """Which lifecycle rules of a bucket delete what jobs still need.
 
-In: rules as the service writes them, the prefix of a store. Out: a phrase for each that may delete
-live objects of the store that are needed. Pure.
+In: rules as the service writes them, the prefix of a store. Out: a phrase for each rule that may
+delete live objects that the store needs. Pure.
 
-Content is shared by jobs and counted on again by each new one, which changes nothing about its age:
-a rule by age deletes what a plan of today names. Records alone may go when they are old.
+Content is shared by jobs and used again by each new one, which does not change its age: a rule by
+age deletes what today's plans name. Only old records may be deleted.
 """
 
 from __future__ import annotations

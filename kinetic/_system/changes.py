@@ -1,4 +1,4 @@
-"""Being told that files have changed, where the system does tell: inotify, on Linux.
+"""Notifications of changed files, where the system has them: inotify, on Linux.
 
 In: paths of files. Out: a descriptor that becomes readable once one of them was written to.
 """
@@ -14,15 +14,15 @@ _READ_BYTES = 1 << 16
 
 
 class Changes:
-    """Tells of writes by processes of this machine. A system that cannot tell, or has too many
-    such watchers already, watches nothing: `watch` says so."""
+    """Notifies of writes by processes of this machine. Without inotify, or with too many watches
+    already, `watch` returns False."""
 
     def __init__(self) -> None:
         self.fd = -1
 
     def watch(self, path: Path) -> bool:
-        """Return whether every write to this file is told from now on; not where there is no such
-        file. Idempotent."""
+        """Return whether every write to this file notifies from now on; False if it does not
+        exist. Idempotent."""
         with contextlib.suppress(ImportError, OSError, AttributeError):
             from kinetic._system.libc import LIBC  # most processes follow nothing
 
@@ -32,7 +32,7 @@ class Changes:
         return False
 
     def take(self) -> None:
-        """Take what was told: the descriptor is readable again after the next write."""
+        """Read all notifications: the descriptor is readable again after the next write."""
         if self.fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 while os.read(self.fd, _READ_BYTES):

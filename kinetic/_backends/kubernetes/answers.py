@@ -13,7 +13,7 @@ In: a request (`Call`) and the answer to it. Out: one of kinetic's exceptions. P
     └── Conflict         409: it exists already, or has changed
     NotFound             no such object
 
-Users see the public errors: a traceback names none of the kinds that are told apart here.
+Users see the public errors: a traceback shows none of the kinds that are distinguished here.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
         status = 413
     if status in MAY_PASS:
         return BackendUnavailable(
-            f"The cluster could not {call} just now (HTTP {status}).{told} Try again later."
+            f"The cluster could not {call} at present (HTTP {status}).{told} Try again later."
         )
     if status == 413:
         return Refused(f"The cluster could not {call}: it is too large.{told}")

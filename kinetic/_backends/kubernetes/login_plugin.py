@@ -1,7 +1,7 @@
-"""Running the program that a kubeconfig logs in with, which may wait for its user.
+"""Running a kubeconfig's login program, which may wait for its user.
 
-In: a command, its environment. Out: what it printed; on the way what it says to its user, who would
-otherwise see nothing for minutes.
+In: a command, its environment. Out: what it printed; while it runs, its messages to the user, who
+would otherwise see nothing for minutes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from kinetic._core.values import dataclass
 
 QUIET_S = 2.0
-"""A program that ends within this time has asked nobody for anything."""
+"""A program that ends within this time has not waited for its user."""
 PROMPT_S = 0.5
-"""A line that does not end for so long is a prompt."""
+"""A line without an end for this long is a prompt."""
 AFTER_S = 1.0
-"""How long output is waited for once the program has ended: another one may hold its pipes."""
+"""How long to wait for output once the program has ended: another process may hold its pipes."""
 
 
 @dataclass(frozen=True)

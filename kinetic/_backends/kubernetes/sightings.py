@@ -48,5 +48,5 @@ class Sightings:
             self._waits[job_id] = finding.sentence
 
     def waiting(self, job_id: str) -> str:
-        """Return what a job waited for when it was looked at last, or ""."""
+        """Return what a job waited for when it was last seen, or ""."""
         return self._waits.get(job_id, "")

@@ -22,7 +22,7 @@ QUICK_POLL_S = 0.01
 SLOW_POLL_S = 0.02
 QUICK_FOR_S = 1.0
 TOLD_POLL_S = 0.1
-"""Who is told of news still looks so often, for what nobody tells: another attempt, a verdict."""
+"""How often to look even with notifications, for another attempt or a verdict."""
 
 
 class StuckWatch:
@@ -45,10 +45,10 @@ class StuckWatch:
 
 
 class JobWatch:
-    """Wakes who follows a job: when the supervisor is gone, and when a host has printed.
+    """Wakes the follower of a job when the supervisor has ended, and when a host has printed.
 
-    `printed` are files that grow when it has, some of which may not be there yet. Where nobody
-    tells of news (the job runs on another machine, too many files are watched) it looks more often.
+    `printed` are files that grow when a host prints; some may not exist yet. Without notifications
+    (the job runs on another machine, or too many files are watched) it looks more often.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class JobWatch:
 
     @property
     def is_told(self) -> bool:
-        """Whether all that can happen wakes `wait`."""
+        """Whether every output, and the end, wakes `wait`."""
         return self._fd >= 0 and not self._unwatched
 
     def wait(self) -> None:
-        """Sleep until there may be news, or for a moment."""
+        """Sleep until something may have changed, or for a moment."""
         if self._fd < 0 and not self._is_over:
             self._fd = ending_fd(self._folder)
         if self._watches_more():
-            return  # What was written before is told by nobody.
+            return  # What was written before causes no notification.
         poll = select.poll()
         for fd in (self._fd, self._changes.fd):
             if fd >= 0:
@@ -87,7 +87,7 @@ class JobWatch:
             self._close_fd()
 
     def _watches_more(self) -> bool:
-        """Watch the files that are there by now; return whether there were any."""
+        """Watch the files that exist by now; return whether there were new ones."""
         left = [path for path in self._unwatched if not self._changes.watch(path)]
         found, self._unwatched = len(left) < len(self._unwatched), left
         return found
@@ -110,7 +110,7 @@ class JobWatch:
 
 
 def ending_fd(folder: Path) -> int:
-    """Open a descriptor that is readable once the supervisor has ended; -1 where it does not run on
+    """Open a descriptor that is readable once the supervisor has ended; -1 if it does not run on
     this machine."""
     lock, fd = folder / "lock", -1
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""The shape of one slice: what an accelerator name stands for.
+"""The shape of one slice: what an accelerator name means.
 
 In: figures from the catalog. Out: `Topology`, a frozen value.
 """
@@ -28,7 +28,7 @@ class Topology:
         chips_per_host: chips (devices) of one host.
         machine_type: cloud machine type of each host, "" for cpu.
         gke_accelerator: value of the GKE accelerator node label, "" for cpu.
-        spot: whether preemptible machines are asked for.
+        spot: whether preemptible machines are requested.
     """
 
     name: str

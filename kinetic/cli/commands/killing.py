@@ -77,7 +77,7 @@ def kill(
         return exit_codes.OK
     output.line(f"{name} was sent to {name_hosts(killed)} of {handle.job_id}.")
     if missed := tuple(sorted(set(hosts) - set(killed))):
-        output.notice(f"Nothing runs on {name_hosts(missed)} just now.")
+        output.notice(f"Nothing runs on {name_hosts(missed)} at present.")
     return exit_codes.OK
 
 
