@@ -273,8 +273,8 @@ def _limits(options: Options, settings: Settings) -> Limits:
 
 
 def _patient(limits: Limits) -> Limits:
-    """Limits of a debug job: at a breakpoint every host stands still, and no time limit may run
-    before a debugger has attached."""
+    """Limits of a debug job: at a breakpoint every host stands still, so none counts as hung, and
+    the wait for a debugger is added to the timeout."""
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
     return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 

@@ -156,7 +156,7 @@ def gather(api: Api, *, service_account: str = "", queue: str = "") -> Facts:
 
 
 def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
-    """Ask a cluster only whether a job can be created, all calls at once.
+    """Ask a cluster only what decides whether a job can be created, a few calls at a time.
 
     Args:
         api: the cluster.

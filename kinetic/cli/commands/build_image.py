@@ -56,7 +56,7 @@ Examples:
     metavar="TAG",
     default=__version__,
     show_default=True,
-    help="The images' tag; by default kinetic's version, which jobs look for.",
+    help="The images' tag. Jobs look for kinetic's version.",
 )
 @click.option(
     "--dockerfile",
