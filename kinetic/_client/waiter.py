@@ -81,7 +81,7 @@ class Ended:
 
 
 @dataclasses.dataclass
-class _Watched:
+class _RunningJob:
     """One running job: when to ask next, and the descriptor that signals its end before."""
 
     handle: Job
@@ -104,7 +104,7 @@ class JobWaiter:
         self._first_look_s = first_look_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _RunningJob] = {}
         self._signals = 0
         self._bell, self._ringer = os.pipe()
         for end in (self._bell, self._ringer):
@@ -115,7 +115,7 @@ class JobWaiter:
     def add(self, index: int, handle: Job) -> None:
         """Watch a job."""
         with self._lock:
-            self._watched[index] = _Watched(handle, self._clock() + self._first_look_s)
+            self._watched[index] = _RunningJob(handle, self._clock() + self._first_look_s)
         self.ring()
 
     def ring(self) -> None:
@@ -146,7 +146,7 @@ class JobWaiter:
             if (ended := self._enter(index, job, each)) is not None
         ]
 
-    def _enter(self, index: int, job: _Watched, found: Answer) -> Ended | None:
+    def _enter(self, index: int, job: _RunningJob, found: Answer) -> Ended | None:
         if isinstance(found, Outcome | NotFound):
             self._forget(index)
             return Ended(index, found if isinstance(found, Outcome) else None)
@@ -155,7 +155,7 @@ class JobWaiter:
         self._later(job)
         return None
 
-    def _later(self, job: _Watched) -> None:
+    def _later(self, job: _RunningJob) -> None:
         if (
             job.fd < 0
             and self._signals < MOST_SIGNALS
@@ -194,14 +194,14 @@ class JobWaiter:
             os.read(self._bell, 4096)
         return self._bell in ready
 
-    def _drop_signal(self, job: _Watched) -> None:
+    def _drop_signal(self, job: _RunningJob) -> None:
         """A signal comes once: ask now, and from then on as for a job without signals."""
         self._signals -= 1
         os.close(job.fd)
         job.fd, job.look_at, job.pause_s = -1, self._clock(), FIRST_LOOK_S
 
 
-def _close(watched: dict[int, _Watched], *fds: int) -> None:
+def _close(watched: dict[int, _RunningJob], *fds: int) -> None:
     for fd in (*fds, *(job.fd for job in watched.values() if job.fd >= 0)):
         with suppress(OSError):
             os.close(fd)

@@ -22,7 +22,7 @@ from pathlib import Path
 from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._store import files
-from kinetic._store.bucket import Blob, Bucket
+from kinetic._store.bucket import Bucket, BucketObject
 from kinetic._store.gcs import split
 from kinetic._store.many import at_once
 from kinetic.errors import NotFound, StoreError, UsageError
@@ -81,7 +81,7 @@ class _Replaced(StoreError):
 class _Listing:
     """The files of a folder by their path in it, and the folders, parents first."""
 
-    files: dict[str, Blob]
+    files: dict[str, BucketObject]
     folders: tuple[str, ...]
 
     def digest(self, source: str) -> str:
@@ -123,7 +123,7 @@ def _missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> str:
     return f"there is no object {source}. Check the name, and upload it first."
 
 
-def _listing(source: str, found: dict[str, Blob]) -> _Listing:
+def _listing(source: str, found: dict[str, BucketObject]) -> _Listing:
     """Tell files from folders.
 
     Raises:
@@ -157,7 +157,7 @@ def _fill(bucket: Bucket, listing: _Listing, dest: str) -> None:
         os.makedirs(os.path.join(dest, folder), mode=0o700, exist_ok=True)  # noqa: PTH103
     _tidy(dest, listing)
 
-    def fetch(item: tuple[str, Blob]) -> None:
+    def fetch(item: tuple[str, BucketObject]) -> None:
         rel, blob = item
         path = Path(dest, rel)
         if path.is_file():  # complete: files appear in one step

@@ -75,7 +75,7 @@ def pack(
         PicklingError: a part of the call cannot be pickled; it is named.
     """
     call = (func, tuple(args), dict(kwargs))
-    process = _Process(func, shipped, external)
+    process = _CallerState(func, shipped, external)
     return process.packed(
         lambda: _packed("call", lambda file: process.dump(file, call), env_vars), call
     )
@@ -92,7 +92,7 @@ def instances(
     Pickles everything and keeps nothing. For a call that cannot be pickled the list is empty;
     `pack` says why.
     """
-    process = _Process(func, None, kind)
+    process = _CallerState(func, None, kind)
     found: dict[int, object] = {}
     with process.by_value(), suppress(Exception):
         function = process.dump(_NullFile(), func, registrations=False)
@@ -111,7 +111,7 @@ class _NullFile(io.BytesIO):
         return len(data)
 
 
-class _Process:
+class _CallerState:
     """What this process has loaded, and how a host gets each part of it.
 
     Attributes:
@@ -291,7 +291,7 @@ class BatchPickler:
         """
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
         self._external = external
-        self._process = _Process(func, shipped, external)
+        self._process = _CallerState(func, shipped, external)
         self.function = self._process.packed(
             lambda: _packed("function", self._dump_function, {}), (func, (), {})
         )

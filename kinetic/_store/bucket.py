@@ -55,7 +55,7 @@ _MARKS = frozenset((408, 429, 500, 502, 503, 504))
 
 
 @dataclass(frozen=True)
-class Blob:
+class BucketObject:
     """The metadata of an object.
 
     Attributes:
@@ -228,7 +228,7 @@ class Bucket:
             return 0
         return int(blob.generation) if (blob.metadata or {}).get(_TOKEN) == token else 0
 
-    def find(self, name: str) -> Blob | None:
+    def find(self, name: str) -> BucketObject | None:
         """Return the metadata of an object, or None."""
         with self._explained(f"look for gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name)
@@ -242,13 +242,13 @@ class Bucket:
 
     def renew(self, name: str, within_s: float) -> bool:
         """Return whether there is such an object. If so it was updated within this time when the
-        call returns; a `Blob` from before a renewal is out of date."""
+        call returns; a `BucketObject` from before a renewal is out of date."""
         while (found := self.find(name)) is not None:
             if time.time() - found.updated_at < within_s or self._renewed(found):
                 return True
         return False
 
-    def _renewed(self, found: Blob) -> bool:
+    def _renewed(self, found: BucketObject) -> bool:
         """Note in the metadata that the object is in use; return whether it was unchanged."""
         with self._explained(f"renew gs://{self.name}/{found.name}", "storage.objects.update"):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -278,7 +278,7 @@ class Bucket:
             for page in found.pages:
                 yield from (name.removeprefix(prefix).rstrip("/") for name in page.prefixes)
 
-    def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[Blob]:
+    def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[BucketObject]:
         """Yield the objects with this prefix, sorted: those before `end`, or only the first."""
         with self._explained(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             found = self._connections.client.list_blobs(
@@ -292,7 +292,7 @@ class Bucket:
             for blob in found:
                 yield _blob(blob, self._connections.ahead_s)
 
-    def delete(self, name: str, *, unchanged: Blob | None = None) -> bool:
+    def delete(self, name: str, *, unchanged: BucketObject | None = None) -> bool:
         """Delete an object, or only if it is `unchanged`; return whether it was there and was
         deleted."""
         tries = self._tries()
@@ -440,8 +440,8 @@ def _vendor() -> Any:
     return exceptions
 
 
-def _blob(blob: storage.Blob, ahead_s: float) -> Blob:
-    return Blob(
+def _blob(blob: storage.Blob, ahead_s: float) -> BucketObject:
+    return BucketObject(
         blob.name,
         int(blob.size or 0),
         blob.crc32c or "",

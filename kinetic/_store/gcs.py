@@ -21,7 +21,7 @@ from typing import IO
 
 from kinetic._store import expiry, files
 from kinetic._store.base import FRESH_S, Entry, check_key
-from kinetic._store.bucket import CHUNK_BYTES, Blob, Bucket
+from kinetic._store.bucket import CHUNK_BYTES, Bucket, BucketObject
 from kinetic._store.many import at_once
 from kinetic._store.transfer import ProgressStream
 from kinetic.errors import StoreError, StoreFull, UsageError
@@ -134,7 +134,7 @@ class GcsStore:
     def drop(self, entry: Entry) -> bool:
         """Delete an object if it is unchanged since it was listed; return whether this call did."""
         generation, _, metageneration = entry.version.partition(".")
-        listed = Blob(
+        listed = BucketObject(
             self._name(entry.key), entry.size_bytes, "", int(generation), int(metageneration)
         )
         return self._bucket.delete(listed.name, unchanged=listed)
@@ -158,7 +158,7 @@ class GcsStore:
         return name
 
 
-def _version(blob: Blob) -> str:
+def _version(blob: BucketObject) -> str:
     return f"{blob.generation}.{blob.metageneration}"
 
 

@@ -14,7 +14,7 @@ from gcs import Double, serving
 
 from cluster.fake import FakeCluster
 from kinetic._client.doctor import examination, facts
-from kinetic._client.doctor.checks import Access, Machine
+from kinetic._client.doctor.checks import Machine, StoreAccess
 from kinetic._store.memory import MemoryStore
 from kinetic.cli.root import call
 
@@ -140,7 +140,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_bucket_is_tried_out(bucket: Double) -> None:
-    assert facts.access("gs://bucket/jobs") == Access("gs://bucket/jobs")
+    assert facts.access("gs://bucket/jobs") == StoreAccess("gs://bucket/jobs")
     assert not list(bucket.buckets.names("bucket"))
 
 

@@ -14,7 +14,7 @@ import pytest
 from kinetic._backends.local import launcher
 from kinetic._backends.programs import folders
 from kinetic._client.doctor import checks, examination, facts, leftovers
-from kinetic._client.doctor.checks import Folder, Machine, ZygoteStart
+from kinetic._client.doctor.checks import Machine, StoreFolder, ZygoteStart
 from kinetic._client.doctor.findings import Finding, Level
 from kinetic._client.doctor.leftovers import Job, Process, Scrap, Traces
 from kinetic._client.doctor.repair import repair
@@ -133,19 +133,19 @@ def test_namespaces() -> None:
 @pytest.mark.parametrize(
     ("folder", "expected"),
     [
-        (Folder("/s", free_bytes=9 * GIB), ["ok", "ok"]),
-        (Folder("/s", exists=False, mode=0), ["ok"]),
-        (Folder("/s", is_folder=False), ["problem"]),
-        (Folder("/s", is_mine=False), ["problem"]),
-        (Folder("/s", refused="Others can write there. Run: chmod 700 /s"), ["problem"]),
-        (Folder("/s", writable=False), ["problem"]),
-        (Folder("/s", exists=False, writable=False), ["problem"]),
-        (Folder("/s", mode=0o755), ["ok", "warn"]),
-        (Folder("/s", free_bytes=GIB // 2), ["ok", "warn"]),
-        (Folder("/s", free_bytes=1 << 20), ["ok", "problem"]),
+        (StoreFolder("/s", free_bytes=9 * GIB), ["ok", "ok"]),
+        (StoreFolder("/s", exists=False, mode=0), ["ok"]),
+        (StoreFolder("/s", is_folder=False), ["problem"]),
+        (StoreFolder("/s", is_mine=False), ["problem"]),
+        (StoreFolder("/s", refused="Others can write there. Run: chmod 700 /s"), ["problem"]),
+        (StoreFolder("/s", writable=False), ["problem"]),
+        (StoreFolder("/s", exists=False, writable=False), ["problem"]),
+        (StoreFolder("/s", mode=0o755), ["ok", "warn"]),
+        (StoreFolder("/s", free_bytes=GIB // 2), ["ok", "warn"]),
+        (StoreFolder("/s", free_bytes=1 << 20), ["ok", "problem"]),
     ],
 )
-def test_the_store(folder: Folder, expected: list[str]) -> None:
+def test_the_store(folder: StoreFolder, expected: list[str]) -> None:
     found = checks.store(folder)
     assert levels(*found) == expected
     assert all(f.remedy for f in found if f.level is not Level.OK)
@@ -348,7 +348,7 @@ def test_folders_of_sockets_are_known_by_whether_somebody_listens(
 def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
     seen = facts.folder(tmp_path / "a" / "b")
     assert seen.free_bytes
-    assert seen == Folder(
+    assert seen == StoreFolder(
         str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=seen.free_bytes
     )
     (tmp_path / "file").touch()

@@ -37,7 +37,7 @@ def shown(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterat
     if most_bytes < WORTH_BYTES or store.as_folder() is not None or not _is_terminal(stream):
         yield store
         return
-    watched = _Watched(store, most_bytes, stream)
+    watched = _CountedStore(store, most_bytes, stream)
     try:
         yield watched
     finally:
@@ -58,7 +58,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-class _Watched:
+class _CountedStore:
     """A `Store` that counts what is put into it: as it is sent, or else once it is there."""
 
     def __init__(self, store: Store, most_bytes: int, stream: TextIO) -> None:

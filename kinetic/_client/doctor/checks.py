@@ -55,7 +55,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Folder:
+class StoreFolder:
     """The folder of a store, or the place for it.
 
     Attributes:
@@ -80,12 +80,12 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Access:
+class StoreAccess:
     """The store of jobs, after a test of it.
 
     Attributes:
         uri: its address.
-        is_folder: whether it is a folder of this machine, which `Folder` describes.
+        is_folder: whether it is a folder of this machine, which `StoreFolder` describes.
         fault: why a test object could not be written, read and deleted; "" if it could.
         deletes: what its lifecycle rules delete although jobs may still need it.
     """
@@ -233,7 +233,7 @@ def namespaces(machine: Machine) -> Finding:
     )
 
 
-def store(folder: Folder) -> list[Finding]:
+def store(folder: StoreFolder) -> list[Finding]:
     """Check the folder of the store."""
     elsewhere = "or set KINETIC_HOME to another folder."
     if folder.exists and not folder.is_folder:
@@ -266,7 +266,7 @@ def store(folder: Folder) -> list[Finding]:
     return [*found, *_space(folder, elsewhere)]
 
 
-def _space(folder: Folder, elsewhere: str) -> list[Finding]:
+def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
     free = folder.free_bytes
     if free is None:
         return []
@@ -329,7 +329,7 @@ def cluster(found: Iterable[Check]) -> list[Finding]:
     return [Finding(c.name, Level(str(c.level)), c.detail, c.remedy) for c in found]
 
 
-def _expiry(store: Access) -> list[Finding]:
+def _expiry(store: StoreAccess) -> list[Finding]:
     """Warn of lifecycle rules, which know nothing of jobs."""
     if not store.deletes:
         return []
@@ -344,7 +344,7 @@ def _expiry(store: Access) -> list[Finding]:
     ]
 
 
-def access(store: Access, *, has_cluster: bool, pods_store: str) -> list[Finding]:
+def access(store: StoreAccess, *, has_cluster: bool, pods_store: str) -> list[Finding]:
     """Check that the store of jobs can be used.
 
     Args:

@@ -23,7 +23,7 @@ from pathlib import Path
 from kinetic._backends import registry
 from kinetic._backends.base import Backend, Processes
 from kinetic._backends.programs import folders
-from kinetic._client.doctor.checks import Access, Folder, Machine, ZygoteStart
+from kinetic._client.doctor.checks import Machine, StoreAccess, StoreFolder, ZygoteStart
 from kinetic._client.doctor.leftovers import SETTLED_S, Job, Process, Scrap, Traces
 from kinetic._core import kinship, layout
 from kinetic._core.outcome import Outcome
@@ -95,7 +95,7 @@ def slices() -> dict[str, int]:
     return {row.name: row.hosts for row in catalog_rows() if row.kind == "tpu"}
 
 
-def folder(path: Path) -> Folder:
+def folder(path: Path) -> StoreFolder:
     """Look at the folder of the store, or at the place for it."""
     there = next((p for p in (path, *path.parents) if p.exists()), path)
     free = None
@@ -103,22 +103,22 @@ def folder(path: Path) -> Folder:
         free = shutil.disk_usage(there).free
     writable = os.access(there, os.W_OK | os.X_OK)
     if there != path:
-        return Folder(
+        return StoreFolder(
             str(path), exists=False, writable=writable and there.is_dir(), mode=0, free_bytes=free
         )
     facts = path.stat()
     mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
-    return Folder(
+    return StoreFolder(
         str(path), True, path.is_dir(), writable, mine, facts.st_mode & 0o7777, free, refused
     )
 
 
-def access(uri: str) -> Access:
+def access(uri: str) -> StoreAccess:
     """Test a store that is not a folder: write, find and delete a small object."""
     try:
         store = open_store(uri)
         if store.as_folder() is not None:
-            return Access(uri, is_folder=True)
+            return StoreAccess(uri, is_folder=True)
         key = f"{layout.PROBES}/{secrets.token_hex(8)}"
         store.put(key, b"kinetic doctor\n")
         try:
@@ -126,14 +126,14 @@ def access(uri: str) -> Access:
         finally:
             store.delete(key)
     except KineticError as error:
-        return Access(uri, fault=str(error))
+        return StoreAccess(uri, fault=str(error))
     if not found:
-        return Access(uri, fault="what was written is not there.")
+        return StoreAccess(uri, fault="what was written is not there.")
     deletes: Sequence[str] = ()
     if isinstance(store, Expires):
         with contextlib.suppress(KineticError):  # Jobs do not need to read a bucket's settings.
             deletes = store.expiry()
-    return Access(uri, deletes=tuple(deletes))
+    return StoreAccess(uri, deletes=tuple(deletes))
 
 
 def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> ZygoteStart | None:
