@@ -1,7 +1,7 @@
 """Asking a running job's leader where no connection reaches it: a request and its answer in the
 store.
 
-In: a store, a reference. Out: the Python stacks of all hosts.
+In: a store, a reference. Out: the Python stacks of all hosts; what these are doing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._store import attempts
 from kinetic._store.base import Store
-from kinetic.errors import CorruptRecord, NotFound, WaitTimeout
+from kinetic.errors import CorruptRecord, KineticError, NotFound, WaitTimeout
 
 ANSWER_S = 30.0
 """How long a leader may take: in a bucket it looks for requests every ten seconds."""
@@ -38,12 +38,12 @@ def stacks(
         WaitTimeout: the leader has not answered.
     """
     place = ref.job_id, attempts.newest(store, ref.job_id)
-    before, asked = _answer(store, place), os.urandom(8).hex()
-    store.put(layout.stacks_wanted(*place), json.dumps({"id": asked}).encode())
+    before = _answer(store, layout.stacks(*place))
+    _ask(store, layout.stacks_wanted(*place))
     give_up_at = clock() + patience_s
     while clock() < give_up_at:
         # The answer to another process's later request serves as well.
-        found = _answer(store, place)
+        found = _answer(store, layout.stacks(*place))
         if found["id"] != before["id"]:
             return {int(host): str(text) for host, text in found["stacks"].items()}
         if ended():
@@ -56,8 +56,41 @@ def stacks(
     )
 
 
-def _answer(store: Store, place: tuple[str, int]) -> dict[str, Any]:
+class Activity:
+    """What the hosts of a running job are doing, asked for again and again."""
+
+    def __init__(self, store: Store, ref: JobRef) -> None:
+        self._store, self._ref = store, ref
+        self._place: tuple[str, int] | None = None
+        self._seen = ""
+        self._found: dict[str, Any] | None = None
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the newest answer, as `Gang.snapshot` makes it, without waiting for one; None
+        while there is none."""
+        place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)
+        answer = _answer(self._store, layout.activity(*place))
+        if place != self._place:
+            self._place, self._found = place, None  # What is there may be old.
+        elif answer["id"] == self._seen:
+            return self._found
+        else:
+            self._found = answer["activity"]
+        self._seen = answer["id"]
+        try:
+            _ask(self._store, layout.activity_wanted(*place))
+        except KineticError:
+            self._place = None
+            raise
+        return self._found
+
+
+def _ask(store: Store, key: str) -> None:
+    store.put(key, json.dumps({"id": os.urandom(8).hex()}).encode())
+
+
+def _answer(store: Store, key: str) -> dict[str, Any]:
     try:
-        return record.parse(store.get(layout.stacks(*place)))
+        return record.parse(store.get(key))
     except (NotFound, CorruptRecord):
         return {"id": ""}

@@ -22,6 +22,7 @@ In: ids and indices. Out: keys with "/" between parts.
         debugger.json                     where the debugger of a debug job listens
         stacks-wanted.json                a request for stacks that cannot reach the leader
         stacks.json                       the leader's answer to the last such request
+        activity-wanted.json, activity.json   the same for what the hosts are doing
         hosts/<i>/report.json             how host i ended
         hosts/<i>/result.pkl              its value: the leader's, or that of each host
         hosts/<i>/error.pkl               the exception it raised
@@ -144,6 +145,16 @@ def stacks_wanted(job_id: str, number: int) -> str:
 def stacks(job_id: str, number: int) -> str:
     """The leader's answer to the last request."""
     return f"{attempt(job_id, number)}/stacks.json"
+
+
+def activity_wanted(job_id: str, number: int) -> str:
+    """A request for what all hosts are doing, to a leader that cannot be called."""
+    return f"{attempt(job_id, number)}/activity-wanted.json"
+
+
+def activity(job_id: str, number: int) -> str:
+    """The leader's answer to the last request."""
+    return f"{attempt(job_id, number)}/activity.json"
 
 
 def host(job_id: str, number: int, index: int) -> str:

@@ -51,6 +51,8 @@ ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 LOOK_FAR_EVERY_S = 10.0
 """... in a store where each look is a request."""
+LOOK_SOON_S, WATCHED_S = 2.0, 30.0
+"""... while somebody watches what the hosts are doing, and for how long after the last question."""
 
 
 @dataclass(frozen=True)
@@ -256,22 +258,39 @@ class Leader:
         coordinator.cancel("The job's records were removed while it ran.")
 
     async def _answer_questions(self, coordinator: Coordinator) -> None:
-        """Answer callers that do not reach the leader's port: they ask for stacks in the store."""
+        """Answer callers that do not reach the leader's port: they ask in the store, for stacks or
+        for what the hosts are doing. Who has asked for the latter asks again."""
         import asyncio
 
+        async def stacks() -> dict[str, object]:
+            found = await coordinator.dump_stacks(DUMP_S)
+            return {"stacks": {str(host): text for host, text in found.items()}}
+
+        async def activity() -> dict[str, object]:
+            return {"activity": self._gang.snapshot()}
+
         place = self._plan.job_id, self._gang.spec.attempt
-        answered = ""
+        questions = (
+            (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
+            (layout.activity_wanted(*place), layout.activity(*place), activity),
+        )
+        answered: dict[str, str] = {}
+        watched_until = 0.0
         while True:
-            await asyncio.sleep(self._look_every_s)
-            with contextlib.suppress(KineticError):  # It is asked again, or the next look answers.
-                asked = await asyncio.to_thread(self._question, layout.stacks_wanted(*place))
-                if asked in ("", answered):
-                    continue
-                found = await coordinator.dump_stacks(DUMP_S)
-                answer = {"id": asked, "stacks": {str(host): text for host, text in found.items()}}
-                data = json.dumps(answer).encode()
-                await asyncio.to_thread(self._store.put, layout.stacks(*place), data)
-                answered = asked
+            is_watched = time.monotonic() < watched_until
+            await asyncio.sleep(
+                min(self._look_every_s, LOOK_SOON_S) if is_watched else self._look_every_s
+            )
+            for wanted, key, answer in questions:
+                with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
+                    asked = await asyncio.to_thread(self._question, wanted)
+                    if asked in ("", answered.get(wanted)):
+                        continue
+                    data = json.dumps({"id": asked} | await answer()).encode()
+                    await asyncio.to_thread(self._store.put, key, data)
+                    answered[wanted] = asked
+                    if answer is activity:
+                        watched_until = time.monotonic() + WATCHED_S
 
     def _question(self, key: str) -> str:
         try:

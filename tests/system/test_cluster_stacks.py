@@ -1,10 +1,12 @@
-"""Live stacks of pods, which no connection reaches: asked for and answered in the store.
+"""Live stacks of pods, which no connection reaches, and what they are doing: asked for and answered
+in the store.
 
-In: a gang on a cluster. Out: what `kinetic jobs stacks` prints.
+In: a gang on a cluster. Out: what `kinetic jobs stacks` and `kinetic jobs top` print.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -36,6 +38,15 @@ def test_the_stacks_of_pods_are_shown(on_cluster):
         timeout=PATIENCE_S,
     )
     assert "stand_still" in shown.stdout, shown.stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "kinetic", "jobs", "top", "--json", handle.job_id],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    (job,) = json.loads(shown.stdout)
+    assert [(m["host"], m["last_line"]) for m in job["members"]] == [(0, "begun"), (1, "begun")]
+    assert all(m["log_bytes"] == len("begun\n") for m in job["members"])
     handle.cancel()
     with pytest.raises(errors.NotFound, match="not running"):
         handle.stacks()

@@ -31,6 +31,8 @@ _RUNNING_COLUMNS = ("SLICE", "HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
+_MEMBERS_S = 2.0
+"""How long the leader of a job on a cluster is asked what its hosts are doing."""
 _PAGE_SIZE = 100
 _ATTEMPTS_SHOWN = 10
 
@@ -274,7 +276,8 @@ def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
     from kinetic.cli.commands.top import ActivityWatch
 
     with ActivityWatch(app, {ref.job_id}) as watch:
-        return [line for line in watch.poll() if line.host is not None]
+        found = watch.poll_to_end(_MEMBERS_S)
+        return [line for line in found if line.host is not None]
 
 
 def _facts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,11 +23,14 @@ from kinetic.cli.options import DURATION, jobs_argument, json_option
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
+    from kinetic._client import asking
     from kinetic._rpc.client import ControlClient
 
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 _SNAPSHOT_TIMEOUT_S = 1.0
 _FRAME_LINES = 5
+ANSWER_S, _PAUSE_S = 12.0, 0.25
+"""How long leaders are waited for that look for questions every ten seconds."""
 _HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how
 long they have stood still.
 
@@ -63,9 +67,9 @@ def top(
     chosen = {app.find(job_id).job_id for job_id in job_ids}
     with ActivityWatch(app, chosen) as watch:
         if as_json:
-            return output.json_document(activity.document(watch.poll()))
+            return output.json_document(activity.document(watch.poll_to_end()))
         if once or not sys.stdout.isatty():
-            return _print(watch.poll())
+            return _print(watch.poll_to_end())
         with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave
             _draw(watch, max(interval, 0.1))
     return None
@@ -111,6 +115,8 @@ class ActivityWatch:
         self._ended: set[str] = set()
         self._clients: dict[str, tuple[object, ControlClient]] = {}
         self._rates = Rates()
+        self._asked: dict[str, asking.Activity] = {}
+        self._unanswered: set[str] = set()
 
     def __enter__(self) -> ActivityWatch:
         return self
@@ -119,8 +125,19 @@ class ActivityWatch:
         for _address, client in self._clients.values():
             client.close()
 
+    def poll_to_end(self, patience_s: float = ANSWER_S) -> list[HostLine]:
+        """Return what `poll` does, once the leaders that are asked in the store have answered, or
+        have had the time to."""
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            found = self.poll()
+            if not self._unanswered or time.monotonic() > give_up_at:
+                return found
+            time.sleep(_PAUSE_S)
+
     def poll(self) -> list[HostLine]:
         """Return the hosts of all active jobs, newest job first."""
+        self._unanswered.clear()
         found: list[HostLine] = []
         active = self._active()
         standings = self._app.standings(active)
@@ -130,7 +147,7 @@ class ActivityWatch:
                 self._ended.add(ref.job_id)
                 self._disconnect(ref.job_id)
                 continue
-            seen = self._snapshot(ref)
+            seen = self._snapshot(ref, is_running=state == JobStatus.RUNNING)
             attempt = None if seen else self._app.gang(ref).current
             found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
         return found
@@ -147,9 +164,11 @@ class ActivityWatch:
         ]
         return sorted(active, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
 
-    def _snapshot(self, ref: JobRef) -> dict[str, Any] | None:
+    def _snapshot(self, ref: JobRef, *, is_running: bool) -> dict[str, Any] | None:
         from kinetic._backends.base import Controls
 
+        if ref.place.is_cluster:
+            return self._told(ref) if is_running else None
         try:
             backend = self._app.backend_of(ref)
             address = backend.control(ref) if isinstance(backend, Controls) else None
@@ -160,6 +179,17 @@ class ActivityWatch:
             )
         except (KineticError, ValueError):  # it is ending, or its supervisor does not answer
             return None
+
+    def _told(self, ref: JobRef) -> dict[str, Any] | None:
+        """What the leader of a job on a cluster has answered."""
+        from kinetic._client import asking
+
+        asked = self._asked.setdefault(ref.job_id, asking.Activity(self._app.store, ref))
+        with contextlib.suppress(KineticError):
+            if (found := asked.look()) is not None:
+                return found
+        self._unanswered.add(ref.job_id)
+        return None
 
     def _client(self, job_id: str, address: Any) -> ControlClient:
         entry = self._clients.get(job_id)

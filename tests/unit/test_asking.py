@@ -1,0 +1,89 @@
+"""Asking a leader, in the store, what its hosts are doing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from laptop_fakes import ref
+
+from kinetic._client.asking import Activity
+from kinetic._core import layout
+from kinetic._core.ref import JobRef
+from kinetic._store.memory import MemoryStore
+from kinetic.errors import StoreError
+
+
+class Leader:
+    """Answers the last question, if there is a new one."""
+
+    def __init__(self, store: MemoryStore, job: JobRef) -> None:
+        self.store, self.place = store, (job.job_id, 1)
+        self.answered = ""
+
+    def look(self, doing: str) -> bool:
+        key = layout.activity_wanted(*self.place)
+        asked = json.loads(self.store.get(key))["id"] if self.store.has(key) else ""
+        if asked in ("", self.answered):
+            return False
+        answer: dict[str, Any] = {"id": asked, "activity": {"members": [doing]}}
+        self.store.put(layout.activity(*self.place), json.dumps(answer).encode())
+        self.answered = asked
+        return True
+
+
+@pytest.fixture
+def job() -> JobRef:
+    made: JobRef = ref()
+    return made
+
+
+def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
+    store = MemoryStore()
+    leader, asked = Leader(store, job), Activity(store, job)
+    assert asked.look() is None
+    assert leader.look("waiting")
+    assert asked.look() == {"members": ["waiting"]}
+    assert asked.look() == {"members": ["waiting"]}
+    assert leader.look("running")
+    assert not leader.look("running"), "it is asked once at a time"
+    assert asked.look() == {"members": ["running"]}
+
+
+def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> None:
+    store = MemoryStore()
+    leader = Leader(store, job)
+    Activity(store, job).look()
+    leader.look("old")
+    asked = Activity(store, job)
+    assert asked.look() is None
+    leader.look("new")
+    assert asked.look() == {"members": ["new"]}
+
+
+def test_two_who_ask_at_once_both_hear(job: JobRef) -> None:
+    store = MemoryStore()
+    leader, one, two = Leader(store, job), Activity(store, job), Activity(store, job)
+    for each in (one, two):
+        assert each.look() is None
+    leader.look("running")
+    for each in (one, two):
+        assert each.look() == {"members": ["running"]}
+
+
+def test_a_question_that_could_not_be_put_is_put_again(
+    job: JobRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    asked = Activity(store, job)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "put", _fail)
+        with pytest.raises(StoreError):
+            asked.look()
+    assert asked.look() is None
+    assert Leader(store, job).look("running")
+
+
+def _fail(*_: object, **__: object) -> bool:
+    raise StoreError("It does not answer.")
