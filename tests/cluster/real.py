@@ -73,6 +73,10 @@ class RealCluster:
         """Delete a pod, with `force` without the time that it has to end."""
         self._api.delete_pod(name, {"gracePeriodSeconds": 0} if force else {})
 
+    def evict_pod(self, name: str) -> None:
+        """Have a pod evicted, as a drain of its node does."""
+        self._api.evict_pod(name)
+
     def wait_for(
         self, condition: Callable[[], object], timeout_s: float = 60.0, what: str = ""
     ) -> object:
@@ -105,7 +109,13 @@ class RealCluster:
 
 
 class _Api(HttpApi):
-    """Has a call more than kinetic needs."""
+    """Has two calls more than kinetic needs."""
+
+    def evict_pod(self, name: str) -> None:
+        call = Call("create", PODS, self.namespace, name)
+        path = f"{PODS.path(self.namespace, name)}/eviction"
+        body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": {"name": name}}
+        self._repeated(call, lambda _: self._document("POST", path, call, body))
 
     def delete_pod(self, name: str, options: Document) -> None:
         call, path = Call("delete", PODS, self.namespace, name), PODS.path(self.namespace, name)

@@ -61,6 +61,17 @@ def test_a_pod_that_is_deleted_is_gone(real: RealCluster, cluster: FakeCluster) 
     real.delete_pod(name)
 
 
+def test_a_pod_that_is_evicted_says_so(real: RealCluster, cluster: FakeCluster) -> None:
+    (pod,) = real.objects("pods")
+    name, seen = pod["metadata"]["name"], []
+    cluster.store.listeners.append(
+        lambda change: seen.append(change.object) if change.resource.kind == "Pod" else None
+    )
+    real.evict_pod(name)
+    real.wait_for(lambda: cluster.object("pods", name) is None)
+    assert "EvictionByEvictionAPI" in str(seen)
+
+
 def test_what_waits_in_vain_says_what_there_is(real: RealCluster) -> None:
     with pytest.raises(AssertionError, match=r"in vain for rain\n[^$]*kinetic-before"):
         real.wait_for(lambda: False, 0.0, "rain")
