@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
     from kinetic._in_job.mesh import make_mesh as make_mesh
     from kinetic._in_job.preemption import preempted as preempted
+    from kinetic._in_job.slices import attempt as attempt
     from kinetic._in_job.slices import num_slices as num_slices
     from kinetic._in_job.slices import slice_index as slice_index
     from kinetic.errors import BatchError as BatchError
@@ -43,6 +44,7 @@ _HOME_OF = {
     "as_completed": "_client.futures",
     "attach": "jobs",
     "attach_batch": "_client.batch.handle",
+    "attempt": "_in_job.slices",
     "list_jobs": "jobs",
     "make_mesh": "_in_job.mesh",
     "num_slices": "_in_job.slices",
@@ -68,6 +70,7 @@ __all__ = [
     "as_completed",
     "attach",
     "attach_batch",
+    "attempt",
     "errors",
     "list_jobs",
     "make_mesh",

@@ -88,7 +88,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         reservation=settings.reservation or "",
         controller="single" if single else "",
     )
-    _check_elastic(options, name)
+    _check_elastic(options, name, settings)
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
         return Selection(place)
     if name == "ray":
@@ -102,11 +102,11 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     return Selection(stand_in, notice)
 
 
-def _check_elastic(options: Options, name: str) -> None:
-    if options.elastic is not None:
+def _check_elastic(options: Options, name: str, settings: Settings) -> None:
+    if options.elastic is not None and (name == "programs" or has_cluster(settings)):
         raise PreflightError(
             f"The {name} backend cannot run elastic jobs yet. Give it a fixed number of slices, "
-            f"slices={options.most_slices}."
+            f'slices={options.most_slices}, or simulate them here with backend="local".'
         )
 
 

@@ -48,7 +48,7 @@ def values(store: Store, ref: JobRef, outcome: Outcome) -> list[Any]:
             "it with all_hosts=True: @kinetic.run(..., all_hosts=True), or "
             f"{ref.func_name}.with_options(all_hosts=True)."
         )
-    return [value(store, ref, outcome, host) for host in range(ref.hosts)]
+    return [value(store, ref, outcome, report.host) for report in outcome.reports]
 
 
 def value(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:

@@ -39,6 +39,16 @@ class EventKind(StrEnum):
     """The attempt was judged: `verdict`, and in `hosts` the hosts to blame."""
     RETRY = "retry"
     """Another attempt begins."""
+    FORMED = "formed"
+    """An attempt of an elastic job begins on `slices`; `hosts` are its hosts' indices among all."""
+    SLICE_LOST = "slice_lost"
+    """`slices` of an elastic job are lost; none, when a collective broke and all hosts live."""
+    AWAITED = "awaited"
+    """The next attempt waits for `slices`."""
+    SLICE_BACK = "slice_back"
+    """All hosts of `slices` are ready again."""
+    RECOVERED = "recovered"
+    """The function runs again."""
 
 
 class GangEvent(NamedTuple):
@@ -50,6 +60,7 @@ class GangEvent(NamedTuple):
         detail: for users; never parsed.
         exit: how the host ended.
         hosts: the hosts concerned, where there are several.
+        slices: the slices concerned.
         verdict: on the attempt.
         attempt: the attempt in which it happened, from 1.
         time: seconds since the epoch; 0.0 until it is written.
@@ -60,6 +71,7 @@ class GangEvent(NamedTuple):
     detail: str = ""
     exit: Exit | None = None
     hosts: tuple[int, ...] = ()
+    slices: tuple[int, ...] = ()
     verdict: Verdict | None = None
     attempt: int = 1
     time: float = 0.0
@@ -77,6 +89,7 @@ class GangEvent(NamedTuple):
         optional = {
             "exit": str(self.exit or ""),
             "hosts": list(self.hosts),
+            "slices": list(self.slices),
             "verdict": str(self.verdict or ""),
         }
         return always | {name: value for name, value in optional.items() if value}
@@ -92,6 +105,7 @@ class GangEvent(NamedTuple):
                 detail=str(data.get("detail") or ""),
                 exit=Exit(exit) if exit else None,
                 hosts=tuple(map(int, data.get("hosts") or ())),
+                slices=tuple(map(int, data.get("slices") or ())),
                 verdict=Verdict(verdict) if verdict else None,
                 attempt=int(data.get("attempt", 1)),
                 time=float(data.get("time", 0.0)),

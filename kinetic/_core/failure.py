@@ -173,6 +173,8 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
             f"{_sentence(why)} The job has ended; its value, if there was one, is lost: run it "
             "again."
         )
+    if outcome.given_up:
+        return _sentence(_uncapitalised(outcome.given_up))
     if first is None:
         return _sentence(outcome.reason or "the job left no value")
     detail = _cut(first.detail)

@@ -155,6 +155,7 @@ class Outcome:
         supervisor_lost: the supervising process was killed before it could judge.
         ended_at: seconds since the epoch.
         attempt: the last attempt, from 1.
+        given_up: why an elastic job went on no more, with every failure it had; "" for others.
         explained: whether the backend was asked why the blamed host was lost.
     """
 
@@ -168,6 +169,7 @@ class Outcome:
     ended_at: float = 0.0
     attempt: int = 1
     explained: bool = False
+    given_up: str = ""
 
     def __repr__(self) -> str:
         hosts = f"{len(self.reports)} {'host' if len(self.reports) == 1 else 'hosts'}"

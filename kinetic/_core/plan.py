@@ -101,6 +101,7 @@ class Limits:
         timeout_s: from the start of the function until the job is stopped.
         hang_timeout_s: longest time that a host may be stalled.
         grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
+        slice_away_s: how long a simulated slice that was lost stays away.
         debug_wait_s: how long a debug job waits for a debugger before it starts without one.
     """
 
@@ -108,6 +109,7 @@ class Limits:
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
     grace_s: float = 5.0
+    slice_away_s: float = 0.0
     debug_wait_s: float = 600.0
 
 

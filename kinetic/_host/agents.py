@@ -11,7 +11,8 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.worker_process import WorkerProcess
+from kinetic._host.stem import Stem
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
@@ -39,15 +41,20 @@ class Agents:
         self._plan = plan
         self._store = store
         self._alive = -1
+        self._stem: Stem | None = None
         self.pids: dict[int, int] = {}
         """Host of each process id that has not been reaped."""
         self._stopped_at: dict[int, float] = {}
 
-    def fork(self, identities: Iterable[Identity]) -> None:
-        """Fork an agent for each; this process must not have started a thread (gRPC does)."""
+    def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
+        """Fork an agent for each; this process must not have started a thread (gRPC does). `again`
+        is whether hosts may be started again later."""
         # SIGCHLD stays blocked; `await_death` takes it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         read_end, write_end = os.pipe()
+        if again:
+            identities = list(identities)
+            self._stem = self._make_stem(identities, read_end, write_end)
         for identity in identities:
             pid = os.fork()
             if pid == 0:
@@ -58,18 +65,58 @@ class Agents:
         # The kernel closes it however this process dies, and the agents read end-of-file.
         self._alive = write_end
 
+    def _make_stem(self, identities: Sequence[Identity], alive: int, write_end: int) -> Stem:
+        seats = {identity.seat: identity for identity in identities}
+
+        def run(request: dict[str, int], _: Sequence[int]) -> int:
+            return self._be_agent(replace(seats[request["seat"]], start=request["start"]), alive)
+
+        return Stem(run, f"kinetic-stem {self._plan.job_id}", without=[write_end])
+
+    def fork_again(self, seat: int, start: int) -> None:
+        """Start a host again that has ended.
+
+        Raises:
+            OSError: no process could be forked.
+        """
+        if self._stem is None:
+            raise OSError("the agents of this job are forked once")
+        self.pids[self._stem.fork({"seat": seat, "start": start})] = seat
+
+    def end(self, seats: Collection[int]) -> None:
+        """Kill these agents with all that is below them, and forget them."""
+        for pid in [pid for pid, host in self.pids.items() if host in seats]:
+            del self.pids[pid]
+            for each in (pid, *processes.descendants(pid)):
+                processes.kill(each, signal.SIGKILL)
+
+    def end_orphans(self) -> None:
+        """Kill what agents that were killed have left to this process."""
+        own = {*self.pids, *(() if self._stem is None else (self._stem.pid,))}
+        for pid in processes.children(os.getpid()):
+            if pid not in own:
+                processes.kill(pid, signal.SIGKILL)
+
     def _be_agent(self, identity: Identity, alive: int) -> int:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
         # It says that this host is taken away; the agent unblocks it.
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])
         os.setpgid(0, 0)
         processes.adopt_orphans()
+        if identity.elastic is not None:
+            return self._be_elastic(identity, alive)
         # Forked before this process has threads: a fork copies the locks that they hold.
         worker = WorkerProcess(f"kinetic-worker {identity.job_id} host {identity.host}")
         from kinetic._host.agent.loop import Agent  # while the worker imports
 
         logs = log_files(identity, self._store)
         return Agent(identity, self._plan, self._store, worker, logs=logs, alive_fd=alive).run()
+
+    def _be_elastic(self, identity: Identity, alive: int) -> int:
+        from kinetic._host.agent.seat import Seat
+
+        logs = functools.partial(log_files, store=self._store)
+        return Seat(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
 
     def await_death(self, timeout_s: float, *, unless: signal.Signals | None = None) -> bool:
         """Return whether a child died within this time; call `dead` for details. `unless` is a
@@ -145,7 +192,7 @@ def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
     if (folder := store.as_folder()) is not None:
         where = who.job_id, who.attempt, who.host
         return folder / layout.log(*where), folder / layout.log_index(*where)
-    return Path(who.scratch) / f"log-{who.host}", Path(who.scratch) / f"log-{who.host}.idx"
+    return Path(who.scratch) / f"log-{who.seat}", Path(who.scratch) / f"log-{who.seat}.idx"
 
 
 def delivered(status: int) -> ProgramCode | None:

@@ -135,7 +135,7 @@ class Leader:
         self._all_go_on = True
         self._others = frozenset(range(plan.hosts)) - set(agents.pids.values())
         self._gang = Gang(
-            _gang_spec(plan, attempt, heartbeat_timeout_s),
+            gang_spec(plan, attempt, heartbeat_timeout_s),
             time.monotonic(),
         )
 
@@ -340,16 +340,17 @@ class Leader:
         self._write(event)
 
     def _write(self, event: GangEvent) -> None:
-        self._events.write(_line(self._gang.spec.attempt, event))
+        self._events.write(line_of(self._gang.spec.attempt, event))
 
 
 def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:
     """Add to the job's events."""
     with contextlib.closing(EventLog(store, layout.events(job_id))) as events:
-        events.write(_line(attempt, event))
+        events.write(line_of(attempt, event))
 
 
-def _line(attempt: int, event: GangEvent) -> str:
+def line_of(attempt: int, event: GangEvent) -> str:
+    """Return the line of an event that happens now."""
     return json.dumps(event._replace(time=time.time(), attempt=attempt).to_json()) + "\n"
 
 
@@ -399,7 +400,8 @@ def _with_room(write: Callable[[], object], make_room: Callable[[], None]) -> No
         write()
 
 
-def _gang_spec(plan: Plan, attempt: int, heartbeat_timeout_s: float) -> GangSpec:
+def gang_spec(plan: Plan, attempt: int, heartbeat_timeout_s: float) -> GangSpec:
+    """Return what the gang of this attempt is."""
     limits = plan.limits
     return GangSpec(
         hosts=plan.hosts,

@@ -1,7 +1,7 @@
-"""The slices of a job, as its function sees them.
+"""The attempt and the slices of a job, as its function sees them.
 
-In: what the worker left in the environment. Out: the index of this host's slice, and how many there
-are.
+In: what the worker left in the environment. Out: the attempt, the index of this host's slice,
+and how many there are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 
 INDEX = "KINETIC_SLICE_INDEX"
 COUNT = "KINETIC_NUM_SLICES"
+ATTEMPT = "KINETIC_ATTEMPT"
 
 
 def slice_index() -> int:
@@ -21,6 +22,12 @@ def slice_index() -> int:
 def num_slices() -> int:
     """Return the number of slices of this job; 1 outside a job."""
     return int(os.environ.get(COUNT, "1"))
+
+
+def attempt() -> int:
+    """Return which start of the function this is, from 1: retries of a job, and every new beginning
+    of an elastic one, count; 1 outside a job."""
+    return int(os.environ.get(ATTEMPT, "1"))
 
 
 def told(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from kinetic._core.endpoint import Endpoint
-from kinetic._core.gang.messages import Heartbeat, HostView
+from kinetic._core.gang.messages import Heartbeat, HostView, Place
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc import coordinator_pb2 as pb
@@ -29,6 +29,8 @@ _CALL_S = 5.0
 _BEAT_S = 2.0
 _WATCH_S = 300.0
 """A stream is renewed this often, in case it has died unnoticed."""
+_PLACE_S = 20.0
+"""Longer than the coordinator holds a host that waits for its place."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0
@@ -296,6 +298,33 @@ class ControlClient:
     def close(self) -> None:
         """Hang up."""
         self._caller.close()
+
+
+def place_of(
+    endpoint: Endpoint, seat: int, start: int, *, unreachable_after_s: float
+) -> Place | None:
+    """Wait for the place of a host of an elastic job in the next attempt; None when nothing
+    follows.
+
+    Args:
+        endpoint: of the coordinator.
+        seat: the host's index among all hosts of the job.
+        start: which start of the host this is, from 1.
+        unreachable_after_s: as for `AgentClient`.
+
+    Raises:
+        CoordinatorLost: it has not answered for so long.
+    """
+    caller = _Caller(endpoint, unreachable_after_s, time.monotonic)
+    request = pb.PlaceRequest(seat=seat, start=start)
+    try:
+        while True:
+            reply = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
+            place = codec.place_from_wire(reply)
+            if place is None or not place.again:
+                return place
+    finally:
+        caller.close()
 
 
 def next_attempt(endpoint: Endpoint, host: int) -> str | None:

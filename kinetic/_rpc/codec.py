@@ -11,7 +11,7 @@ from typing import Any
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.exits import Exit
-from kinetic._core.gang.messages import Activity, Heartbeat, HostView
+from kinetic._core.gang.messages import Activity, Heartbeat, HostView, Place
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 from kinetic._rpc import coordinator_pb2 as pb
@@ -103,6 +103,7 @@ HEARTBEAT = Method("Heartbeat", pb.Beat, pb.BeatReply)
 REPORT = Method("Report", pb.ReportRequest, pb.Empty)
 STACKS = Method("Stacks", pb.StacksAnswer, pb.Empty)
 NEXT = Method("Next", pb.NextRequest, pb.NextReply)
+PLACE = Method("Place", pb.PlaceRequest, pb.PlaceReply)
 DUMP_STACKS = Method("DumpStacks", pb.DumpStacksRequest, pb.DumpStacksReply)
 CANCEL = Method("Cancel", pb.CancelRequest, pb.Empty)
 SNAPSHOT = Method("Snapshot", pb.Empty, pb.SnapshotReply)
@@ -171,6 +172,34 @@ def view_from_wire(message: pb.HostView) -> HostView:
         all_done=message.all_done,
         notice=message.notice,
         preempted=message.preempted,
+    )
+
+
+def place_to_wire(place: Place | None) -> pb.PlaceReply:
+    """Write a place, or that nothing follows."""
+    if place is None:
+        return pb.PlaceReply(over=True)
+    return pb.PlaceReply(
+        again=place.again,
+        attempt=place.attempt,
+        host=place.host,
+        slices=place.slices,
+        most_attempts=place.most_attempts,
+        lost_at=place.lost_at,
+    )
+
+
+def place_from_wire(message: pb.PlaceReply) -> Place | None:
+    """Read a place; None when nothing follows."""
+    if message.over:
+        return None
+    return Place(
+        attempt=message.attempt,
+        host=message.host,
+        slices=tuple(message.slices),
+        most_attempts=message.most_attempts,
+        lost_at=message.lost_at,
+        again=message.again,
     )
 
 

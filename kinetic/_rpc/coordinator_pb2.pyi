@@ -105,6 +105,32 @@ class NextReply(_message.Message):
     reason: str
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class PlaceRequest(_message.Message):
+    __slots__ = ("seat", "start")
+    SEAT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    seat: int
+    start: int
+    def __init__(self, seat: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
+
+class PlaceReply(_message.Message):
+    __slots__ = ("over", "again", "attempt", "host", "slices", "most_attempts", "lost_at")
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    MOST_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_AT_FIELD_NUMBER: _ClassVar[int]
+    over: bool
+    again: bool
+    attempt: int
+    host: int
+    slices: _containers.RepeatedScalarFieldContainer[int]
+    most_attempts: int
+    lost_at: float
+    def __init__(self, over: bool = ..., again: bool = ..., attempt: _Optional[int] = ..., host: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., most_attempts: _Optional[int] = ..., lost_at: _Optional[float] = ...) -> None: ...
+
 class DumpStacksRequest(_message.Message):
     __slots__ = ("timeout_s",)
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]

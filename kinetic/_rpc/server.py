@@ -27,6 +27,7 @@ from kinetic._core.gang.machine import Gang
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc import coordinator_pb2 as pb
+from kinetic._rpc.lobby import Lobby
 from kinetic.errors import CorruptRecord, SubmitError, UsageError
 
 logger = logging.getLogger("kinetic.coordinator")
@@ -63,8 +64,10 @@ class Coordinator:
         key: str = "",
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[GangEvent], None] = lambda event: None,
+        lobby: Lobby | None = None,
     ) -> None:
         self._gang = gang
+        self._lobby = lobby
         self._endpoint = endpoint
         self._key = key
         self._clock = clock
@@ -90,7 +93,9 @@ class Coordinator:
         """
         endpoint = self._endpoint
         server = aio.server(options=codec.SERVER_OPTIONS)
-        handlers = _AuthenticatedHandlers(self._methods(), endpoint, self._gang.spec.attempt)
+        handlers = _AuthenticatedHandlers(
+            self._methods(), endpoint, lambda: self._gang.spec.attempt
+        )
         server.add_generic_rpc_handlers((handlers,))
         port = _bind(server, endpoint, self._key)
         await server.start()
@@ -101,6 +106,13 @@ class Coordinator:
         if endpoint.is_unix:
             return endpoint
         return replace(endpoint, target=f"{endpoint.target.rpartition(':')[0]}:{port}")
+
+    def serve_next(self, gang: Gang) -> None:
+        """Serve the gang of the next attempt; the one before has finished."""
+        self._gang, self._seen_version = gang, gang.version
+        self._views, self._finished = (0, {}), asyncio.Event()
+        self._announce()  # Whoever watches the gang before is sent away.
+        self._ticker = asyncio.create_task(self._tick())
 
     def lost(self, host: int, detail: str) -> None:
         """The agent of this host is known to be dead."""
@@ -200,8 +212,8 @@ class Coordinator:
         return self._view(request.host)
 
     async def _watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
-        sent = -1
-        while True:
+        sent, gang = -1, self._gang
+        while gang is self._gang:
             changed = self._changed  # taken before the check, so that no change is missed
             if self._gang.version != sent:
                 sent = self._gang.version
@@ -230,6 +242,10 @@ class Coordinator:
         if reason is None:
             return pb.NextReply()
         return pb.NextReply(attempt=self._gang.spec.attempt + 1, reason=codec.clean(reason))
+
+    async def _place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
+        place = None if self._lobby is None else await self._lobby.ask(request.seat, request.start)
+        return codec.place_to_wire(place)
 
     def _view(self, host: int) -> bytes:
         # Serialized once per version and kind of stop, not once per host: the addresses of 1,024
@@ -263,6 +279,7 @@ class Coordinator:
             (codec.REPORT, self._report),
             (codec.STACKS, self._stacks),
             (codec.NEXT, self._next_attempt),
+            (codec.PLACE, self._place),
             (codec.DUMP_STACKS, self._dump_stacks),
             (codec.CANCEL, self._cancel),
             (codec.SNAPSHOT, self._snapshot),
@@ -278,7 +295,9 @@ class Coordinator:
 class _AuthenticatedHandlers:
     """Authenticates callers: they need the token, this job and this attempt."""
 
-    def __init__(self, methods: dict[str, Any], endpoint: Endpoint, attempt: int) -> None:
+    def __init__(
+        self, methods: dict[str, Any], endpoint: Endpoint, attempt: Callable[[], int]
+    ) -> None:
         self._methods = methods
         self._authorization = f"Bearer {endpoint.token}".encode()
         self._job_id = endpoint.job_id
@@ -298,10 +317,11 @@ class _AuthenticatedHandlers:
         )
 
     def _other_attempt(self, attempt: str) -> Any:
-        if attempt in ("", str(self._attempt)):
+        current = self._attempt()
+        if attempt in ("", str(current)):
             return None
-        words = f"{self._job_id} is at attempt {self._attempt}; the caller belongs to {attempt}."
-        ahead = attempt.isdecimal() and int(attempt) > self._attempt
+        words = f"{self._job_id} is at attempt {current}; the caller belongs to {attempt}."
+        ahead = attempt.isdecimal() and int(attempt) > current
         # This leader is about to be replaced by that of the next attempt: try again.
         code = grpc.StatusCode.UNAVAILABLE if ahead else grpc.StatusCode.FAILED_PRECONDITION
         return _refusal(code, words)

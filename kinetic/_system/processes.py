@@ -214,12 +214,13 @@ def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
         time.sleep(0.001)
 
 
-def await_leaving(limit_s: float) -> list[int]:
-    """Wait until this process has no living descendants or the time is up; return those left. Reaps
-    the others."""
+def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
+    """Wait until this process has no living descendants but those to keep, or the time is up;
+    return those left. Reaps the others."""
+    spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
-        below = descendants(os.getpid())
+        below = [pid for pid in descendants(os.getpid()) if pid not in spared]
         _reap(below)
         left = [pid for pid in below if state(pid) not in ("", "Z", "X")]
         if not left or time.monotonic() >= deadline:

@@ -77,6 +77,14 @@ def test_what_is_a_loss(outcome, slices):
     assert found is None or found.why == "why"
 
 
+def test_hosts_that_abort_because_they_lost_their_leader_are_not_lost():
+    died = HostReport(0, Exit.SIGNAL, signal=9)
+    echo = HostReport(1, Exit.SIGNAL, signal=6)
+    assert loss_of(judge(2, [died, echo], now=1.0), (0, 1)) == Loss((0,), "host 0: signal")
+    both = [HostReport(0, Exit.SIGNAL, signal=6), echo]
+    assert loss_of(judge(2, both, now=1.0), (0, 1)) == Loss((0, 1), "host 0: signal")
+
+
 # -- waiting ---------------------------------------------------------------------------------------
 
 
@@ -88,9 +96,7 @@ def test_one_that_waits_goes_on_when_its_slice_is_back():
     assert machine.missing == (1,)
     machine.there(1)
     assert machine.decide(59.5) == Form((0, 1, 2))
-    assert (machine.attempt, machine.lost_at, machine.forming) == (2, 0.0, False)
-    machine.recovered()
-    assert machine.lost_at is None
+    assert (machine.attempt, machine.forming) == (2, False)
 
 
 @pytest.mark.parametrize(("least", "decision"), [(2, Form((0, 2))), (3, None)])
@@ -209,7 +215,7 @@ def test_no_failure_at_all():
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["fail", "lose", "there", "gone", "grow", "wait"]),
+        st.sampled_from(["fail", "lose", "there", "grow", "wait"]),
         st.integers(0, 3),
         st.floats(0.0, 20.0),
     ),
@@ -234,8 +240,6 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
             machine.lost(which, DIED, now)
         elif what == "there" and machine.stands(which) is not Standing.AWAY:
             machine.there(which)
-        elif what == "gone":
-            machine.not_there(which)
         forming, counted = machine.forming, len(machine.failures)
         decision = machine.decide(now)
         while isinstance(decision, Restart):

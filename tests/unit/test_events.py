@@ -132,3 +132,26 @@ def test_a_gang_tells_what_its_picture_shows():
     assert {i: host.exit for i, host in enumerate(current.hosts)} == {
         report.host: report.exit for report in gang.reports
     }
+
+
+def test_the_slices_of_an_elastic_job():
+    events = [
+        happened("formed", hosts=(0, 1, 2, 3), slices=(0, 1)),
+        happened("ready"),
+        happened("report", 3, Exit.SIGNAL),
+        happened("slice_lost", slices=(1,)),
+        happened("awaited", slices=(1,)),
+    ]
+    waiting = picture_of(events, 4).current
+    assert (waiting.slices, waiting.lost, waiting.awaited) == ((0, 1), (1,), (1,))
+    events += [
+        happened("slice_back", slices=(1,)),
+        happened("retry"),
+        happened("formed", hosts=(2, 3), slices=(1,), attempt=2),
+        happened("ready", attempt=2),
+    ]
+    first, second = picture_of(events, 4).attempts
+    assert (first.lost, first.awaited) == ((1,), ())
+    assert [host.state for host in second.members] == [HostState.RUNNING] * 2
+    assert second.to_json()["slices"] == [1]
+    assert parse(lines(*events)) == events

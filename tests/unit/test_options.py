@@ -157,8 +157,8 @@ def test_an_elastic_job_has_a_least_and_a_most():
     assert usual == Elastic(2, 2, MAX_FAILURES, 90.0)
 
 
-def test_elastic_jobs_are_not_run_yet():
-    for name in ("local", "programs", "pathways"):
+def test_elastic_jobs_run_on_simulated_slices_only():
+    for name in ("programs", "pathways"):
         remote = kinetic.run("cpu", slices=(1, 2), backend=name, cluster="c", project="p")(add)
         with pytest.raises(errors.PreflightError, match="cannot run elastic jobs yet"):
             remote(1)

@@ -60,6 +60,7 @@ class HostLine:
         still_s: how long its main thread has stood still.
         silent_s: how long since it was last heard from.
         last_line: the last line that it printed.
+        slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
 
     ref: JobRef
@@ -73,11 +74,12 @@ class HostLine:
     still_s: float = 0.0
     silent_s: float = 0.0
     last_line: str = ""
+    slices: tuple[int, ...] = ()
 
     @property
     def slice(self) -> int | None:
         """The host's slice; None if the job has one slice."""
-        return None if self.host is None else shape.slice_of(self.ref, self.host)
+        return None if self.host is None else shape.slice_of(self.ref, self.host, self.slices)
 
     def to_json(self) -> dict[str, Any]:
         """Return the host's fields as a JSON object, without its job."""
@@ -146,9 +148,10 @@ def lines(
         if attempt is None or attempt.began_at is None:
             return [of_job]
         return [
-            replace(of_job, host=host, state=str(known.exit or known.state))
-            for host, known in enumerate(attempt.hosts)
+            replace(of_job, host=host, state=str(known.exit or known.state), slices=attempt.slices)
+            for host, known in enumerate(attempt.members)
         ]
+    of_job = replace(of_job, slices=tuple(snapshot.get("slices", ())))
     running_s = float(snapshot.get("running_s", 0.0))
     return [
         _line(replace(of_job, host=int(m["host"]), state=str(m["state"])), m, running_s, rates, now)

@@ -118,7 +118,7 @@ def of_job(
         facts,
         state,
         topology_of(ref),
-        tuple(host.state for host in picture_of(events, ref.hosts, outcome).current.hosts),
+        tuple(host.state for host in picture_of(events, ref.hosts, outcome).current.members),
         reason,
     )
 

@@ -5,6 +5,8 @@ In: a reference. Out: a `Topology`, the slice of a host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kinetic._client.board import text
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.accelerators.topology import Topology
@@ -22,13 +24,14 @@ def topology_of(ref: JobRef) -> Topology | None:
         return None
 
 
-def slice_of(ref: JobRef, host: int) -> int | None:
+def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
     """Return the slice of a host; None where the job has one slice, or hosts are all there is to
-    tell slices by."""
+    tell slices by. `slices` are those that take part, where the job is elastic."""
     topology = topology_of(ref)
     if topology is None or not 1 < topology.hosts < ref.hosts:
         return None
-    return host // topology.hosts
+    index = host // topology.hosts
+    return slices[index] if index < len(slices) else index
 
 
 def described(ref: JobRef) -> str:

@@ -28,6 +28,7 @@ from kinetic._core.values import dataclass
 
 COMING_S = 30.0
 """How long the hosts of a slice that was not lost may take to be ready for the next attempt."""
+_SIGABRT = 6
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 
@@ -106,7 +107,8 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     each = len(outcome.reports) // len(slices)
-    dead = [r.host for r in outcome.reports if r.exit.kind.fatal]
+    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and not _aborted(r)]
+    dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
     lost = {slices[host // each] for host in [*dead, *(outcome.blamed if held_up else ())]}
     if held_up and len(lost) == len(slices):
@@ -114,6 +116,12 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if first.exit.kind.fatal or held_up or _broke(first, outcome):
         return Loss(tuple(sorted(lost)), _line(outcome.reason))
     return None
+
+
+def _aborted(report: HostReport) -> bool:
+    """Whether it ended itself. JAX does that to processes that have lost their coordinator: they
+    are lost only if nobody died in another way."""
+    return report.signal == _SIGABRT
 
 
 def _broke(first: HostReport, outcome: Outcome) -> bool:
@@ -125,14 +133,14 @@ def _broke(first: HostReport, outcome: Outcome) -> bool:
 class Elasticity:
     """The state machine. Attempt 1 begins with it, on all slices."""
 
-    def __init__(self, rules: Elastic) -> None:
+    def __init__(self, rules: Elastic, away_s: float = 0.0) -> None:
+        """`away_s`: how long a lost slice stays away, where the slices are simulated."""
         self.rules = rules
+        self._away_s = away_s
         self.attempt = 1
         self.failures: tuple[Failure, ...] = ()
         self.slices = tuple(range(rules.most))
         """That take part in the current attempt, or took part in the last one."""
-        self.lost_at: float | None = None
-        """When the failure happened that the job has not recovered from."""
         self._growths = 0
         self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
         self._forming_since: float | None = None
@@ -170,7 +178,7 @@ class Elasticity:
 
     def failed(self, loss: Loss, now: float) -> None:
         """The attempt has failed in a way that another one may follow."""
-        self._count(loss, now)
+        self._count(loss)
         self._leave(loss.slices, now)
 
     def left(self, now: float) -> None:
@@ -183,22 +191,13 @@ class Elasticity:
         if self._standing[which] is Standing.TAKES_PART:
             return  # Its attempt is about to end, and says so.
         if self.forming:
-            self._count(Loss((which,), _line(why)), now)
+            self._count(Loss((which,), _line(why)))
         self._away(which, now)
 
     def there(self, which: int) -> None:
         """All hosts of a slice are ready for the next attempt."""
         if self._standing[which] is not Standing.TAKES_PART:
             self._standing[which] = Standing.THERE
-
-    def not_there(self, which: int) -> None:
-        """A host of a slice that was ready is not any more; it may come back."""
-        if self._standing[which] is Standing.THERE:
-            self._standing[which] = Standing.COMING
-
-    def recovered(self) -> None:
-        """The function runs again."""
-        self.lost_at = None
 
     def decide(self, now: float) -> Decision | None:
         """Return what to do now, if anything. A `Form` and a `Restart` take effect at once."""
@@ -221,10 +220,8 @@ class Elasticity:
 
     # -- details -----------------------------------------------------------------------------------
 
-    def _count(self, loss: Loss, now: float) -> None:
+    def _count(self, loss: Loss) -> None:
         self.failures = (*self.failures, Failure(self.attempt, loss.slices, loss.why))
-        if self.lost_at is None:
-            self.lost_at = now
 
     def _leave(self, lost: Sequence[int], now: float) -> None:
         self._forming_since = now
@@ -239,7 +236,7 @@ class Elasticity:
         times = self._early_losses[which]
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (times - 1), _LONGEST_PAUSE_S) if times else 0.0
         self._early_losses[which] = times + 1
-        self._standing[which], self._start_at[which] = Standing.AWAY, now + pause_s
+        self._standing[which], self._start_at[which] = Standing.AWAY, now + pause_s + self._away_s
 
     def _due(self, now: float) -> Restart | None:
         due = tuple(sorted(each for each, at in self._start_at.items() if now >= at))

@@ -260,6 +260,7 @@ class Gang:
             "phase": str(self.phase),
             "attempt": self.spec.attempt,
             "hosts": self.spec.hosts,
+            "slices": list(self.spec.slices),
             "joined": self._hosts.joined,
             "reported": self._hosts.reported,
             "returned": self._hosts.returned,

@@ -40,6 +40,7 @@ class GangSpec:
         notice_after_s: how long all running hosts must have been stalled, when others have
             returned, before users are told.
         attempt: from 1.
+        slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
 
     hosts: int
@@ -53,6 +54,7 @@ class GangSpec:
     peers_window_s: float = 0.0
     notice_after_s: float = 20.0
     attempt: int = 1
+    slices: tuple[int, ...] = ()
 
 
 class Activity(StrEnum):
@@ -93,6 +95,28 @@ class Heartbeat:
     cpu_s: float = 0.0
     log_bytes: int = 0
     last_line: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a host in an attempt of an elastic job.
+
+    Attributes:
+        attempt: from 1.
+        host: index in the attempt's gang; 0 leads.
+        slices: that take part, in order.
+        most_attempts: how many there may be, as things stand.
+        lost_at: when the failure happened that this attempt recovers from, in seconds since the
+            epoch; 0.0 for none.
+        again: there is no place yet: ask again.
+    """
+
+    attempt: int = 1
+    host: int = 0
+    slices: tuple[int, ...] = ()
+    most_attempts: int = 1
+    lost_at: float = 0.0
+    again: bool = False
 
 
 @dataclass(frozen=True)

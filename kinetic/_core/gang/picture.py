@@ -37,12 +37,16 @@ class AttemptPicture:
 
     Attributes:
         number: from 1.
-        hosts: by index.
+        hosts: by index, as many as the whole job has; see `members`.
         began_at, ready_at, ended_at: of its first event; when all hosts had joined; when it was
             judged.
         verdict: on the attempt.
         reason: one line for users; "" on success.
         blamed: the hosts that failed first.
+        slices: that take part, in the order of their hosts; () unless the job is elastic.
+        lost: slices that the job lost in this attempt, or before the next one.
+        awaited: slices for which the next attempt waits.
+        size: how many hosts take part; 0 for all.
     """
 
     number: int
@@ -53,6 +57,15 @@ class AttemptPicture:
     verdict: Verdict | None = None
     reason: str = ""
     blamed: tuple[int, ...] = ()
+    slices: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    awaited: tuple[int, ...] = ()
+    size: int = 0
+
+    @property
+    def members(self) -> tuple[HostPicture, ...]:
+        """The hosts that take part."""
+        return self.hosts[: self.size or None]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -64,9 +77,10 @@ class AttemptPicture:
             "verdict": self.verdict,
             "reason": self.reason,
             "blamed": list(self.blamed),
+            **({"slices": list(self.slices), "lost": list(self.lost)} if self.slices else {}),
             "hosts": [
                 {"host": index, "state": host.state, "exit": host.exit, "detail": host.detail}
-                for index, host in enumerate(self.hosts)
+                for index, host in enumerate(self.members)
             ],
         }
 
@@ -105,7 +119,11 @@ def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
     hosts = [HostPicture()] * size
     attempt = AttemptPicture(number, (), began_at=events[0].time if events else None)
     for event in events:
-        if event.kind is EventKind.READY:
+        if event.kind is EventKind.FORMED:
+            attempt = replace(attempt, slices=event.slices, size=len(event.hosts))
+        elif event.kind in (EventKind.SLICE_LOST, EventKind.AWAITED, EventKind.SLICE_BACK):
+            attempt = _slices_moved(attempt, event)
+        elif event.kind is EventKind.READY:
             attempt = replace(attempt, ready_at=event.time)
             _move(hosts, range(size), (HostState.PENDING, HostState.JOINED), HostState.RUNNING)
         elif event.kind is EventKind.STALLED:
@@ -123,6 +141,15 @@ def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
         elif event.host is not None and 0 <= event.host < size:
             hosts[event.host] = _host(hosts[event.host], event)
     return replace(attempt, hosts=tuple(hosts))
+
+
+def _slices_moved(attempt: AttemptPicture, event: GangEvent) -> AttemptPicture:
+    concerned = set(event.slices)
+    if event.kind is EventKind.SLICE_LOST:
+        return replace(attempt, lost=tuple(sorted(concerned.union(attempt.lost))))
+    awaited = set(attempt.awaited)
+    awaited = awaited | concerned if event.kind is EventKind.AWAITED else awaited - concerned
+    return replace(attempt, awaited=tuple(sorted(awaited)))
 
 
 def _move(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from kinetic._core.endpoint import Endpoint
+from kinetic._core.gang.messages import Place
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
@@ -52,6 +53,9 @@ class Identity:
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
+        elastic: the place of the host in this attempt of an elastic job; None for any other job.
+        elastic_seat: its index among all hosts of an elastic job, the same in all attempts.
+        start: which start of the host this is, from 1: a lost one is started again.
         debug_port: where the debugger of a debug job listens; 0 for any free port.
         unreachable_after_s: how long the coordinator may be out of reach before the worker is
             ended.
@@ -80,9 +84,28 @@ class Identity:
     base_env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
+    elastic: Place | None = None
+    elastic_seat: int = 0
+    start: int = 1
     debug_port: int = 0
     unreachable_after_s: float = 30.0
     join_timeout_s: float = 30.0
+
+    @property
+    def seat(self) -> int:
+        """What tells this host's files from those of the others on the machine: its index among all
+        hosts of the job."""
+        return self.host if self.elastic is None else self.elastic_seat
+
+    def placed(self, place: Place, per_slice: int) -> Identity:
+        """Return who this host of an elastic job is in an attempt."""
+        return replace(
+            self,
+            host=place.host,
+            hosts=len(place.slices) * per_slice,
+            attempt=place.attempt,
+            elastic=place,
+        )
 
     @property
     def endpoint(self) -> Endpoint:

@@ -35,6 +35,17 @@ class Event:
     lost: str = ""
 
 
+HANG_UP_S = 2.0
+
+
+class _HungUpError(Exception):
+    """The agent needs the link no more."""
+
+
+def _hang_up(_: AgentClient) -> None:
+    raise _HungUpError
+
+
 class Link:
     """Joins, sends heartbeats and delivers; everything that happens comes back as an `Event`."""
 
@@ -85,6 +96,15 @@ class Link:
         """Send a heartbeat now: the activity that users see has changed."""
         self._orders.put(lambda client: client.heartbeat(self._beat()))
 
+    def stop(self) -> None:
+        """Hang up, and free the pipe. Nothing happens any more."""
+        if self._thread.ident is not None:
+            self._orders.put(_hang_up)
+            self._thread.join(HANG_UP_S)
+        if not self._thread.is_alive():
+            for fd in (self.wake_fd, self._wake):
+                os.close(fd)
+
     def events(self) -> list[Event]:
         """What has happened since the last call; empties the wake pipe."""
         os.read(self.wake_fd, 4096)
@@ -111,6 +131,8 @@ class Link:
         )
         try:
             self._serve(client)
+        except _HungUpError:
+            return
         except CoordinatorLost as error:
             self._post(Event(lost=str(error)))
         except KineticError as error:

@@ -58,7 +58,7 @@ class HostLog:
         self._log = os.open(log, flags, 0o600)
         self._index = os.open(index, flags, 0o600)
         self._clock_ns = clock_ns
-        self._end = 0
+        self._end = os.fstat(self._log).st_size
         self.lost_bytes = 0
         self._allowed_bytes = 0
         self._own_bytes = 0

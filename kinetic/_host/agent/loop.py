@@ -24,7 +24,7 @@ from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import datasets, memory, ports, workspace
-from kinetic._host.agent.exit_report import Moment, ending_of
+from kinetic._host.agent.exit_report import Moment, ending_of, grace_of
 from kinetic._host.agent.identity import Identity, alone_s
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
@@ -50,9 +50,6 @@ OPEN_LINE_S = 0.05
 RESERVE_BYTES = 1 << 18
 """Reserved on disk, so that a small value, an exception and the report can be stored after the
 function has filled it."""
-STOPPED_GRACE_S = 1.0
-"""Longest grace of a host that is stopped because of another one: it is often stuck in native code
-and cannot react."""
 
 
 class Agent:
@@ -77,7 +74,7 @@ class Agent:
         self._mountpoints = Mountpoints(datasets.root(identity, store))
         self._selector = selectors.DefaultSelector()
         # The supervisor sees this process exit and reads the report from the store.
-        self._alone = identity.hosts == 1 and alive_fd >= 0
+        self._alone = identity.hosts == 1 and alive_fd >= 0 and identity.elastic is None
         self._ready = self._alone
         self._armed = self._started = self._stopping = self._all_done = False
         self._preemption = Preemption(identity, plan.options.env)
@@ -95,14 +92,19 @@ class Agent:
         self._supervisor = os.getppid()
         self._view: HostView | None = None
         self._finished = False
-        self._gate = _gate(identity, plan, store) if plan.options.debug else None
+        self.nothing_follows = False  # Every host has returned, or nobody leads any more.
+        self._gate: Gate | None = None
+        if plan.options.debug:
+            from kinetic._host.worker.debugger import Gate  # few jobs are debugged
+
+            self._gate = Gate(identity, plan, store, port=identity.debug_port)
 
     # -- life --------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run to the end; return the exit code of the agent process, see `ProgramCode`."""
         self._reserve = processes.reserve_disk(
-            Path(self._who.scratch) / f"reserve-{self._who.host}", RESERVE_BYTES
+            Path(self._who.scratch) / f"reserve-{self._who.seat}", RESERVE_BYTES
         )
         self._memory = memory.Watch(self._worker.pid)
         key = layout.log(self._who.job_id, self._who.attempt, self._who.host)
@@ -223,6 +225,7 @@ class Agent:
         elif message["event"] == WorkerEvent.STARTED:
             self._state, self._started_at = Activity.RUNNING, message["time"]
             self._stall = StallDetector(self._worker.sample(self._log.output_bytes))
+            self._reporter.announce_recovery(self._started_at)
         elif message["event"] == WorkerEvent.ENDING:
             self._ending = message
         elif message["event"] == WorkerEvent.STANDS_BY:
@@ -254,8 +257,8 @@ class Agent:
         self._end = self._end or self._last_message()
         # debugpy leaves its adapter process behind.
         if self._end is not None and not self._stopping and self._gate is None:
-            self._reporter.name_leftovers()
-        processes.kill_descendants()
+            self._reporter.name_leftovers(self._worker.keep)
+        processes.kill_descendants(keep=self._worker.keep)
         for tee in self._tees:
             tee.drain()
         self._conclude()
@@ -311,7 +314,7 @@ class Agent:
     def _coordinator_lost(self, detail: str) -> None:
         """End the worker, leave the report in the store, finish."""
         self._give_up(Exit.STOPPED, detail)
-        self._finished = True
+        self._finished = self.nothing_follows = True
 
     def _give_up(self, how: Exit, detail: str) -> None:
         """End the worker, and report this unless there is a report already."""
@@ -354,15 +357,14 @@ class Agent:
     def _dismiss(self, grace_s: float) -> None:
         """Let the worker exit the way a script does; it is not needed any more."""
         self._all_done = True
+        self.nothing_follows = self._report is not None and self._report.ok
         self._worker.channel.send({"exit": True, "leave": True})
         self._kill_at = time.monotonic() + max(grace_s, 5.0)
 
     def _stop(self, view: HostView) -> None:
-        self._stopping, grace_s = True, view.grace_s
-        if view.stop_exit in (Exit.STOPPED, Exit.HANG):
-            told = self._preemption.told
-            grace_s = self._preemption.left_s if told else min(view.grace_s, STOPPED_GRACE_S)
-        self._end_worker(grace_s)
+        self._stopping = True
+        left_s = self._preemption.left_s if self._preemption.told else None
+        self._end_worker(grace_of(view, elastic=self._who.elastic is not None, left_s=left_s))
 
     def _end_worker(self, grace_s: float) -> None:
         if self._worker.gone:
@@ -387,11 +389,8 @@ class Agent:
             return
         self._started = True
         debugging = None if self._gate is None else self._gate.start_message()
-        leader = (
-            self._view.addresses[0]
-            if self._view is not None and self._view.ready
-            else self._address
-        )
+        view = self._view
+        leader = view.addresses[0] if view is not None and view.ready else self._address
         self._worker.channel.send(
             {"start": start_message(self._who, self._plan, self._workspace, leader, debugging)}
         )
@@ -483,16 +482,17 @@ class Agent:
 
     def _clean_up(self) -> None:
         self._worker.kill()
-        processes.kill_descendants()
+        processes.kill_descendants(keep=self._worker.keep)
         for tee in self._tees:
             tee.drain()
         self._log.close()
         self._reserve.unlink(missing_ok=True)
         self._mountpoints.release(self._plan.data)
-        workspace.remove(Path(self._who.scratch) / f"host-{self._who.host}")
+        workspace.remove(Path(self._who.scratch) / f"host-{self._who.seat}")
 
-
-def _gate(identity: Identity, plan: Plan, store: Store) -> Gate:
-    from kinetic._host.worker.debugger import Gate  # few jobs are debugged
-
-    return Gate(identity, plan, store, port=identity.debug_port)
+    def release(self) -> None:
+        """Free what outlives the attempt in an agent that goes on."""
+        self._link.stop()
+        self._selector.close()
+        for port in self._ports:
+            port.close()

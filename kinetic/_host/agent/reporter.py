@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout
 from kinetic._core.exits import Exit
+from kinetic._core.gang import blame, elastic
+from kinetic._core.gang.messages import Place
 from kinetic._core.log_format import FAILURE, STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
@@ -59,6 +61,7 @@ class Reporter:
         self._where = identity.job_id, identity.attempt, identity.host
         self._attempt = identity.attempt
         self._failed_before = identity.failed_before
+        self._elastic = identity.elastic
         self._plan = plan
         self._store = store
         self._log = log
@@ -69,6 +72,9 @@ class Reporter:
 
     def announce_attempt(self) -> None:
         """Log where another attempt begins, and why."""
+        if self._elastic is not None:
+            self._announce_slices(self._elastic)
+            return
         number, most = self._attempt, self._plan.options.retries + 1
         if number > 1:
             # Some that do not count were made where there are more than that.
@@ -78,6 +84,20 @@ class Reporter:
                 f"kinetic: attempt {number - 1}{of} failed{why}\n"
                 f"kinetic: attempt {number}{of} begins."
             )
+
+    def _announce_slices(self, place: Place) -> None:
+        most, on = self._plan.options.most_slices, elastic.name_slices(place.slices)
+        on = f"{on} of {most}" if len(place.slices) < most else f"all {most} slices"
+        if place.attempt > 1:
+            self._log.say(
+                f"kinetic: attempt {place.attempt} of {place.most_attempts} begins on {on}."
+            )
+
+    def announce_recovery(self, started_at: float) -> None:
+        """Log for how long an elastic job did not run; only the leader does."""
+        if self._elastic is not None and self._elastic.lost_at and not self._where[2]:
+            took_s = max(started_at - self._elastic.lost_at, 0.0)
+            self._log.say(f"kinetic: recovered after {took_s:.1f} s.")
 
     def notice(self, text: str) -> None:
         """Log the coordinator's notice of a stall; only the leader does, for all hosts."""
@@ -100,9 +120,10 @@ class Reporter:
             f"function has {left_s:.0f} s to save."
         )
 
-    def name_leftovers(self) -> None:
-        """Log which processes the function left behind, without those that end in time."""
-        pids = processes.await_leaving(LEFTOVER_GRACE_S)
+    def name_leftovers(self, own: Collection[int]) -> None:
+        """Log which processes the function left behind, without those that end in time, and
+        `own`."""
+        pids = processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
         left = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
             for pid in pids
@@ -129,6 +150,10 @@ class Reporter:
         # The client does not raise the failure of an attempt that is repeated: every host logs it
         # to stderr, and the next attempt says why it begins.
         is_last = not (report.exit.kind.retryable and self._may_be_followed(report))
+        if self._elastic is not None and (
+            not report.exit.kind.code_failed or blame.rank_of(report)
+        ):
+            return  # The job goes on, or its leader tells why not.
         words = last_words(report)
         if not words or (report.exit is Exit.STOPPED and not is_last):
             return

@@ -43,7 +43,7 @@ def start_message(
         plan.devices_per_host,
         plan.platform,
         who.simulated,
-        slices=plan.options.most_slices,
+        slices=_slices(who, plan),
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
@@ -83,7 +83,7 @@ def _environ(
         "KINETIC_ACCELERATOR": plan.topology.name,
         "KINETIC_ATTEMPT": str(who.attempt),
         "KINETIC_SLICE_INDEX": str(_slice_of(who, plan)),
-        "KINETIC_NUM_SLICES": str(plan.options.most_slices),
+        "KINETIC_NUM_SLICES": str(_slices(who, plan)),
         kinship.VARIABLE: kinship.mark(who.token),
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
@@ -103,7 +103,12 @@ def _environ(
 
 def _slice_of(who: Identity, plan: Plan) -> int:
     """The slice of a host; one process with the devices of all slices counts to the first."""
-    return who.host * plan.options.most_slices // plan.hosts
+    return who.host * _slices(who, plan) // who.hosts
+
+
+def _slices(who: Identity, plan: Plan) -> int:
+    """Slices that take part in this attempt."""
+    return plan.options.most_slices if who.elastic is None else len(who.elastic.slices)
 
 
 def _python_path(

@@ -12,9 +12,12 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
+from kinetic._host.stem import Stem
 from kinetic._host.worker import main
 from kinetic._system import processes
 
@@ -38,23 +41,30 @@ class WorkerProcess:
         pidfd: readable once it has ended.
         out, err: read ends of its standard streams.
         channel: messages to and from it.
+        keep: processes beside it that are the agent's own.
         gone: whether it has been reaped.
         status: its wait status, once gone.
         stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, stem: Stem | None = None) -> None:
+        """Start it: as a fork of this process, which must have no threads, or of a stem whose
+        children run `serve`."""
         agent_end, worker_end = socket.socketpair()
         self.out, out = os.pipe()
         self.err, err = os.pipe()
         for fd in (out, err):
             _widen(fd)
         self._stacks = os.memfd_create("kinetic-stacks")
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            processes.set_title(title)
-            main.main(Channel(worker_end), out, err, self._stacks, parent)
+        fds = (worker_end.fileno(), out, err, self._stacks)
+        if stem is not None:
+            self.keep: tuple[int, ...] = (stem.pid,)
+            self.pid = stem.fork({"title": title}, fds)
+        else:
+            self.keep, parent = (), os.getpid()
+            self.pid = os.fork()
+            if self.pid == 0:
+                _be_worker(title, fds, parent)
         worker_end.close()
         for fd in (out, err):
             os.close(fd)
@@ -134,6 +144,23 @@ class WorkerProcess:
             if size == last > before:
                 break
         return os.pread(self._stacks, size - before, before).decode(errors="replace")
+
+    def close(self) -> None:
+        """Free the descriptors of one that has ended."""
+        self.channel.close()
+        for fd in (self.out, self.err, self.pidfd, self._stacks):
+            os.close(fd)
+
+
+def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
+    """Be the worker that an agent has asked its stem for."""
+    _be_worker(request["title"], fds, os.getppid())
+
+
+def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
+    channel, out, err, stacks = fds
+    processes.set_title(title)
+    main.main(Channel(socket.socket(fileno=channel)), out, err, stacks, parent)
 
 
 def _widen(fd: int) -> None:

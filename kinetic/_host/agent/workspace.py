@@ -65,7 +65,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     Raises:
         SetupFailed: what was stored is damaged or missing, or this host's disk does not take it.
     """
-    root = Path(identity.scratch) / f"host-{identity.host}"
+    root = Path(identity.scratch) / f"host-{identity.seat}"
     tree = root / "tree"
     try:
         tree.mkdir(parents=True, mode=0o700, exist_ok=True)

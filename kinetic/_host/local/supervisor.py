@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
+from kinetic._core.gang.messages import Place
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 from kinetic._host.agent.identity import Identity
@@ -31,6 +32,7 @@ from kinetic.errors import KineticError
 
 # The leader is imported once the agents are forked: they do not wait for it.
 if TYPE_CHECKING:
+    from kinetic._core.options import Elastic
     from kinetic._core.outcome import Outcome
     from kinetic._host.leader import Attempt
 
@@ -165,8 +167,14 @@ class Supervisor:
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
         agents = Agents(plan, self._store)
-        agents.fork(self._identity(plan, host, target, token) for host in range(plan.hosts))
-        self._publish(agents, target=target, token=token)
+        elastic = plan.options.elastic
+        agents.fork(
+            (self._identity(plan, host, target, token) for host in range(plan.hosts)),
+            again=elastic is not None,
+        )
+        self._publish(agents, self._request.attempt, target=target, token=token)
+        if elastic is not None:
+            return self._lead_elastic(plan, elastic, agents, Endpoint(target, token, plan.job_id))
         if plan.hosts == 1:  # It waits for nobody.
             self._say_ready()
         # Done while the agents start.
@@ -185,6 +193,25 @@ class Supervisor:
             on_ready=self._say_ready if plan.hosts > 1 else lambda: None,
         ).lead(Endpoint(target, token, plan.job_id))
 
+    def _lead_elastic(
+        self, plan: Plan, elastic: Elastic, agents: Agents, endpoint: Endpoint
+    ) -> Attempt:
+        from kinetic._host.elastic_leader import ElasticLeader
+
+        return ElasticLeader(
+            plan,
+            elastic,
+            self._store,
+            agents,
+            heartbeat_timeout_s=self._request.heartbeat_timeout_s,
+            has_records=self._holds_the_lock,
+            on_ready=self._say_ready,
+            on_agents=lambda attempt: self._publish(
+                agents, attempt, target=endpoint.target, token=endpoint.token
+            ),
+            make_room=self._make_room,
+        ).lead(endpoint)
+
     def _socket_path(self) -> Path:
         path = self._own / "socket"
         if not _is_socket_path(path):
@@ -196,7 +223,14 @@ class Supervisor:
         return path
 
     def _identity(self, plan: Plan, host: int, target: str, token: str) -> Identity:
-        request = self._request
+        request, elastic = self._request, plan.options.elastic
+        place = (
+            None
+            if elastic is None
+            else Place(
+                host=host, slices=tuple(range(elastic.most)), most_attempts=elastic.max_failures + 1
+            )
+        )
         return Identity(
             store_uri=request.store,
             job_id=plan.job_id,
@@ -207,6 +241,8 @@ class Supervisor:
             address="127.0.0.1",
             scratch=str(self._scratch),
             simulated=True,
+            elastic=place,
+            elastic_seat=host,
             attempt=request.attempt,
             failed_before=request.failed_before,
             base_env=request.base_env,
@@ -215,13 +251,13 @@ class Supervisor:
             unreachable_after_s=request.unreachable_after_s,
         )
 
-    def _publish(self, agents: Agents, *, target: str, token: str) -> None:
+    def _publish(self, agents: Agents, attempt: int, *, target: str, token: str) -> None:
         record = {
             "pid": os.getpid(),
             "target": target,
             "token": token,
             "agents": {str(host): pid for pid, host in agents.pids.items()},
-            "attempt": self._request.attempt,
+            "attempt": attempt,
         }
         self._put("supervisor.json", record)
 

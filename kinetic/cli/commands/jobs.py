@@ -29,7 +29,7 @@ STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE")
 _RUNNING_COLUMNS = ("SLICE", "HOST", "STATE", "CPU", "MEMORY", "LOG", "STILL", "LAST LINE")
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
-_ATTEMPT_COLUMNS = ("ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
+_ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _HOSTS_SHOWN = 32
 _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
@@ -261,13 +261,16 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         return output.json_document(
             ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
         )
-    output.line(text.pairs(_facts(app, ref, found, outcome, times["started_at"])))
+    facts = _facts(app, ref, found, outcome, times["started_at"])
+    if outcome is None and (awaited := attempts[-1].awaited):
+        facts.append(("Waiting for", f"slice {', '.join(map(str, awaited))}"))
+    output.line(text.pairs(facts))
     if len(attempts) > 1:
         _print_attempts(attempts)
     if members:
         _print_running(members)
     if outcome is not None and len(outcome.reports) > 1 and not _never_ran(outcome):
-        _print_hosts(ref, outcome)
+        _print_hosts(ref, outcome, attempts[-1].slices)
     return None
 
 
@@ -347,9 +350,9 @@ def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
     """When each attempt started, how it ended and why; only the last ones if there are many."""
     shown = attempts[-_ATTEMPTS_SHOWN:]
     output.line()
-    output.table(
-        _ATTEMPT_COLUMNS, [_attempt_cells(each) for each in shown], right=("TIME",), wrap="REASON"
-    )
+    first = int(not shown[0].slices)
+    rows = [(", ".join(map(str, each.slices)), *_attempt_cells(each))[first:] for each in shown]
+    output.table(_ATTEMPT_COLUMNS[first:], rows, right=("TIME",), wrap="REASON")
     if len(attempts) > len(shown):
         earlier = text.count(len(attempts) - len(shown), "earlier attempt")
         output.notice(f"{earlier}: --json shows them all.")
@@ -385,7 +388,7 @@ def _print_running(members: list[HostLine]) -> None:
         )
 
 
-def _print_hosts(ref: JobRef, outcome: Outcome) -> None:
+def _print_hosts(ref: JobRef, outcome: Outcome, slices: Sequence[int]) -> None:
     """How the hosts ended; of a large gang, those that failed, and a count of the rest."""
     from kinetic._client.board import shape
 
@@ -397,7 +400,7 @@ def _print_hosts(ref: JobRef, outcome: Outcome) -> None:
     output.table(
         _HOST_COLUMNS[first:],
         [
-            (str(shape.slice_of(ref, r.host)), *_host_cells(r))[first:]
+            (str(shape.slice_of(ref, r.host, slices)), *_host_cells(r))[first:]
             for r in sorted(reports, key=lambda r: r.host)
         ],
         right=("SLICE", "HOST", "MEMORY", "TIME"),

@@ -1,0 +1,115 @@
+"""The agent of one host of an elastic job: it outlives its workers, and takes part in one attempt
+after the other.
+
+In: an identity, a place in each attempt from the coordinator. Out: per attempt what an `Agent`
+leaves. Each attempt gets a worker of its own, forked from a stem that has no threads.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kinetic._core.exits import ProgramCode
+from kinetic._core.gang.messages import Place
+from kinetic._core.plan import Plan
+from kinetic._host.agent import worker_process, workspace
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.loop import Agent
+from kinetic._host.agent.worker_process import WorkerProcess
+from kinetic._host.stem import Stem
+from kinetic._store.base import Store
+from kinetic._system import processes
+from kinetic.errors import CoordinatorLost, KineticError
+
+Logs = Callable[[Identity], tuple[Path, Path]]
+
+
+class Seat:
+    """One host, in all attempts that it takes part in. Made before this process has threads."""
+
+    def __init__(
+        self, identity: Identity, plan: Plan, store: Store, *, logs: Logs, alive_fd: int
+    ) -> None:
+        self._who = identity
+        self._plan = plan
+        self._store = store
+        self._logs = logs
+        self._alive_fd = alive_fd
+        label = f"{identity.job_id} host {identity.elastic_seat}"
+        self._title = f"kinetic-worker {label}"
+        self._stem = Stem(worker_process.serve, f"kinetic-stem {label}", without=[alive_fd])
+
+    def run(self) -> int:
+        """Take part until nothing follows; return the exit code of the agent process."""
+        # One before it, killed on this machine, has left something.
+        workspace.remove(Path(self._who.scratch) / f"host-{self._who.elastic_seat}")
+        who: Identity | None = self._who if self._who.start == 1 else None
+        while True:
+            worker = self._new_worker()
+            if who is None:
+                place = self._await_place(worker)
+                if place is None:
+                    return self._leave(worker)
+                who = self._who.placed(place, self._plan.topology.hosts)
+            agent = Agent(
+                who,
+                self._plan,
+                self._store,
+                worker,
+                logs=self._logs(who),
+                alive_fd=self._alive_fd,
+            )
+            code = agent.run()
+            if agent.nothing_follows:
+                self._stem.close()
+                return code
+            agent.release()
+            worker.close()
+            who = None
+
+    def _new_worker(self) -> WorkerProcess:
+        return WorkerProcess(self._title, self._stem)
+
+    def _leave(self, worker: WorkerProcess) -> int:
+        worker.kill()
+        self._stem.close()
+        processes.kill_descendants()
+        worker.close()
+        return ProgramCode.DELIVERED
+
+    def _await_place(self, worker: WorkerProcess) -> Place | None:
+        """Wait for a place in the next attempt; None when nothing follows, the supervisor is gone,
+        or the worker, which has nothing to do yet, was killed."""
+        told: list[Place | None] = [None]
+        done, wake = os.pipe()
+
+        def ask() -> None:
+            from kinetic._rpc.client import place_of
+
+            who = self._who
+            try:
+                told[0] = place_of(
+                    replace(who.endpoint, attempt=0),
+                    who.elastic_seat,
+                    who.start,
+                    unreachable_after_s=who.unreachable_after_s,
+                )
+            except (CoordinatorLost, KineticError):
+                told[0] = None
+            finally:
+                os.close(wake)
+
+        threading.Thread(target=ask, name="kinetic-place", daemon=True).start()
+        with selectors.DefaultSelector() as selector:
+            for fd in (done, self._alive_fd, worker.pidfd):
+                selector.register(fd, selectors.EVENT_READ)
+            ready = [key.fd for key, _ in selector.select()]
+        if ready == [done]:
+            os.close(done)
+            return told[0]
+        return None

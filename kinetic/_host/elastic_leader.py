@@ -1,0 +1,370 @@
+"""The leader of an elastic job: one attempt after the other, on the slices that are there.
+
+In: a plan, a store, the agents that this process has forked. Out: events, the outcome of every
+attempt but the last, and the last one's; lines in the leader's log that tell the story. What to do
+is decided by `Elasticity`; this module does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from kinetic._core import layout
+from kinetic._core.endpoint import Endpoint
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.gang.elastic import (
+    Decision,
+    Elasticity,
+    Form,
+    GiveUp,
+    Loss,
+    Restart,
+    Standing,
+    count_slices,
+    loss_of,
+    name_slices,
+)
+from kinetic._core.gang.machine import Gang
+from kinetic._core.gang.messages import Place
+from kinetic._core.options import Elastic
+from kinetic._core.outcome import judge
+from kinetic._core.plan import Plan
+from kinetic._host import leader
+from kinetic._host.agent.log_writer import HostLog
+from kinetic._host.agents import Agents, cause_of_death, delivered
+from kinetic._host.leader import Attempt
+from kinetic._rpc.lobby import Lobby
+from kinetic._rpc.server import Coordinator
+from kinetic._store.base import Store
+from kinetic._store.event_log import EventLog
+
+LOOK_S = 0.05
+"""How often the leader looks what there is to do when nothing wakes it."""
+_SHORTEST_S = 0.001
+
+
+class ElasticLeader:
+    """Leads all attempts of a job.
+
+    Promises:
+        1. A slice with a dead host is ended as a whole, with all that its hosts have started.
+        2. Agents of the other slices live on; nothing of their last worker does.
+        3. SIGTERM cancels the job at any time, also between two attempts.
+        4. When it returns, all agents of this process have ended.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        elastic: Elastic,
+        store: Store,
+        agents: Agents,
+        *,
+        heartbeat_timeout_s: float,
+        has_records: Callable[[], bool],
+        on_ready: Callable[[], None],
+        on_agents: Callable[[int], None],
+        make_room: Callable[[], None],
+    ) -> None:
+        """`on_agents` is called with the attempt when there are other agents, or another
+        attempt."""
+        self._plan = plan
+        self._store = store
+        self._agents = agents
+        self._has_records = has_records
+        self._on_ready = on_ready
+        self._on_agents = on_agents
+        self._make_room = make_room
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._each = plan.topology.hosts
+        self._policy = Elasticity(elastic, plan.limits.slice_away_s)
+        self._events = EventLog(store, layout.events(plan.job_id))
+        self._starts = dict.fromkeys(range(plan.hosts), 1)
+        self._dead: set[int] = set()
+        """Seats whose agents have ended, and were not started again."""
+        self._story: list[str] = []
+        self._lost_at = 0.0
+        self._ran_s, self._ready_at = 0.0, 0.0
+        self._removed = self._over = False
+        self._gang = self._make_gang()
+
+    def lead(self, endpoint: Endpoint) -> Attempt:
+        """Serve until the job has ended; return its last attempt."""
+        asyncio.run(self._serve(endpoint))
+        ended = self._ended
+        self._write_end(ended)
+        self._events.close()
+        return ended
+
+    async def _serve(self, endpoint: Endpoint) -> None:
+        self._wake, self._all_gone = asyncio.Event(), asyncio.Event()
+        self._lobby = Lobby(self._wake.set)
+        self._coordinator = coordinator = Coordinator(
+            self._gang, endpoint, on_event=self._on_event, lobby=self._lobby
+        )
+        await coordinator.start()
+        loop = asyncio.get_running_loop()
+        handlers = {signal.SIGTERM: self._cancel, signal.SIGCHLD: self._reap}
+        for signum, handler in handlers.items():
+            loop.add_signal_handler(signum, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
+        self._reap()
+        watching = asyncio.create_task(self._watch_records())
+        try:
+            self._ended = await self._lead_attempts()
+        finally:
+            watching.cancel()
+        self._over = True
+        self._lobby.close()
+        self._reap()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_gone.wait(), leader.LEAVE_S)
+        self._agents.signal(signal.SIGKILL)
+        await coordinator.stop()
+        # A later SIGTERM must not kill this process before it has written the verdict.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    async def _lead_attempts(self) -> Attempt:
+        self._write(self._formed())
+        while True:
+            finished = asyncio.create_task(self._coordinator.wait_finished())
+            while not finished.done():
+                self._look()
+                await self._pause(finished)
+            ended = self._judged()
+            loss = None if self._gang.unwanted else loss_of(ended.outcome, self._policy.slices)
+            if loss is None:
+                return ended
+            self._fail(loss)
+            decision = await self._next()
+            self._flush_story()
+            if isinstance(decision, Form):
+                self._begin(ended)
+            elif isinstance(decision, GiveUp):
+                outcome = replace(ended.outcome, reason=decision.reason, given_up=decision.reason)
+                return replace(ended, outcome=outcome)
+            else:
+                return ended.cancelled()
+
+    async def _pause(self, finished: asyncio.Task[None] | None = None) -> None:
+        """Until something has happened, or a moment has passed."""
+        waking = asyncio.create_task(self._wake.wait())
+        awaited = {waking} if finished is None else {waking, finished}
+        await asyncio.wait(awaited, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+        self._wake.clear()
+
+    # -- between two attempts ----------------------------------------------------------------------
+
+    async def _next(self) -> Decision | None:
+        """Wait until it is decided how to go on; None when nobody wants to any more."""
+        while not self._gang.unwanted:
+            decision = self._look()
+            if isinstance(decision, Form | GiveUp):
+                return decision
+            if self._may_write_story():
+                self._flush_story()
+            await self._pause()
+        return None
+
+    def _look(self) -> Decision | None:
+        """See who is there, and do what is due."""
+        policy = self._policy
+        for which in policy.missing:
+            if self._lobby.is_complete(self._seats(which)):
+                if policy.stands(which) is Standing.AWAY:
+                    self._write(GangEvent(EventKind.SLICE_BACK, slices=(which,)))
+                policy.there(which)
+        before = len(policy.failures)
+        decision = policy.decide(time.monotonic())
+        for failure in policy.failures[before:]:
+            self._tell_of(Loss(failure.slices, failure.why))
+            self._end(failure.slices)
+        if isinstance(decision, Restart):
+            self._restart(decision.slices)
+        return decision
+
+    def _fail(self, loss: Loss) -> None:
+        """Count the failure of an attempt, and end what is left of the slices it has lost."""
+        lost = {*loss.slices, *(seat // self._each for seat in self._dead)}
+        loss = replace(loss, slices=tuple(sorted(lost & {*self._policy.slices})))
+        self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
+        self._ready_at = 0.0
+        self._policy.failed(loss, time.monotonic())
+        self._tell_of(loss)
+        self._end(loss.slices)
+        self._tell_what_follows()
+
+    def _tell_of(self, loss: Loss) -> None:
+        if not self._lost_at:
+            self._lost_at = time.time()
+        self._write(GangEvent(EventKind.SLICE_LOST, detail=loss.why, slices=loss.slices))
+        what = f"{name_slices(loss.slices)} lost" if loss.slices else "a collective broke"
+        counted = (
+            f"failure {len(self._policy.failures)} of at most {self._policy.rules.max_failures}"
+        )
+        self._say(f"{what} ({counted}): {loss.why}")
+
+    def _tell_what_follows(self) -> None:
+        policy, rules = self._policy, self._policy.rules
+        away = tuple(each for each in policy.missing if policy.stands(each) is Standing.AWAY)
+        if len(policy.failures) > rules.max_failures or not away:
+            return
+        left = rules.most - len(away)
+        if rules.shrinks and left >= rules.least:
+            self._say(f"shrinking to {count_slices(left)} until it is back.")
+            return
+        limit = f"{rules.slice_timeout_s:g} s (slice_timeout)"
+        self._write(GangEvent(EventKind.AWAITED, detail=f"for at most {limit}", slices=away))
+        self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
+
+    def _end(self, slices: Iterable[int]) -> None:
+        for which in slices:
+            self._agents.end(self._seats(which))
+
+    def _restart(self, slices: Iterable[int]) -> None:
+        for which in slices:
+            self._end([which])
+            try:
+                for seat in self._seats(which):
+                    self._starts[seat] += 1
+                    self._dead.discard(seat)
+                    self._lobby.expect(seat, self._starts[seat])
+                    self._agents.fork_again(seat, self._starts[seat])
+            except OSError as error:
+                self._lose(which, f"its hosts could not be started: {error}")
+        self._on_agents(self._policy.attempt)
+
+    def _begin(self, ended: Attempt) -> None:
+        """Begin the attempt that was decided on."""
+        self._write_end(ended)
+        leader.repeat(self._store, self._plan.job_id, ended.outcome, make_room=self._make_room)
+        self._gang = self._make_gang()
+        self._write(self._formed())
+        self._coordinator.serve_next(self._gang)
+        policy = self._policy
+        seats = [seat for which in policy.slices for seat in self._seats(which)]
+        place = Place(policy.attempt, 0, policy.slices, policy.most_attempts, self._lost_at)
+        self._lobby.give({seat: replace(place, host=rank) for rank, seat in enumerate(seats)})
+        self._on_agents(policy.attempt)
+
+    def _make_gang(self) -> Gang:
+        limit_s = self._plan.limits.timeout_s
+        spec = leader.gang_spec(self._plan, self._policy.attempt, self._heartbeat_timeout_s)
+        return Gang(
+            replace(
+                spec,
+                hosts=len(self._policy.slices) * self._each,
+                slices=self._policy.slices,
+                timeout_s=None if limit_s is None else max(limit_s - self._ran_s, _SHORTEST_S),
+            ),
+            time.monotonic(),
+        )
+
+    def _judged(self) -> Attempt:
+        gang = self._gang
+        outcome = judge(
+            gang.spec.hosts,
+            gang.reports,
+            blamed=gang.first_failure,
+            reason=gang.stop_reason,
+            now=time.time(),
+            attempt=gang.spec.attempt,
+        )
+        return Attempt(outcome, gang.unwanted, self._removed)
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def _cancel(self, reason: str = "The job was cancelled.") -> None:
+        self._coordinator.cancel(reason)
+        self._wake.set()
+
+    async def _watch_records(self) -> None:
+        """End the job when its records are removed."""
+        while self._has_records():
+            await asyncio.sleep(leader.LOOK_EVERY_S)
+        self._removed = True
+        self._cancel("The job's records were removed while it ran.")
+
+    def _reap(self) -> None:
+        for seat, status in self._agents.dead():
+            self._dead.add(seat)
+            if not self._over:
+                self._on_death(seat, status)
+        self._agents.end_orphans()
+        if not self._agents.pids:
+            self._all_gone.set()
+
+    def _on_death(self, seat: int, status: int) -> None:
+        ended = delivered(status) is not None
+        why = "Its agent process ended early." if ended else cause_of_death(status)
+        which, slices = seat // self._each, self._policy.slices
+        if self._policy.forming or which not in slices:
+            self._lose(which, f"host {seat}: {why}")
+        elif not self._gang.finished:
+            rank = slices.index(which) * self._each + seat % self._each
+            self._coordinator.lost(rank, why)
+        self._wake.set()
+
+    def _lose(self, which: int, why: str) -> None:
+        """A slice was lost that takes part in no attempt."""
+        before = len(self._policy.failures)
+        self._policy.lost(which, why, time.monotonic())
+        if len(self._policy.failures) > before:
+            self._tell_of(Loss((which,), why))
+        self._end([which])
+
+    def _on_event(self, event: GangEvent) -> None:
+        if event.kind is EventKind.STOP:
+            # An agent that was stopped (SIGSTOP) must get it too.
+            self._agents.signal(signal.SIGCONT)
+        self._write(event)
+        if event.kind is EventKind.READY:
+            self._ready_at = time.monotonic()
+            if self._lost_at:
+                took_s = time.time() - self._lost_at
+                self._write(GangEvent(EventKind.RECOVERED, detail=f"after {took_s:.1f} s"))
+                self._lost_at = 0.0
+            self._on_ready()
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _formed(self) -> GangEvent:
+        slices = self._policy.slices
+        seats = tuple(seat for which in slices for seat in self._seats(which))
+        return GangEvent(EventKind.FORMED, hosts=seats, slices=slices)
+
+    def _write_end(self, ended: Attempt) -> None:
+        reason, blamed = ended.outcome.reason, ended.outcome.blamed
+        verdict = ended.outcome.verdict
+        self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
+
+    def _write(self, event: GangEvent) -> None:
+        self._events.write(leader.line_of(self._gang.spec.attempt, event))
+
+    def _say(self, text: str) -> None:
+        self._story.append(f"kinetic: {text}")
+
+    def _may_write_story(self) -> bool:
+        """Whether nobody else writes to the log of the last attempt's leader any more."""
+        seat = self._seats(self._policy.slices[0])[0]
+        return self._lobby.waits(seat) or seat not in self._agents.pids.values()
+
+    def _flush_story(self) -> None:
+        """Add to the log of the last attempt, which is the one that people read now."""
+        folder = self._store.as_folder()
+        if not self._story or folder is None:
+            return
+        where = self._plan.job_id, self._gang.spec.attempt, 0
+        log = HostLog(folder / layout.log(*where), folder / layout.log_index(*where))
+        log.say("\n".join(self._story))
+        log.close()
+        self._story.clear()
+
+    def _seats(self, which: int) -> range:
+        return range(which * self._each, (which + 1) * self._each)

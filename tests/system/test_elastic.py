@@ -1,0 +1,300 @@
+"""Elastic jobs: slices are killed for real, and the job goes on, waits, shrinks or gives up.
+
+In: jobs with slices=(least, most). Out: values, attempts, the story in the log; nothing is left
+behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gangs import wait_until
+
+import kinetic
+from kinetic._core import layout
+from kinetic._core.events import parse
+from kinetic.errors import HostLost, JobCancelled
+
+KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+STEPS = 10
+LIMIT_S = 300
+
+
+def train(folder, kills=(), pause_s=0.02):
+    """Count steps with a collective in each. `kills` says which process is killed in which attempt
+    before which step; -1 is before the first use of JAX."""
+    attempt = int(os.environ["KINETIC_ATTEMPT"])
+    mine = {(a, step) for a, step, host in kills if host == int(os.environ["KINETIC_HOST_INDEX"])}
+    if (attempt, -1) in mine:
+        os.kill(os.getpid(), signal.SIGKILL)
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    for step in range(STEPS):
+        if (attempt, step) in mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = multihost_utils.process_allgather(np.array([step])).sum()
+        Path(folder, f"{attempt}-{jax.process_index()}").write_text(str(step))
+        time.sleep(pause_s)
+    told = sorted({device.slice_index for device in jax.devices()})
+    return attempt, jax.process_count(), kinetic.num_slices(), told, int(total)
+
+
+def whole(attempt):
+    return attempt, 4, 2, [0, 1], 4 * (STEPS - 1)
+
+
+def half(attempt):
+    return attempt, 2, 1, [0], 2 * (STEPS - 1)
+
+
+def elastic(least=1, most=2, function=train, **options):
+    return kinetic.run("tpu-v6e-8", slices=(least, most), **options)(function)
+
+
+class Watched:
+    """A running job, and the processes of its hosts."""
+
+    def __init__(self, home, handle):
+        self.handle = handle
+        self.folder = home / layout.job(handle.job_id)
+
+    def supervisor(self):
+        told = json.loads((self.folder / "local/supervisor.json").read_text())
+        return told["pid"], {int(host): pid for host, pid in told["agents"].items()}
+
+    def agents(self):
+        return self.supervisor()[1]
+
+    def events(self):
+        path = self.folder / "events.jsonl"
+        return parse(path.read_bytes()) if path.exists() else []
+
+    def slices(self):
+        """Those of each attempt."""
+        return [event.slices for event in self.events() if event.kind == "formed"]
+
+    def losses(self):
+        return [event.slices for event in self.events() if event.kind == "slice_lost"]
+
+    def story(self):
+        """What kinetic says in the leader's log."""
+        return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
+
+
+@pytest.fixture
+def begin(home, tmp_path):
+    """Start a job; it runs at step 2 or later when this returns, unless told otherwise."""
+
+    def begin(remote, *args, wait=True, **more):
+        handle = remote.run_async(str(tmp_path), *args, **more)
+        if wait:
+            reached(tmp_path, 1, 0)
+        return Watched(home, handle)
+
+    return begin
+
+
+def reached(folder, attempt, host, step=2):
+    """Wait until a host has done a step."""
+
+    def done():
+        mark = Path(folder, f"{attempt}-{host}")
+        return mark.exists() and int(mark.read_text() or 0) >= step
+
+    wait_until(done, f"host {host} does not reach step {step} of attempt {attempt}")
+
+
+# -- a slice is lost -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim):
+    job = begin(elastic(), [(1, 3, victim)], wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    which = victim // 2
+    lost, waiting, begins, recovered = job.story()
+    assert lost.startswith(
+        f"slice {which} lost (failure 1 of at most 10): host {victim} of 4: The worker process was "
+        "killed by SIGKILL"
+    )
+    assert waiting == f"waiting for slice {which} to return, for at most 300 s (slice_timeout)."
+    assert begins == "attempt 2 of 11 begins on all 2 slices."
+    assert re.fullmatch(r"recovered after [\d.]+ s\.", recovered)
+    assert job.slices() == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(on_slice_loss="shrink"), [(1, 3, victim)], wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == half(2)
+    which = victim // 2
+    lost, shrinking, begins, _ = job.story()
+    assert lost.startswith(f"slice {which} lost")
+    assert shrinking == "shrinking to 1 slice until it is back."
+    assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
+    assert job.slices() == [(0, 1), (1 - which,)]
+    shown = subprocess.run(
+        [*KINETIC, "jobs", "status", job.handle.job_id], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"(?m)^0, 1 +1 .* failed", shown), shown
+    assert re.search(rf"(?m)^{1 - which} +2 .* succeeded", shown), shown
+    assert re.findall(r"(?m)^(\d) +(\d) +returned", shown) == [
+        (str(1 - which), "0"),
+        (str(1 - which), "1"),
+    ]
+
+
+def test_a_host_is_lost_before_it_uses_jax(begin):
+    job = begin(elastic(), [(1, -1, 1), (2, 0, 3)], wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == whole(3)
+    assert job.losses() == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("host", [1, 2])
+def test_an_agent_is_killed(begin, tmp_path, host):
+    job = begin(elastic(), (), 0.3)
+    before = job.agents()
+    os.kill(before[host], signal.SIGKILL)
+    reached(tmp_path, 2, 0)
+    after, which = job.agents(), host // 2
+    kept = {h for h in before if before[h] == after[h]}
+    assert kept == {h for h in before if h // 2 != which}, "agents of the other slice stay"
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(which,)]
+
+
+def test_a_whole_slice_is_killed(begin):
+    job = begin(elastic(), (), 0.3)
+    assert job.handle.kill_hosts(slice=0, agents=True) == (0, 1)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(0,)]
+
+
+def test_all_slices_are_killed(begin):
+    job = begin(elastic(on_slice_loss="shrink"), (), 0.3)
+    for pid in job.agents().values():
+        os.kill(pid, signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S)[0] == 2
+    assert job.losses() == [(0, 1)]
+
+
+def hold(folder, leave):
+    """Start a process that outlives the worker, and wait for ever."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    mark = Path(folder, f"child-{os.environ['KINETIC_ATTEMPT']}-{os.environ['KINETIC_HOST_INDEX']}")
+    mark.with_suffix(".part").write_text(str(child.pid))
+    mark.with_suffix(".part").rename(mark)
+    while os.environ["KINETIC_ATTEMPT"] == "1":
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+
+
+def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path):
+    job = begin(elastic(function=hold), True, wait=False)
+    marks = [tmp_path / f"child-1-{host}" for host in range(4)]
+    wait_until(lambda: all(mark.exists() for mark in marks), "no children")
+    children = [int(mark.read_text()) for mark in marks]
+    os.kill(job.agents()[2], signal.SIGKILL)
+    again = [tmp_path / f"child-2-{host}" for host in range(4)]
+    wait_until(lambda: all(mark.exists() for mark in again), "no second attempt")
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    assert job.handle.result(timeout=LIMIT_S) is None
+
+
+# -- while it recovers -----------------------------------------------------------------------------
+
+
+def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
+    job = begin(elastic(), [(1, 3, 0)], wait=False)
+    wait_until(lambda: job.losses() == [(0,)], "no loss")
+    os.kill(job.agents()[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(0,), (1,)]
+    assert any("slice 1 lost (failure 2 of at most 10)" in line for line in job.story())
+
+
+def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(2, 2, slice_timeout=1), [(1, 3, 2)], wait=False)
+    with pytest.raises(HostLost) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    words = str(caught.value)
+    assert "slice 1 did not return within 1 s (slice_timeout), and there is 1 slice left" in words
+    assert "attempt 1: slice 1 lost: host 2 of 4: The worker process was killed by SIG" in words
+
+
+def test_one_that_has_waited_goes_on_with_those_left(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(slice_timeout=1), [(1, 3, 2)], wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == half(2)
+
+
+def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)
+    wait_until(lambda: job.losses() == [(1,)], "no loss")
+    job.handle.cancel()
+    with pytest.raises(JobCancelled, match="before its next attempt"):
+        job.handle.result(timeout=LIMIT_S)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_it_is_given_up_with_the_whole_history(begin):
+    job = begin(elastic(max_failures=1), [(1, 2, 3), (2, 2, 0)], wait=False)
+    with pytest.raises(HostLost) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    words = str(caught.value)
+    assert "given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost" in words
+    assert "; attempt 2: slice 0 lost: host 0 of 4" in words
+
+
+def fail(folder):
+    import jax
+
+    if jax.process_index() == 1:
+        raise ValueError("no luck")
+    time.sleep(600)
+
+
+def test_an_exception_of_the_function_is_no_loss(begin):
+    job = begin(elastic(function=fail), wait=False)
+    with pytest.raises(ValueError, match="no luck"):
+        job.handle.result(timeout=LIMIT_S)
+    assert (job.slices(), job.losses()) == ([(0, 1)], [])
+
+
+def test_the_supervisor_is_killed(begin):
+    job = begin(elastic(), (), 0.3)
+    os.kill(job.supervisor()[0], signal.SIGKILL)
+    with pytest.raises(Exception, match="supervisor"):
+        job.handle.result(timeout=LIMIT_S)
+
+
+def test_what_forks_is_killed(begin, tmp_path):
+    """Without the process that starts agents, a lost slice cannot return."""
+    job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
+    pid = job.supervisor()[0]
+    (stem,) = (
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"kinetic-stem")
+    )
+    os.kill(stem, signal.SIGKILL)
+    os.kill(job.agents()[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == half(2)
