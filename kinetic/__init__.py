@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kinetic._client.remote import RemoteCallable as RemoteCallable
     from kinetic._datasets.data import Data as Data
     from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from kinetic._in_job.elastic import reform as reform
+    from kinetic._in_job.elastic import should_reform as should_reform
     from kinetic._in_job.mesh import make_mesh as make_mesh
     from kinetic._in_job.preemption import preempted as preempted
     from kinetic._in_job.slices import attempt as attempt
@@ -49,7 +51,9 @@ _HOME_OF = {
     "make_mesh": "_in_job.mesh",
     "num_slices": "_in_job.slices",
     "preempted": "_in_job.preemption",
+    "reform": "_in_job.elastic",
     "run": "_client.decorator",
+    "should_reform": "_in_job.elastic",
     "slice_index": "_in_job.slices",
 }
 _SUBMODULES = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
@@ -76,7 +80,9 @@ __all__ = [
     "make_mesh",
     "num_slices",
     "preempted",
+    "reform",
     "run",
+    "should_reform",
     "slice_index",
 ]
 

@@ -34,6 +34,8 @@ class Exit(StrEnum):
     """Fetching, verifying or preparing failed before the function was reached."""
     STOPPED = "stopped"
     """Ended by the agent because another host had failed."""
+    LEFT = "left"
+    """Left to make room for a slice that is back: an elastic job goes on in another attempt."""
     NEVER_JOINED = "never_joined"
     AGENT_LOST = "agent_lost"
     """The agent died or fell silent."""
@@ -44,6 +46,11 @@ class Exit(StrEnum):
     def kind(self) -> ExitKind:
         """Its row of the table."""
         return KINDS[self]
+
+
+class Leaving(BaseException):
+    """Raised in a function that leaves so that its job can go on with another number of slices. Not
+    an `Exception`: the function should not handle it."""
 
 
 class HostState(StrEnum):
@@ -160,6 +167,7 @@ KINDS: Mapping[Exit, ExitKind] = MappingProxyType(
         Exit.RESULT_UNPICKLABLE: ExitKind(2, error=errors.ResultUnavailable, retryable=False),
         Exit.AGENT_LOST: ExitKind(SILENT_RANK, error=errors.HostLost, fatal=True, hearsay=True),
         Exit.EVICTED: ExitKind(EVICTED_RANK, error=errors.HostLost, fatal=True, hearsay=True),
+        Exit.LEFT: ExitKind(9, _STOPPED, hearsay=True),
         Exit.STOPPED: ExitKind(9, _STOPPED, hearsay=True),
         Exit.RETURNED: ExitKind(10, HostState.RETURNED, code=ExitCode.OK),
     }

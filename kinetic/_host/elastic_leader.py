@@ -17,6 +17,7 @@ from dataclasses import replace
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import (
     Decision,
     Elasticity,
@@ -32,7 +33,7 @@ from kinetic._core.gang.elastic import (
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Place
 from kinetic._core.options import Elastic
-from kinetic._core.outcome import judge
+from kinetic._core.outcome import Outcome, judge
 from kinetic._core.plan import Plan
 from kinetic._host import leader
 from kinetic._host.agent.log_writer import HostLog
@@ -137,10 +138,15 @@ class ElasticLeader:
                 self._look()
                 await self._pause(finished)
             ended = self._judged()
-            loss = None if self._gang.unwanted else loss_of(ended.outcome, self._policy.slices)
-            if loss is None:
+            if self._gang.unwanted:
                 return ended
-            self._fail(loss)
+            loss = loss_of(ended.outcome, self._policy.slices)
+            if loss is not None:
+                self._fail(loss)
+            elif _has_left(ended.outcome):
+                self._grow()
+            else:
+                return ended
             decision = await self._next()
             self._flush_story()
             if isinstance(decision, Form):
@@ -187,18 +193,33 @@ class ElasticLeader:
             self._end(failure.slices)
         if isinstance(decision, Restart):
             self._restart(decision.slices)
+        if policy.could_grow:
+            self._gang.make_room()
         return decision
 
     def _fail(self, loss: Loss) -> None:
         """Count the failure of an attempt, and end what is left of the slices it has lost."""
         lost = {*loss.slices, *(seat // self._each for seat in self._dead)}
         loss = replace(loss, slices=tuple(sorted(lost & {*self._policy.slices})))
-        self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
-        self._ready_at = 0.0
+        self._count_time()
         self._policy.failed(loss, time.monotonic())
         self._tell_of(loss)
         self._end(loss.slices)
         self._tell_what_follows()
+
+    def _grow(self) -> None:
+        """The function has left at a step, because a slice is back."""
+        self._count_time()
+        there = [each for each in range(self._policy.rules.most) if self._stands_by(each)]
+        self._say(f"{name_slices(there)} back: the next attempt begins with more slices.")
+        self._policy.left(time.monotonic())
+
+    def _stands_by(self, which: int) -> bool:
+        return self._policy.stands(which) is Standing.THERE
+
+    def _count_time(self) -> None:
+        self._ran_s += time.monotonic() - self._ready_at if self._ready_at else 0.0
+        self._ready_at = 0.0
 
     def _tell_of(self, loss: Loss) -> None:
         if not self._lost_at:
@@ -341,7 +362,7 @@ class ElasticLeader:
 
     def _write_end(self, ended: Attempt) -> None:
         reason, blamed = ended.outcome.reason, ended.outcome.blamed
-        verdict = ended.outcome.verdict
+        verdict = None if _has_left(ended.outcome) else ended.outcome.verdict
         self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
 
     def _write(self, event: GangEvent) -> None:
@@ -368,3 +389,8 @@ class ElasticLeader:
 
     def _seats(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)
+
+
+def _has_left(outcome: Outcome) -> bool:
+    """Whether the function has left on all hosts, to make room."""
+    return all(report.exit is Exit.LEFT for report in outcome.reports)

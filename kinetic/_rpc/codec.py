@@ -154,6 +154,7 @@ def view_to_wire(view: HostView) -> bytes:
         all_done=view.all_done,
         notice=clean(view.notice),
         preempted=view.preempted,
+        makes_room=view.makes_room,
     )
     return message.SerializeToString()
 
@@ -172,6 +173,7 @@ def view_from_wire(message: pb.HostView) -> HostView:
         all_done=message.all_done,
         notice=message.notice,
         preempted=message.preempted,
+        makes_room=message.makes_room,
     )
 
 

@@ -26,7 +26,7 @@ class WatchRequest(_message.Message):
     def __init__(self, host: _Optional[int] = ...) -> None: ...
 
 class HostView(_message.Message):
-    __slots__ = ("version", "ready", "addresses", "stop", "stop_exit", "stop_reason", "grace_s", "stacks_request", "all_done", "notice", "preempted")
+    __slots__ = ("version", "ready", "addresses", "stop", "stop_exit", "stop_reason", "grace_s", "stacks_request", "all_done", "notice", "preempted", "makes_room")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class HostView(_message.Message):
     ALL_DONE_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    MAKES_ROOM_FIELD_NUMBER: _ClassVar[int]
     version: int
     ready: bool
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -49,7 +50,8 @@ class HostView(_message.Message):
     all_done: bool
     notice: str
     preempted: bool
-    def __init__(self, version: _Optional[int] = ..., ready: bool = ..., addresses: _Optional[_Iterable[str]] = ..., stop: bool = ..., stop_exit: _Optional[str] = ..., stop_reason: _Optional[str] = ..., grace_s: _Optional[float] = ..., stacks_request: _Optional[int] = ..., all_done: bool = ..., notice: _Optional[str] = ..., preempted: bool = ...) -> None: ...
+    makes_room: bool
+    def __init__(self, version: _Optional[int] = ..., ready: bool = ..., addresses: _Optional[_Iterable[str]] = ..., stop: bool = ..., stop_exit: _Optional[str] = ..., stop_reason: _Optional[str] = ..., grace_s: _Optional[float] = ..., stacks_request: _Optional[int] = ..., all_done: bool = ..., notice: _Optional[str] = ..., preempted: bool = ..., makes_room: bool = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("host", "state", "stalled_s", "rss_bytes", "cpu_s", "log_bytes", "last_line")

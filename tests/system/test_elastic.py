@@ -214,6 +214,48 @@ def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path):
     assert job.handle.result(timeout=LIMIT_S) is None
 
 
+def learn(folder, pause_s):
+    """Count up to 40, from where the last attempt has saved; make room when it is asked for."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    saved = Path(folder, "saved")
+    step, seen = json.loads(saved.read_text()) if saved.exists() else (0, [])
+    attempt = kinetic.attempt()
+    while step < 40:
+        if attempt == 1 and step == 3 and kinetic.slice_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        everyone = multihost_utils.process_allgather(np.array([step])).reshape(-1)
+        assert set(everyone.tolist()) == {step}, "all hosts have gone on from the same step"
+        step, seen = step + 1, [*seen, jax.process_count()]
+        if kinetic.should_reform():
+            if jax.process_index() == 0:
+                saved.write_text(json.dumps([step, seen]))
+            multihost_utils.sync_global_devices("saved")
+            kinetic.reform()
+        time.sleep(pause_s if kinetic.num_slices() == 1 else 0)
+    return attempt, step, seen
+
+
+def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")
+    job = begin(elastic(function=learn, on_slice_loss="shrink"), 1.0, wait=False)
+    attempt, steps, seen = job.handle.result(timeout=LIMIT_S)
+    assert (attempt, steps, len(seen)) == (3, 40, 40), "the second attempt began anew, unsaved"
+    assert seen == sorted(seen)
+    assert {2, 4} == set(seen)
+    assert job.slices() == [(0, 1), (0,), (0, 1)]
+    assert job.losses() == [(1,)]
+    story = job.story()
+    assert "slice 1 back: the next attempt begins with more slices." in story
+    assert "attempt 3 of 12 begins on all 2 slices." in story
+
+
+def test_outside_of_elastic_jobs_nobody_is_asked_to_make_room():
+    assert not kinetic.should_reform()
+
+
 # -- while it recovers -----------------------------------------------------------------------------
 
 

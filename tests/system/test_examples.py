@@ -55,6 +55,19 @@ def test_multislice() -> None:
     assert lines[-1] == "loss 0.092; each device holds (8, 256) of (64, 256)"
 
 
+def test_elastic() -> None:
+    done = run("elastic.py")
+    told = done.stdout + done.stderr
+    assert "slice 1 lost (failure 1 of at most 3): host 1 of 2" in told
+    assert "begins at step 11 on 1 of 2 slices" in told
+    left = re.search(r"(?m)^leaves after step (\d+)$", told)
+    assert left is not None, told
+    assert f"begins at step {int(left[1]) + 1} on 2 of 2 slices" in told
+    assert re.fullmatch(
+        r"attempt 3 did step 39 on 2 slices: loss 0\.\d{4}", done.stdout.splitlines()[-1]
+    )
+
+
 def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:
     done = run("two_hosts_psum.py")
     assert (

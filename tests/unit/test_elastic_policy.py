@@ -151,6 +151,18 @@ def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
     assert (machine.attempt, machine.most_attempts, len(machine.failures)) == (3, 7, 1)
 
 
+def test_one_that_waits_does_not_wait_for_others_when_it_grows():
+    machine = elasticity()
+    lost(machine, 0, 1)
+    assert machine.decide(0.0) == Restart((0, 1))
+    assert machine.decide(60.0) == Form((2,))
+    machine.there(1)
+    machine.left(61.0)
+    assert machine.decide(61.0) is None, "the hosts of slice 2 are coming"
+    machine.there(2)
+    assert machine.decide(61.0) == Form((1, 2))
+
+
 def test_never_fewer_than_least():
     machine = elasticity(least=2, most=3, shrinks=True)
     lost(machine, 0, 1)

@@ -142,6 +142,7 @@ class Elasticity:
         self.slices = tuple(range(rules.most))
         """That take part in the current attempt, or took part in the last one."""
         self._growths = 0
+        self._grows = False
         self._standing = dict.fromkeys(self.slices, Standing.TAKES_PART)
         self._forming_since: float | None = None
         self._early_losses = dict.fromkeys(self.slices, 0)
@@ -178,12 +179,13 @@ class Elasticity:
 
     def failed(self, loss: Loss, now: float) -> None:
         """The attempt has failed in a way that another one may follow."""
+        self._grows = False
         self._count(loss)
         self._leave(loss.slices, now)
 
     def left(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
-        self._growths += 1
+        self._growths, self._grows = self._growths + 1, True
         self._leave((), now)
 
     def lost(self, which: int, why: str, now: float) -> None:
@@ -212,7 +214,8 @@ class Elasticity:
             return self.decide(now)
         ready, over = self._which(Standing.THERE), waited_s >= self.rules.slice_timeout_s
         enough = len(ready) >= self.rules.least and not self._which(Standing.COMING)
-        if len(ready) == self.rules.most or (enough and (over or self.rules.shrinks)):
+        goes_on = over or self._grows or self.rules.shrinks
+        if len(ready) == self.rules.most or (enough and goes_on):
             return self._form(ready)
         if over and not self._which(Standing.COMING):
             return GiveUp(self._too_few(ready))

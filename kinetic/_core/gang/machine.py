@@ -43,7 +43,6 @@ _LATE_INTERVALS = 3
 """A host that misses this many heartbeats is silent if another host has just lost a peer."""
 _MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
-_MAX_WAITING = 8 * 1024
 
 __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
 
@@ -76,6 +75,7 @@ class Gang:
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
+        self._makes_room = self._hung = False
         self._events: list[GangEvent] = []
         self._views: dict[Exit | None, HostView] = {}
 
@@ -123,7 +123,7 @@ class Gang:
             member.announced = report
             return self._failed(report)
         if not report.stacks:
-            report = replace(report, stacks=self._stacks_worth_keeping(member, report.exit))
+            report = replace(report, stacks=member.kept_stacks(report.exit, hung=self._hung))
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, report.exit)
         self._failed(report)
@@ -156,6 +156,13 @@ class Gang:
         self._advance(now)
         self.unwanted = True
         self._stop(Stop(Exit.CANCELLED, detail or "cancelled"))
+
+    def make_room(self) -> None:
+        """Ask the function to leave at its next step, so that more slices can take part.
+        Idempotent."""
+        if self.phase is GangPhase.RUNNING and not self._makes_room:
+            self._makes_room = True
+            self._changed()
 
     def request_stacks(self, now: float) -> int:
         """Ask all hosts for their stacks; return the number of the request, for `stacks_of`."""
@@ -286,6 +293,7 @@ class Gang:
             all_done=self._hosts.returned == self.spec.hosts or (self.finished and self._preempted),
             notice=self._hangs.notice,
             preempted=self._preempted,
+            makes_room=self._makes_room,
         )
 
     # --- failures ---------------------------------------------------------------------------------
@@ -348,6 +356,8 @@ class Gang:
                     self._stop_failed()
             elif self._window_opened is None:
                 self._window_opened = self._now, self._watched
+        elif self._hosts.reported == self.spec.hosts and self._hosts.have_left:
+            self._stop(Stop(Exit.STOPPED, "the function left, to make room for a slice"))
         self._finish_if_complete()
 
     def _close_window(self) -> None:
@@ -428,6 +438,7 @@ class Gang:
         self.phase = GangPhase.STOPPING
         self.first_failure, self.stop_reason = stop.blamed, stop.reason
         self._stop_exit, self._stop_exits = stop.exit, stop.exits
+        self._hung = Exit.HANG in stop.exits.values()
         self._give_up_at = self._now + self.spec.grace_s + _GIVE_UP_S
         self._window_opened = None
         self._hangs.forget()
@@ -471,17 +482,8 @@ class Gang:
         self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)
 
     def _substitute_report(self, host: int, how: Exit, detail: str) -> HostReport:
-        stacks = self._stacks_worth_keeping(self._hosts[host], how)
+        stacks = self._hosts[host].kept_stacks(how, hung=self._hung)
         return HostReport(host=host, exit=how, detail=detail, stacks=stacks)
-
-    def _stacks_worth_keeping(self, member: Member, how: Exit) -> str:
-        """All stacks of a host that held a hung gang up; the main thread of one that waited."""
-        if how is Exit.HANG:
-            return member.stacks
-        hung = Exit.HANG in self._stop_exits.values()
-        return (
-            blame.main_thread(member.stacks)[:_MAX_WAITING] if hung and how is Exit.STOPPED else ""
-        )
 
     def _changed(self) -> None:
         self.version += 1

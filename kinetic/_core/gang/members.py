@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from kinetic._core.exits import Exit
+from kinetic._core.gang import blame
 from kinetic._core.gang.messages import Activity, Heartbeat
 from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
+_MAX_WAITING = 8 * 1024
 MISSING = "missing"
 """The displayed state of a host from which nothing has been heard."""
 
@@ -69,6 +72,14 @@ class Member:
             else f"it was {self.beat.state} {watched - self.seen:.0f} s ago"
         )
 
+    def kept_stacks(self, how: Exit, *, hung: bool) -> str:
+        """What is worth keeping for its report: all stacks of a host that held a hung gang up; the
+        main thread of one that waited."""
+        if how is Exit.HANG:
+            return self.stacks
+        waited = hung and how is Exit.STOPPED
+        return blame.main_thread(self.stacks)[:_MAX_WAITING] if waited else ""
+
     def describe(self, host: int, watched: float) -> dict[str, Any]:
         """Return its state for display, as plain JSON."""
         beat = self.beat or Heartbeat(host)
@@ -116,6 +127,11 @@ class Roster:
         old, member.report = member.report, report
         self.reported += old is None
         self.returned += report.ok - (old is not None and old.ok)
+
+    @property
+    def have_left(self) -> bool:
+        """Whether the function has left on one of them."""
+        return any(r.exit is Exit.LEFT for r in self.reports)
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -136,6 +136,8 @@ class HostView:
         all_done: every host has returned; workers may exit.
         notice: a line for the job's output, or "".
         preempted: a host is taken away: functions may save for as long as `grace_s`.
+        makes_room: a slice of an elastic job is back, and the function should leave at its next
+            step.
     """
 
     version: int = 0
@@ -149,3 +151,4 @@ class HostView:
     all_done: bool = False
     notice: str = ""
     preempted: bool = False
+    makes_room: bool = False

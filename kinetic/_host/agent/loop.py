@@ -32,7 +32,7 @@ from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter
 from kinetic._host.agent.stall import Sample, StallDetector
-from kinetic._host.agent.start_message import WORLD_FILE, start_message
+from kinetic._host.agent.start_message import ROOM_FILE, WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import joining
@@ -338,10 +338,11 @@ class Agent:
             self._reporter.notice(view.notice)
         self._view = view
         if view.ready:
-            if not self._ready and self._state is Activity.WAITING:
-                self._state = Activity.STARTING
-            self._ready = True
+            waits = not self._ready and self._state is Activity.WAITING
+            self._state, self._ready = Activity.STARTING if waits else self._state, True
             self._maybe_start()
+        if view.makes_room and self._started:
+            (self._workspace.root / ROOM_FILE).touch()
         if view.stacks_request > self._stacks_asked:
             self._stacks_asked = view.stacks_request
             self._link.stacks(view.stacks_request, self._dump_stacks())

@@ -19,6 +19,8 @@ from kinetic._host.worker.joining import World
 
 WORLD_FILE = "world"
 """In the host's folder: which process has joined the world; see `joining`."""
+ROOM_FILE = "makes-room"
+"""In the host's folder: exists when a function of an elastic job should leave."""
 _PYTHONPATH = "PYTHONPATH"
 
 
@@ -88,6 +90,9 @@ def _environ(
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
     }
+    if who.elastic is not None:
+        own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
+        own["KINETIC_MAKES_ROOM"] = str(space.root / ROOM_FILE)
     debugging: dict[str, str] = {}
     if debug:
         from kinetic._host.worker.debugger import ENVIRON  # few jobs are debugged

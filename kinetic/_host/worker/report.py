@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
 
-from kinetic._core.exits import Exit
+from kinetic._core.exits import Exit, Leaving
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, streams
@@ -108,7 +108,9 @@ def returned(value: Any, start: Start) -> Message:
 
 
 def raised(error: BaseException, start: Start) -> Message:
-    """The function raised, or called `sys.exit`."""
+    """The function raised, or called `sys.exit` or `kinetic.reform`."""
+    if isinstance(error, Leaving):
+        return {"event": Exit.LEFT, "detail": "The function left, to make room for a slice."}
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
         return _exited(error, start)
     if isinstance(error, Terminated):

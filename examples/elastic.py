@@ -1,0 +1,79 @@
+"""Go on with one slice when the other is lost, and grow back when it returns.
+
+    python examples/elastic.py
+
+Two slices train together and save with `kinetic.Checkpointer`. After step 12 a host of slice 1 is
+killed, as when a machine is taken away. The job shrinks to slice 0 and restores step 10; when slice
+1 is back, the function saves the step that it is at, leaves, and goes on with both.
+
+A simulated slice returns at once; KINETIC_SLICE_AWAY_S is how many seconds it stays away.
+"""
+
+import os
+import shutil
+import tempfile
+
+import kinetic
+
+os.environ.setdefault("KINETIC_SLICE_AWAY_S", "4")
+FOLDER = tempfile.mkdtemp(prefix="kinetic-elastic-")
+
+
+@kinetic.run(
+    accelerator="cpu:4", slices=(1, 2), on_slice_loss="shrink", max_failures=3, output_dir=FOLDER
+)
+def train(steps, lost_after):
+    import signal
+    import time
+
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = kinetic.make_mesh(dcn={"data": -1}, ici={"fsdp": -1})
+    split = NamedSharding(mesh, P("fsdp"))  # weights: split within a slice, equal on all
+    batch = NamedSharding(mesh, P(("data", "fsdp")))  # examples: spread over all devices
+    print(f"attempt {kinetic.attempt()}: mesh {dict(mesh.shape)}", flush=True)
+
+    @jax.jit
+    def make_weights():
+        return jax.lax.with_sharding_constraint(jnp.zeros((32, 8)), split)
+
+    @jax.jit
+    def train_step(weights, step):
+        x = jax.random.normal(jax.random.key(step), (256, 32))
+        x = jax.lax.with_sharding_constraint(x, batch)
+        loss = lambda w: jnp.mean((x @ w - jnp.sin(x[:, :8])) ** 2)  # noqa: E731
+        value, gradient = jax.value_and_grad(loss)(weights)
+        return jax.lax.with_sharding_constraint(weights - 0.5 * gradient, split), value
+
+    with kinetic.Checkpointer(every=5, local_every=None) as checkpoints:
+        state, first = checkpoints.restore({"weights": make_weights()})
+        print(f"begins at step {first} on {kinetic.num_slices()} of 2 slices", flush=True)
+        for step in range(first, steps):
+            state["weights"], value = train_step(state["weights"], step)
+            value = float(value)
+            if kinetic.attempt() == 1 and step == lost_after:
+                checkpoints.wait()
+                multihost_utils.sync_global_devices("the last checkpoint is there")
+                if kinetic.slice_index() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            grows = kinetic.should_reform()
+            checkpoints.save(step, state, force=grows)
+            if grows:
+                checkpoints.wait()
+                print(f"leaves after step {step}", flush=True)
+                kinetic.reform()
+            if kinetic.num_slices() == 1:
+                time.sleep(0.2)  # slower on one slice
+    return kinetic.attempt(), kinetic.num_slices(), step, value
+
+
+if __name__ == "__main__":
+    try:
+        attempt, slices, last, value = train(steps=40, lost_after=12)
+        print(f"attempt {attempt} did step {last} on {slices} slices: loss {value:.4f}")
+    finally:
+        shutil.rmtree(FOLDER, ignore_errors=True)
