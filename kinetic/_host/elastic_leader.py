@@ -44,7 +44,7 @@ from kinetic._rpc.server import Coordinator
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
 
-LOOK_S = 0.05
+LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
 _SHORTEST_S = 0.001
 
@@ -93,6 +93,8 @@ class ElasticLeader:
         self._ran_s, self._ready_at = 0.0, 0.0
         self._removed = self._over = False
         self._gang = self._make_gang()
+        self._wake, self._all_gone = asyncio.Event(), asyncio.Event()
+        self._lobby = Lobby(self._wake.set)
 
     def lead(self, endpoint: Endpoint) -> Attempt:
         """Serve until the job has ended; return its last attempt."""
@@ -103,8 +105,6 @@ class ElasticLeader:
         return ended
 
     async def _serve(self, endpoint: Endpoint) -> None:
-        self._wake, self._all_gone = asyncio.Event(), asyncio.Event()
-        self._lobby = Lobby(self._wake.set)
         self._coordinator = coordinator = Coordinator(
             self._gang, endpoint, on_event=self._on_event, lobby=self._lobby
         )
@@ -155,7 +155,7 @@ class ElasticLeader:
                 outcome = replace(ended.outcome, reason=decision.reason, given_up=decision.reason)
                 return replace(ended, outcome=outcome)
             else:
-                return ended.cancelled()
+                return replace(ended.cancelled(), removed=self._removed)
 
     async def _pause(self, finished: asyncio.Task[None] | None = None) -> None:
         """Until something has happened, or a moment has passed."""
@@ -226,9 +226,9 @@ class ElasticLeader:
             self._lost_at = time.time()
         self._write(GangEvent(EventKind.SLICE_LOST, detail=loss.why, slices=loss.slices))
         what = f"{name_slices(loss.slices)} lost" if loss.slices else "a collective broke"
-        counted = (
-            f"failure {len(self._policy.failures)} of at most {self._policy.rules.max_failures}"
-        )
+        number, most = len(self._policy.failures), self._policy.rules.max_failures
+        limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
+        counted = f"failure {number} {limit}"
         self._say(f"{what} ({counted}): {loss.why}")
 
     def _tell_what_follows(self) -> None:
@@ -245,17 +245,19 @@ class ElasticLeader:
         self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
 
     def _end(self, slices: Iterable[int]) -> None:
+        """End what is left of these slices; what their agents have said counts no more."""
         for which in slices:
             self._agents.end(self._seats(which))
+            for seat in self._seats(which):
+                self._starts[seat] += 1
+                self._lobby.expect(seat, self._starts[seat])
 
     def _restart(self, slices: Iterable[int]) -> None:
         for which in slices:
             self._end([which])
             try:
                 for seat in self._seats(which):
-                    self._starts[seat] += 1
                     self._dead.discard(seat)
-                    self._lobby.expect(seat, self._starts[seat])
                     self._agents.fork_again(seat, self._starts[seat])
             except OSError as error:
                 self._lose(which, f"its hosts could not be started: {error}")

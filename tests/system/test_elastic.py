@@ -157,9 +157,50 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
 
 
 def test_a_host_is_lost_before_it_uses_jax(begin):
-    job = begin(elastic(), [(1, -1, 1), (2, 0, 3)], wait=False)
-    assert job.handle.result(timeout=LIMIT_S) == whole(3)
-    assert job.losses() == [(0,), (1,)]
+    job = begin(elastic(), [(1, -1, 1), (2, -1, 3), (3, 0, 0)], wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == whole(4)
+    assert job.losses() == [(0,), (1,), (0,)]
+
+
+def compile_once(folder):
+    """The process with index 2 is killed while it compiles, in the first attempt."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = kinetic.make_mesh()
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    @jax.jit
+    def traced(x):
+        if kinetic.attempt() == 1 and jax.process_index() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = jax.lax.with_sharding_constraint(
+            x, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+        )
+        return jax.lax.with_sharding_constraint(x.sum(), everywhere)
+
+    return float(traced(jnp.ones(16)))
+
+
+def test_a_host_is_lost_while_it_compiles(begin):
+    job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
+    assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
+    assert job.losses() == [(1,)]
+
+
+def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(on_slice_loss="shrink", all_hosts=True), [(1, 3, 0)], wait=False)
+    assert job.handle.results(timeout=LIMIT_S) == [half(2)] * 2
+
+
+def test_an_agent_is_stopped(begin):
+    """It falls silent, and is ended with its slice."""
+    job = begin(elastic(), (), 2.0)
+    os.kill(job.agents()[2], signal.SIGSTOP)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
 
 
 @pytest.mark.parametrize("host", [1, 2])
@@ -295,6 +336,24 @@ def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
 
 
 # -- the end ---------------------------------------------------------------------------------------
+
+
+def test_its_records_are_removed_while_it_waits(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)
+    wait_until(lambda: job.losses() == [(1,)], "no loss")
+    pid = job.supervisor()[0]
+    job.folder.rename(job.folder.parents[1] / "removed")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "it goes on without its records")
+    assert not job.folder.exists()
+
+
+def test_it_is_cancelled_while_it_runs(begin):
+    job = begin(elastic(), (), 1.0)
+    job.handle.cancel()
+    with pytest.raises(JobCancelled):
+        job.handle.result(timeout=LIMIT_S)
+    assert job.losses() == []
 
 
 def test_it_is_given_up_with_the_whole_history(begin):

@@ -55,14 +55,15 @@ class Link:
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
-        self._joined = self._started = False
+        self._joined = False
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
-        if not self._started:
-            self._started = True
+        if self._thread is None:
             self._orders.put(lambda client: client.watch(lambda view: self._post(Event(view=view))))
-            threading.Thread(target=self._run, name="kinetic-link", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
+            self._thread.start()
 
     def join(self, address: str) -> None:
         """Join as a host that its peers reach at `address`; from now on it sends heartbeats."""
@@ -98,10 +99,10 @@ class Link:
 
     def stop(self) -> None:
         """Hang up, and free the pipe. Nothing happens any more."""
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._orders.put(_hang_up)
             self._thread.join(HANG_UP_S)
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             for fd in (self.wake_fd, self._wake):
                 os.close(fd)
 

@@ -1,0 +1,64 @@
+"""A stem forks for a process that has threads; the children are that process's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from gangs import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STORY = """
+import os, signal, threading, time
+from kinetic._host.stem import Stem
+from kinetic._system import processes
+
+processes.adopt_orphans()
+held, other = os.pipe()
+
+def run(request, fds):
+    os.write(fds[0], f"{request['n']} {os.getppid()}".encode())
+    return request["n"]
+
+stem = Stem(run, "kinetic-stem test", without=[held, other])
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+for n in (3, 4):
+    read_end, write_end = os.pipe()
+    pid = stem.fork({"n": n}, [write_end])
+    os.close(write_end)
+    assert os.read(read_end, 100) == f"{n} {os.getpid()}".encode(), "its parent is who asked"
+    assert os.read(read_end, 100) == b"", "nobody else holds the descriptor"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == n
+assert processes.children(os.getpid()) == [stem.pid]
+os.kill(stem.pid, signal.SIGKILL)
+os.waitpid(stem.pid, 0)
+try:
+    stem.fork({"n": 5})
+except OSError as error:
+    print("refused")
+again = Stem(run, "kinetic-stem test")
+print(again.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_children_of_a_stem_belong_to_who_asks():
+    done = subprocess.run(
+        [sys.executable, "-c", STORY],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    refused, pid = done.stdout.split()
+    assert refused == "refused"
+    title = Path(f"/proc/{pid}/cmdline")
+    wait_until(
+        lambda: not title.exists() or b"kinetic-stem" not in title.read_bytes(),
+        "it does not die with its owner",
+    )
