@@ -56,7 +56,7 @@ _HOME_OF = {
     "should_reform": "_in_job.elastic",
     "slice_index": "_in_job.slices",
 }
-_SUBMODULES = ("collections", "credentials", "debug", "errors", "job_status", "jobs")
+_SUBMODULES = ("collections", "credentials", "debug", "errors", "job_status", "jobs", "keras")
 _GONE = {
     "map": "use the decorated function's run_async_map(inputs), or kinetic.collections.map",
     "submit": "decorate with @kinetic.run(...), and call the function's run_async(...)",

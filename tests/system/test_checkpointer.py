@@ -61,7 +61,8 @@ def train(
             shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
         )
 
-    state = {"w": made((8, 3), inside), "b": made((3,), everywhere), "n": 0}
+    own = jax.numpy.zeros(2)  # each process has such an array for itself
+    state = {"w": made((8, 3), inside), "b": made((3,), everywhere), "n": 0, "own": own}
 
     batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     ones = jax.make_array_from_callback((8,), batch, lambda part: np.ones(8, np.float32)[part])
@@ -78,7 +79,8 @@ def train(
         said.append((attempt, start, ckpt.restored and tuple(ckpt.restored)))
         for step in range(start, steps):
             w, b = step_of(state["w"], state["b"], step, ones)
-            state = {"w": w, "b": b, "n": state["n"] + step}
+            state = {"w": w, "b": b, "n": state["n"] + step, "own": state["own"] + step}
+            assert float(state["own"][1]) == state["n"]
             tiers = ckpt.save(step, state, metrics={"n": state["n"]})
             if pause is not None and attempt == 1:
                 Path(pause, f"{host}-{step}").touch()

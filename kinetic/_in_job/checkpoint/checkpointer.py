@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -199,10 +199,22 @@ class Checkpointer:
             CheckpointError: this save cannot begin, or an earlier one has failed.
             Preempted: a host is taken away, and the step has been saved on all hosts: let it pass.
         """
+        return self._save(step, lambda: state, metrics=metrics, data=data, force=force)
+
+    def _save(
+        self,
+        step: int,
+        state_of: Callable[[], Any],
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        data: Any = None,
+        force: bool = False,
+    ) -> tuple[str, ...]:
+        """Save as `save` does a state that is only made if it is due."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
         if self._opened is None:
-            self._begin_without_restore(self._open(tree.taken_apart(state)))
+            self._begin_without_restore(self._open(tree.taken_apart(state_of())))
         opened, moments = self._opened, self._moments
         assert opened is not None
         assert moments is not None
@@ -221,7 +233,7 @@ class Checkpointer:
         opened.persistent.check()
         if any(to.values()):
             position = None if data is None else positions.taken(data)
-            due = _Due(next(self._numbers), step, tree.taken_apart(state), position)
+            due = _Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
             if to["local"] and step > self._last:
                 self._save_locally(opened, due)
             if to["persistent"]:
@@ -270,12 +282,8 @@ class Checkpointer:
     ) -> None:
         if kind is None:
             self.close()
-            return
-        try:
-            if kind.__name__ not in _ECHOES:
-                self._wait_a_moment()
-        finally:
-            self._free()
+        else:
+            self._give_up(waits=kind.__name__ not in _ECHOES)
 
     # -- beginning and end -------------------------------------------------------------------------
 
@@ -304,6 +312,14 @@ class Checkpointer:
         _log.info(words)
         if self._peers.index == 0 and slices.told("KINETIC_JOB_ID"):
             streams.say(f"kinetic: {words}")
+
+    def _give_up(self, *, waits: bool) -> None:
+        """End after an error; `waits`: for saves that have begun, a moment."""
+        try:
+            if waits:
+                self._wait_a_moment()
+        finally:
+            self._free()
 
     def _wait_a_moment(self) -> None:
         def wait() -> None:

@@ -67,13 +67,16 @@ class State(NamedTuple):
 
     Attributes:
         leaves: what is known of them on all hosts.
-        values: what is behind them; typed keys as plain arrays.
+        values: what is behind them; typed keys as plain arrays, and arrays that each host has for
+            itself as arrays of numpy.
         structure: as JAX knows it.
+        placed: on which devices of this host the latter lie, by their numbers.
     """
 
     leaves: list[Leaf]
     values: list[Any]
     structure: Any
+    placed: dict[int, Any]
 
     def plain(self) -> Any:
         """Return the same pytree, with plain arrays for typed keys."""
@@ -100,6 +103,8 @@ class State(NamedTuple):
         values = []
         for number, leaf in enumerate(self.leaves):
             new = value_of(number)
+            if number in self.placed:
+                new = jax.device_put(new, self.placed[number])
             values.append(jax.random.wrap_key_data(new, impl=leaf.key) if leaf.key else new)
         return jax.tree_util.tree_unflatten(self.structure, values)
 
@@ -111,10 +116,21 @@ def taken_apart(state: Any) -> State:
         CheckpointError: a leaf is neither an array nor a number.
     """
     import jax
+    import numpy as np
 
     with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
     found = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
-    return State([leaf for leaf, _ in found], [behind for _, behind in found], structure)
+    leaves, values = [leaf for leaf, _ in found], [behind for _, behind in found]
+    placed = {n: value.sharding for n, value in enumerate(values) if _is_own(value)}
+    values = [np.asarray(value) if n in placed else value for n, value in enumerate(values)]
+    return State(leaves, values, structure, placed)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether each of several processes has this array for itself, as `jnp.zeros(3)` makes it."""
+    import jax
+
+    return isinstance(value, jax.Array) and value.is_fully_addressable and jax.process_count() > 1
 
 
 def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
