@@ -180,3 +180,11 @@ def test_every_example_is_tested() -> None:
 
 def test_the_tests_run_in_a_home_of_their_own(home: Path) -> None:
     assert os.environ["KINETIC_HOME"] == str(home)
+
+
+def test_emergency_checkpoint() -> None:
+    assert run("emergency_checkpoint.py").stdout.splitlines() == [
+        "attempt 2: host 1 has step 6 from host 0",
+        "attempt 3: host 1 has step 4 from the persistent tier",
+        "the weights sum to 1056; they should to 1056",
+    ]

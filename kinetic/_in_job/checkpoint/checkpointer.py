@@ -117,6 +117,11 @@ class Checkpointer:
         """Of the persistent tier."""
         return self._directory
 
+    @property
+    def local_directory(self) -> str | None:
+        """Of this host's local tier; None where there is none."""
+        return None if self._local is None else str(self._local)
+
     def restore(self, state: S, *, data: Any = None) -> tuple[S, int]:
         """Bring back the newest checkpoint of either tier.
 
