@@ -81,6 +81,7 @@ def main() -> None:
         code, text = FULL, f"{CACHE} cannot be used: {error}. {advice()}"
     else:
         env = dict(ENV, PYTHONPATH=os.pathsep.join(filter(None, (path, ENV.get("PYTHONPATH")))))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it has a handler again
         os.execve(python, [python, "-m", "kinetic.runner"], env)
     say(text)
     if os.path.exists("/dev/termination-log"):

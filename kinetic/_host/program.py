@@ -51,6 +51,9 @@ def main() -> int:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
     processes.set_title(f"kinetic-host {who.job_id} host {who.host}")
+    if who.is_pod:  # The first process of a pod does not get SIGTERM without a handler.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     if who.is_pod and not identity.has_attempt():
         try:
             attempt = pod.attempt_of(who, plan, store)
@@ -202,6 +205,7 @@ class _Joining(_Host):
 
 def _exec(env: Mapping[str, str]) -> None:
     """Replace this process image; process id and descriptors stay."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Until it has a handler again.
     os.execve(sys.executable, [sys.executable, "-m", "kinetic.runner"], env)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -198,3 +199,17 @@ def test_a_host_that_is_not_told_who_it_is_says_so():
     )
     assert done.returncode == 2
     assert "KINETIC_HOST_INDEX is not set" in done.stderr
+
+
+def test_a_pod_that_is_ended_while_it_waits_for_its_leader_ends(plan, home):
+    """SIGTERM came while the bootstrap became this program, which has it blocked then."""
+    gang = Gang(plan, home)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        # Restarted, so it asks for the attempt, and nobody answers.
+        pod = gang.start(1, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with gang.port:
+        pod.send_signal(signal.SIGTERM)
+        assert pod.wait(timeout=100) == 143
