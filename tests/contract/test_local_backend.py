@@ -153,7 +153,7 @@ def test_who_follows_a_job_is_woken_by_output_and_by_its_end(home):
         ThreadPoolExecutor(1) as beside,
     ):
         assert supervisor.stdout.readline() == b"held\n"
-        watch = liveness.JobWatch(home, [index], told_poll_s=NEVER_S)
+        watch = liveness.JobWatch(home, [index], told_after_s=0.0, told_poll_s=NEVER_S)
         watch.wait()
         assert not watch.is_told, "nothing is printed to yet: it is looked for again and again"
         index.touch()
@@ -174,8 +174,9 @@ def test_who_follows_a_job_is_woken_by_output_and_by_its_end(home):
 
 def test_who_follows_a_job_of_another_machine_looks_again_and_again(home):
     home.mkdir(parents=True)
-    (home / "log.idx").touch()
-    watch = liveness.JobWatch(home, [home / "log.idx"], told_poll_s=NEVER_S)
+    index = home / "log.idx"
+    index.touch()
+    watch = liveness.JobWatch(home, [index], told_after_s=0.0, told_poll_s=NEVER_S)
     for _ in range(2):
         watch.wait()
         assert not watch.is_told

@@ -18,9 +18,12 @@ from kinetic._system import locks, processes
 from kinetic._system.changes import Changes
 
 LOOK_EVERY_S = 1.0
-QUICK_POLL_S = 0.01
+QUICK_POLL_S = 0.004
 SLOW_POLL_S = 0.02
 QUICK_FOR_S = 1.0
+TOLD_AFTER_S = 0.25
+"""Following of shorter jobs only looks: to stop being told takes the kernel 10 ms, which their
+caller would wait for."""
 TOLD_POLL_S = 0.1
 """How often to look even with notifications, for another attempt or a verdict."""
 
@@ -52,10 +55,16 @@ class JobWatch:
     """
 
     def __init__(
-        self, folder: Path, printed: Iterable[Path] = (), *, told_poll_s: float = TOLD_POLL_S
+        self,
+        folder: Path,
+        printed: Iterable[Path] = (),
+        *,
+        told_after_s: float = TOLD_AFTER_S,
+        told_poll_s: float = TOLD_POLL_S,
     ) -> None:
         self._folder = folder
         self._unwatched = list(printed)
+        self._told_after_s = told_after_s
         self._told_poll_s = told_poll_s
         self._changes = Changes()
         self._begun = time.monotonic()
@@ -88,6 +97,8 @@ class JobWatch:
 
     def _watches_more(self) -> bool:
         """Watch the files that exist by now; return whether there were new ones."""
+        if time.monotonic() - self._begun < self._told_after_s:
+            return False
         left = [path for path in self._unwatched if not self._changes.watch(path)]
         found, self._unwatched = len(left) < len(self._unwatched), left
         return found
