@@ -1,6 +1,7 @@
 """The agents that one process has forked: their start, their deaths, their end.
 
-In: an identity for each host. Out: process ids; who died and how; a report left in the store.
+In: an identity for each host. Out: process ids; which agent died and how; a report left in the
+store.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
 
 GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._rpc.server", "kinetic._rpc.client")
-"""What a gang's processes need to talk to each other; importing it takes longer than a small
-job."""
+"""What a gang's processes need to communicate; importing it takes longer than a small job."""
 
 
 class Agents:
@@ -43,7 +43,7 @@ class Agents:
         self._alive = -1
         self._stem: Stem | None = None
         self.pids: dict[int, int] = {}
-        """Host of each process id that has not been reaped."""
+        """The host of each process id that has not been reaped."""
         self._stopped_at: dict[int, float] = {}
 
     def fork(self, identities: Iterable[Identity], *, again: bool = False) -> None:
@@ -159,8 +159,8 @@ class Agents:
                 processes.kill(pid, signum)
 
     def end_stopped(self, patience_s: float) -> None:
-        """End the agents that have been stopped (SIGSTOP) for so long: their gang has given them up
-        meanwhile, and they cannot see it."""
+        """End the agents that have been stopped (SIGSTOP) for this long: their gang has given them
+        up, and they cannot see it."""
         now, before = time.monotonic(), self._stopped_at
         self._stopped_at = {
             pid: before.get(pid, now) for pid in self.pids if processes.is_stopped(pid)
@@ -187,8 +187,8 @@ def import_gang_modules() -> None:
 
 
 def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
-    """Return the files of a host's output: in the store where that is a folder, else beside the
-    work."""
+    """Return the files of a host's output: in the store if that is a folder, else beside the
+    workspace."""
     if (folder := store.as_folder()) is not None:
         where = who.job_id, who.attempt, who.host
         return folder / layout.log(*where), folder / layout.log_index(*where)

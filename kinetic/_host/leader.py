@@ -2,7 +2,7 @@
 
 In: a plan, a store of any kind, the agents that this process has forked, an address of any
 transport. Out: events and the outcome in the store. On one machine the supervisor leads; in a gang
-of programs, that of host 0.
+of programs, host 0's program does.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 LEAVE_S = 3.0
 """How long agents may take to exit, once everything has been reported."""
 PEERS_S = 0.3
-"""How long a host may take to fail as another one just did, so that both are named."""
+"""How long other hosts may take to fail as one just did, so that all are named."""
 ROLL_CALL_S = 10.0
 """How long hosts that are programs may take to ask for another attempt, once all have reported."""
 LOOK_EVERY_S = 0.5
-"""How often the leader looks whether the job's records are still there."""
+"""How often the leader checks that the job's records still exist."""
 DUMP_S = 5.0
 """How long hosts may take to dump their stacks."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
 ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 LOOK_FAR_EVERY_S = 10.0
-"""... in a store where each look is a request."""
+"""The same in a store where each check is a request."""
 LOOK_SOON_S, WATCHED_S = 2.0, 30.0
 """... while somebody watches what the hosts are doing, and for how long after the last question."""
 
@@ -61,7 +61,7 @@ class Attempt:
 
     Attributes:
         outcome: its verdict.
-        unwanted: the job was cancelled, maybe too late to change the verdict.
+        unwanted: the job was cancelled, perhaps too late to change the verdict.
         removed: the job's records were removed while it ran.
         all_go_on: every host that is a program has asked for another attempt.
     """
@@ -78,7 +78,7 @@ class Attempt:
         return first is not None and first.exit is Exit.EVICTED
 
     def may_repeat(self, plan: Plan, store: Store) -> bool:
-        """Whether another attempt might end better, and may be made."""
+        """Whether another attempt might succeed, and is allowed."""
         first = self.outcome.first
         if self.removed or self.outcome.ok or first is None or not first.exit.kind.retryable:
             return False
@@ -167,7 +167,7 @@ class Leader:
         return Attempt(outcome, gang.unwanted, self._removed, self._all_go_on)
 
     def _ends_at_once(self) -> bool:
-        """Whether a gang of one host is over before its coordinator is worth its start."""
+        """Whether a gang of one host ends before starting its coordinator is worthwhile."""
         limit_s = alone_s(self._plan.limits.timeout_s)
         if not self._agents.await_death(limit_s, unless=signal.SIGTERM):
             return False
@@ -242,7 +242,7 @@ class Leader:
             self._agents.tell_of_end()
 
     def _cancel_if_asked(self, coordinator: Coordinator) -> None:
-        """The pods of a job that is cancelled are stopped in any order, after it was asked for."""
+        """The pods of a cancelled job are stopped in any order, after the request was recorded."""
         may_be, self._looked_for_cancel = not self._looked_for_cancel, True
         if may_be and self._is_cancelled is not None and self._is_cancelled():
             coordinator.cancel("The job was cancelled.")
@@ -303,7 +303,7 @@ class Leader:
         return LOOK_EVERY_S if self._store.as_folder() is not None else LOOK_FAR_EVERY_S
 
     async def _watch_absent(self, coordinator: Coordinator) -> None:
-        """End the gang when a host that is waited for is known to be gone."""
+        """End the gang if an awaited host is known to be gone."""
         import asyncio
 
         while self._others and not self._gang.ready and not self._gang.finished:
@@ -362,8 +362,7 @@ def repeat(
     make_room: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
-    What another leader has written stands: this one may come back from a network that was cut
-    off."""
+    Another leader's outcome stands: this one may come back from a network partition."""
     retry = GangEvent(EventKind.RETRY, detail=outcome.reason)
     write_event(store, job_id, outcome.attempt, retry)
     key, data = layout.attempt_outcome(job_id, outcome.attempt), json.dumps(outcome.to_json())
@@ -379,7 +378,7 @@ def conclude(
     make_room: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the outcome, the last record of a job; clean up after a job whose records were removed.
-    `make_room` frees the space reserved on the disk. Without a supervisor, whoever saw the job's
+    `make_room` frees the reserved disk space. Without a supervisor, a process that saw the job's
     end from outside may have judged it before: that verdict stands."""
     if attempt.removed and not store.has(layout.plan(job_id)):
         store.delete(layout.job(job_id))

@@ -1,7 +1,7 @@
 """One host of a gang whose hosts are programs: its agent's parent; on host 0, the gang's leader.
 
 In: an identity (`KINETIC_*` variables), the plan in a store of any kind. Out: a `ProgramCode`.
-Host 0 leads: it serves the gang over TCP and writes the outcome. The others join it, and ask it
+Host 0 leads: it serves the gang over TCP and writes the outcome. The others join it, and ask
 afterwards whether there is another attempt.
 """
 
@@ -44,7 +44,7 @@ def main() -> int:
         who = identity.from_environ()
         store = open_store(who.store_uri)
         plan = Plan.from_json(record.parse(store.get(layout.plan(who.job_id))))
-        if who.is_pod:  # One before it, killed on this machine, has left something.
+        if who.is_pod:  # A pod before it, killed on this machine, may have left something.
             shutil.rmtree(who.scratch, ignore_errors=True)
         Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
     except (KineticError, OSError) as error:
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 class _Host:
-    """What all hosts do: fork an agent, and clear up behind it."""
+    """What all hosts do: fork an agent, and clean up after it."""
 
     def __init__(self, who: Identity, plan: Plan, store: Store) -> None:
         self._who = who
@@ -126,11 +126,11 @@ class _Leading(_Host):
         return not self._who.is_pod or pod.is_cancelled(self._store, self._plan.job_id)
 
     def _is_judged(self) -> bool:
-        """Whether somebody has taken the job for lost: its workload was removed."""
+        """Whether another process has judged the job lost: its workload was removed."""
         return self._who.is_pod and self._store.has(layout.outcome(self._plan.job_id))
 
     def _is_gone(self, host: int) -> bool:
-        """Whether the program of a host is known to have ended; of a host elsewhere, nothing is."""
+        """Whether the program of a host is known to have ended; False on other machines."""
         if not self._who.programs:
             return False
         with contextlib.suppress(OSError, KineticError, LookupError, TypeError):
@@ -142,7 +142,7 @@ class _Leading(_Host):
         who, plan = self._who, self._plan
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that the agent shares it.
-        elif who.is_pod:  # A pod that takes its place must know, however soon this one is killed.
+        elif who.is_pod:  # A pod that replaces this one must know, however soon this one is killed.
             begun = GangEvent(EventKind.BEGUN, 0)
             leader.write_event(self._store, plan.job_id, who.attempt, begun)
         self._agents.fork([who])
@@ -164,7 +164,7 @@ class _Joining(_Host):
 
     def run(self) -> int:
         """Take part in the gang; return when this host is not needed any more."""
-        # The agent is told: the leader decides who is to blame.
+        # The agent gets the signal: the leader decides who is to blame.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         self._agents.fork([self._who])
         code = self._await_agent()
@@ -210,6 +210,6 @@ def _exec(env: Mapping[str, str]) -> None:
 
 
 def leave(code: int) -> None:
-    """End this process; threads of gRPC would keep it for a while."""
+    """End this process; gRPC's threads would delay it."""
     sys.stderr.flush()
     os._exit(code)

@@ -23,7 +23,7 @@ TAKEN_AWAY = HostView(
     stop_exit=Exit.EVICTED,
     stop_reason="It was asked to end: it was evicted or preempted, or its machine is going away.",
 )
-"""What the agent goes by when its host is taken away."""
+"""The view that the agent acts on when its host is taken away."""
 STOPPED_GRACE_S = 1.0
 """Longest grace of a host that is stopped because of another one: it is often stuck in native code
 and cannot react."""
@@ -31,7 +31,7 @@ SURVIVOR_GRACE_S = 0.3
 """... where the job goes on as soon as it has ended."""
 NEARLY_ALL = 0.85
 """A worker that used this share of all the memory there is, and is killed, probably ran out of it:
-memory daemons and clusters kill it without the kernel's counting that."""
+memory daemons and clusters kill without the kernel counting it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Moment:
 
     Attributes:
         started: whether the function was called.
-        ending: what the worker said when the function had ended, before it looked at what was
+        ending: the worker's message that the function has ended, sent before it looks at what was
             returned or raised.
     """
 
@@ -104,10 +104,10 @@ def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:
 
 
 def last_words(report: HostReport) -> str:
-    """What the host's log says last about a function that did not return; "" for nothing.
+    """The last lines of the host's log about a function that did not return; "" for none.
 
-    An exception is shown as Python shows it, `sys.exit` not at all (its text, if any, is in the log
-    already); anything else is one line.
+    An exception is shown as by Python, `sys.exit` not at all (its text, if any, is in the log
+    already), anything else in one line.
     """
     if report.exit.kind.has_traceback and report.error is not None and report.error.traceback:
         return report.error.traceback.rstrip()
@@ -181,7 +181,7 @@ def _died(
 
 
 def _out_of_memory(peak_bytes: int, known: MemoryVerdict) -> str:
-    """Why a worker that got SIGKILL ran out of memory; "" when nothing says so."""
+    """Why a worker that got SIGKILL ran out of memory; "" if nothing says so."""
     peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, known.limit_bytes))
     if known.struck:
         return (

@@ -1,6 +1,6 @@
 """Who this host is: the only file on a host that reads the environment.
 
-In: environment variables (on a cluster) or the supervisor's word (on this machine). Out:
+In: environment variables (on a cluster) or values from the supervisor (on this machine). Out:
 `Identity`.
 """
 
@@ -37,18 +37,18 @@ class Identity:
         hosts: size of the gang.
         target: gRPC target of the coordinator.
         token: the job's token.
-        certificate: PEM of what the coordinator shows over TCP; "" for a Unix socket.
+        certificate: PEM of the coordinator's certificate over TCP; "" for a Unix socket.
         address: how the other hosts reach this one (an IP address or a name).
         scratch: folder for the source tree and temporary files; removed at the end.
         key: PEM of the certificate's private key; "" on all hosts but the leader.
         is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
-        programs: file that names the processes of all hosts, where they run on this machine.
+        programs: file with the processes of all hosts, if they run on this machine.
         is_mirrored: whether the agent repeats the worker's output on its own standard streams.
         attempt: which start of the gang this is, from 1.
         is_pod: whether a cluster started this host, and may start it again.
-        restarts: how often the cluster has started all pods again; 0 where it does not say.
-        failed_before: why the attempt before this one failed; "" for the first.
+        restarts: how often the cluster has restarted all pods; 0 if it does not say.
+        failed_before: why the previous attempt failed; "" for the first.
         cache: folder that the pods of a node share; "" for none.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
@@ -57,9 +57,9 @@ class Identity:
         elastic_seat: its index among all hosts of an elastic job, the same in all attempts.
         start: which start of the host this is, from 1: a lost one is started again.
         debug_port: where the debugger of a debug job listens; 0 for any free port.
-        unreachable_after_s: how long the coordinator may be out of reach before the worker is
+        unreachable_after_s: how long the coordinator may be unreachable before the worker is
             ended.
-        join_timeout_s: how long the coordinator may take to be there at all.
+        join_timeout_s: how long the coordinator may take to come up.
     """
 
     store_uri: str
@@ -174,7 +174,7 @@ def _scratch(env: Mapping[str, str]) -> str:
 
 
 class _Secrets(NamedTuple):
-    """What lets a host take part in its gang; the key only lets it lead."""
+    """What a host needs to take part in its gang; the key is needed only to lead it."""
 
     token: str
     certificate: str
@@ -214,25 +214,25 @@ _OF_THE_HOST = frozenset(
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
         *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
         *("PROGRAMS", "RESTARTS"),
-        # Of the bootstrap.
+        # the bootstrap's
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
     )
 )
-"""Variables that the function does not get."""
+"""Variables that the function does not receive."""
 
 
 def of_attempt(attempt: int, failed_before: str = "") -> dict[str, str]:
-    """Return the environment that makes this host the same one of this attempt."""
+    """Return the environment that makes this host the same host in this attempt."""
     told = {"KINETIC_ATTEMPT": str(attempt), "KINETIC_FAILED_BEFORE": failed_before}
     return os.environ | told
 
 
 def has_attempt() -> bool:
-    """Whether this host was told its attempt: its own program did so, not the cluster."""
+    """Whether this host knows its attempt from its own program, not from the cluster."""
     return "KINETIC_ATTEMPT" in os.environ
 
 
 def variables_of_the_job() -> dict[str, str]:
-    """Return the variables of this process that tell a function which job it is in, and where."""
+    """Return the variables of this process that tell a function its job and host."""
     return {name: value for name, value in os.environ.items() if name.startswith("KINETIC_")}

@@ -47,7 +47,7 @@ def _hang_up(_: AgentClient) -> None:
 
 
 class Link:
-    """Joins, sends heartbeats and delivers; everything that happens comes back as an `Event`."""
+    """Joins, sends heartbeats, and delivers; results come back as `Event`s."""
 
     def __init__(self, identity: Identity, beat: Callable[[], Heartbeat]) -> None:
         self._identity = identity
@@ -76,7 +76,7 @@ class Link:
         self._orders.put(join)
 
     def report(self, report: HostReport) -> None:
-        """Deliver how the host ended."""
+        """Deliver the report of the host's end."""
 
         def deliver(client: AgentClient) -> None:
             client.report(report)
@@ -107,7 +107,7 @@ class Link:
                 os.close(fd)
 
     def events(self) -> list[Event]:
-        """What has happened since the last call; empties the wake pipe."""
+        """Events since the last call; empties the wake pipe."""
         os.read(self.wake_fd, 4096)
         found = []
         while not self._events.empty():
@@ -120,7 +120,7 @@ class Link:
 
     def _run(self) -> None:
         from kinetic._rpc.client import (
-            AgentClient,  # Takes longer than a small job, which ends before it is needed.
+            AgentClient,  # Importing takes longer than a small job, which does not need it.
         )
 
         who = self._identity

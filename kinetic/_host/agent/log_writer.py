@@ -1,8 +1,8 @@
 """Keeping a host's output: bytes as printed, framed in whole lines, with time and stream.
 
-In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see job.logformat).
-Memory is bounded by one buffer per stream; a full disk loses output, counts what it lost and says
-so, but never stops the worker.
+In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see _core.log_format).
+Memory is bounded by one buffer per stream. On a full disk output is lost, counted and reported, but
+the worker is never stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEEP_FREE_BYTES = 1 << 20
 """Output that would leave less free space is dropped: the value, the reports and the verdict must
 still find room."""
 LOOK_EVERY_BYTES = 1 << 18
-"""How much is written between two looks at the free space."""
+"""How much is written between two checks of the free space."""
 LAST_LINE_BYTES = 200
 _LAST_WINDOW_BYTES = 2048
 _GLOO_PIECES = (
@@ -66,7 +66,7 @@ class HostLog:
         self._mirror: Mirror | None = None
 
     def show_on(self, mirror: Mirror) -> None:
-        """Repeat there what is written from now on."""
+        """Repeat on the mirror what is written from now on."""
         self._mirror = mirror
 
     def send_by(self, segments: SegmentWriter) -> None:
@@ -90,7 +90,7 @@ class HostLog:
         return self._end
 
     def last_line(self) -> str:
-        """Return the last line that is not blank, see `last_line`. It is looked up when asked:
+        """Return the last line that is not blank, see `last_line`. Found on request, so that
         output costs nothing more."""
         size = min(self._end, _LAST_WINDOW_BYTES)
         try:
@@ -129,7 +129,7 @@ class HostLog:
                 self._segments.wake()
 
     def say(self, text: str, stream: int = STDERR) -> None:
-        """Append lines of kinetic's own, even when there is no room for output any more."""
+        """Append kinetic's own lines, even if there is no more room for output."""
         lead = "\n" if self._ends_inside_a_line() else ""
         data = f"{lead}{text}\n".encode(errors="backslashreplace")
         if self._mirror is not None:
@@ -176,7 +176,7 @@ class HostLog:
 def open_log(
     store: Store, key: str, paths: tuple[Path, Path], *, mirrored: bool = False
 ) -> HostLog:
-    """Open the files of a host; they are in the store, or what is written there is sent to it.
+    """Open the files of a host, which are in the store, or are sent to it as they grow.
 
     Args:
         store: the job's.
@@ -195,8 +195,8 @@ def open_log(
 
 
 def last_line(data: bytes) -> str:
-    """Return the beginning of the last line that is not blank; of a line that was written over
-    again, its last state."""
+    """Return the beginning of the last line that is not blank; of a line that was overwritten, its
+    last state."""
     for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
         if not line.isspace() and line:
             return line.strip()[:LAST_LINE_BYTES].decode(errors="ignore")
@@ -215,7 +215,7 @@ class Tee:
         self._open_line = b""
 
     def pump(self) -> bool:
-        """Read what is there, once; return False at the end of the stream."""
+        """Read once; return False at the end of the stream."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -255,10 +255,10 @@ class Tee:
             self._open_line = b""
 
     def drain(self) -> None:
-        """Read what is there without waiting, then keep the open line.
+        """Read everything without waiting, then keep the open line.
 
-        What was written before this call is read; a child of the function that goes on writing does
-        not make it endless.
+        What was written before this call is read; a child of the function that keeps writing cannot
+        make it endless.
         """
         begun = self._read_bytes
         while self._read_bytes - begun < DRAIN_BYTES:
@@ -269,10 +269,10 @@ class Tee:
 
 
 def without_gloo(lines: bytes) -> bytes:
-    """Take out the lines with which Gloo says that hosts are connected, and nothing else."""
+    """Remove the lines in which Gloo says that hosts are connected, and nothing else."""
 
     def unless_whole(match: re.Match[bytes]) -> bytes:
-        """Mixed lines are Gloo's when they have each of its pieces once for each line."""
+        """Mixed lines are Gloo's if they have each of its pieces once per line."""
         counts = {match[0].count(piece) for piece in _GLOO_PIECES}
         return b"" if counts == {match[0].count(b"\n")} else match[0]
 
@@ -280,7 +280,7 @@ def without_gloo(lines: bytes) -> bytes:
 
 
 def _split(lines: bytes) -> tuple[bytes, bytes]:
-    """Cut off mixed lines of Gloo at the end, of which the rest is still to come."""
+    """Cut off mixed Gloo lines at the end that are still incomplete."""
     mixed = [match for match in re.finditer(_GLOO_MIXED, lines) if match.end() == len(lines)]
     cut = mixed[-1].start() if mixed else len(lines)
     return lines[:cut], lines[cut:]
@@ -289,8 +289,8 @@ def _split(lines: bytes) -> tuple[bytes, bytes]:
 def tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
     """The two tees of a worker; the descriptors are made non-blocking.
 
-    A simulated slice of several hosts is `without_gloo`: real slices do not have its lines, and
-    nothing switches them off.
+    A simulated slice of several hosts is `without_gloo`: real slices do not print its lines, and
+    they cannot be switched off.
     """
     for fd in (out, err):
         os.set_blocking(fd, False)

@@ -1,4 +1,4 @@
-"""What a host leaves behind: its report, its value or exception in the store, and what its log says
+"""What a host leaves behind: its report, its value or exception in the store, and its log's lines
 about its end.
 
 In: the report that `exit_report` decided, the worker's last message. Out: the report completed with
@@ -33,8 +33,8 @@ from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
 
 LEFTOVER_GRACE_S = 0.2
-"""How long processes that the function left behind may take to end by themselves, once the worker
-is gone."""
+"""How long processes that the function left behind may take to end by themselves once the worker
+has ended."""
 LEFTOVERS_NAMED = 5
 
 
@@ -45,7 +45,7 @@ ENDS_QUIETLY = (".Terminated", ".Preempted")
 class Reporter:
     """Writes one host's end to the store and to its log.
 
-    `reserve` is a file that holds space on the disk; it is given up when the store is full.
+    `reserve` is a file that reserves disk space; it is removed when the store is full.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Reporter:
             return
         number, most = self._attempt, self._plan.options.retries + 1
         if number > 1:
-            # Some that do not count were made where there are more than that.
+            # Attempts beyond the limit follow some that did not count.
             of = f" of {most}" if number <= most else ""
             why = f": {lines[0]}" if (lines := self._failed_before.splitlines()) else "."
             self._log.say(
@@ -142,7 +142,7 @@ class Reporter:
             self._log.say(f"kinetic: {words}")
 
     def log_failure(self, report: HostReport, voided: Message) -> None:
-        """End the host's log the way the log of any failing program ends. What the function raised
+        """End the host's log like that of any failing program. What the function raised
         is told where it does not count (`voided`), too: it may be that saving failed."""
         raised = voided.get("error")
         if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
@@ -194,8 +194,8 @@ class Reporter:
         return report
 
     def store_report(self, report: HostReport) -> bool:
-        """Store the report; return whether that worked. The coordinator gets it too, and either one
-        is enough."""
+        """Store the report; return whether that worked. The coordinator gets it too; either is
+        enough."""
         with contextlib.suppress(KineticError):
             self._put(layout.report(*self._where), json.dumps(report.to_json()).encode())
             return True
@@ -208,7 +208,7 @@ class Reporter:
                 self._store.delete(layout.blob(damaged))
 
     def _put_pickle(self, key: str, message: Message, name: str) -> bool:
-        """Store the pickle that a message holds, or names a file of; return whether there is
+        """Store the pickle in a message, or in the file that it names; return whether there is
         one."""
         if f"{name}_data" in message:
             data: bytes | Path = base64.b64decode(message[f"{name}_data"])
@@ -220,7 +220,7 @@ class Reporter:
         return True
 
     def _put(self, key: str, data: bytes | Path) -> None:
-        """Store; on a full disk, into the space that was reserved."""
+        """Store; on a full disk, in the reserved space."""
         try:
             self._store.put(key, data)
         except StoreFull:

@@ -33,9 +33,9 @@ def start_message(
         who: the host.
         plan: the job.
         space: where the function runs.
-        leader: "address:port,port": of JAX's coordination service, and one that is free for other
+        leader: "address:port,port": of JAX's coordination service, and a free one for other
             frameworks.
-        debugging: what a debug job's gate says, else None.
+        debugging: from a debug job's gate, else None.
     """
     coordinator, _, port = leader.partition(",")
     world = World(
@@ -76,7 +76,7 @@ def start_message(
 def _environ(
     who: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool
 ) -> dict[str, str]:
-    """The worker's environment; what the caller set comes last and wins."""
+    """The worker's environment; the caller's settings come last and win."""
     own = {
         "KINETIC_JOB_ID": who.job_id,
         "JOB_ID": who.job_id,

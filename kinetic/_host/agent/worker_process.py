@@ -26,7 +26,7 @@ STACKS_S = 1.0
 """How long a worker may take to write its stacks."""
 STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
 _BYSTANDER = r"(?m)^Current thread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
-"""The thread that took the signal, where it runs only the runner's own code: of no use to users."""
+"""The thread that took the signal, if it runs only kinetic's code: of no use to users."""
 _OWN_FRAME = (
     r'File "(<frozen runpy>|.*/kinetic/(?:_host|_system|runner)/[\w/]+\.py|'
     r'.*/(site|dist)-packages/debugpy/.*)", line'
@@ -99,7 +99,7 @@ class WorkerProcess:
         return Sample(time.monotonic(), used, processes.main_thread_cpu_ns(self.pid), log_bytes)
 
     def terminate(self) -> None:
-        """Ask it to end; one that was stopped (SIGSTOP) is continued, so that it can."""
+        """Ask it to end; a stopped one (SIGSTOP) is continued, so that it can."""
         if not self.gone:
             processes.kill(self.pid, signal.SIGTERM)
             processes.kill(self.pid, signal.SIGCONT)
@@ -133,7 +133,7 @@ class WorkerProcess:
         )
 
     def _dump(self, thread: int) -> str:
-        """What it writes when the signal strikes this thread; 0 for the main one."""
+        """What it writes when this thread gets the signal; 0 for the main one."""
         before = os.fstat(self._stacks).st_size
         if not thread or not processes.kill_thread(self.pid, thread, main.STACKS_SIGNAL):
             processes.kill(self.pid, main.STACKS_SIGNAL)

@@ -38,12 +38,12 @@ class Workspace:
         cwd: working directory.
         sys_path: entries that go first on the import path.
         payload: file with the pickled call.
-        function: file with the pickled function, where the payload holds only arguments; else None.
+        function: file with the pickled function, if the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
         data: where the declared data is.
         home: what makes the host look like a machine of its own, or None.
         sent: size of each file of the tree, by path.
-        ready_ns: when all of it was there, since the epoch.
+        ready_ns: when it was complete, since the epoch.
     """
 
     root: Path
@@ -63,7 +63,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     """Fetch, verify and unpack.
 
     Raises:
-        SetupFailed: what was stored is damaged or missing, or this host's disk does not take it.
+        SetupFailed: the stored content is damaged or missing, or this host's disk is full.
     """
     root = Path(identity.scratch) / f"host-{identity.seat}"
     tree = root / "tree"
@@ -94,10 +94,10 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
 
 
 def left_behind(space: Workspace) -> str:
-    """Return a line about the files that the function made or changed in its folder, which goes
-    away; "" when there are none.
+    """Return a line about the files that the function made or changed in its folder, which will be
+    removed; "" if there are none.
 
-    Looks at a bounded number of files, because the job's end is reported only afterwards.
+    Checks a bounded number of files, because the job's end is reported only afterwards.
     """
     found: list[tuple[int, str]] = []
     for path, info in itertools.islice(_files(str(space.tree)), _MOST_LOOKED_AT):
@@ -136,8 +136,7 @@ def _in_words(size_bytes: int) -> str:
 
 
 def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files below the folder, without those that only tools make for
-    themselves."""
+    """Yield the regular files below the folder, without those that tools make for themselves."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
@@ -172,6 +171,6 @@ def _output_dir(store: Store, plan: Plan) -> str:
 
 def remove(workspace_root: Path) -> None:
     """Remove a host's folder; what cannot be removed stays."""
-    import shutil  # the host starts without
+    import shutil  # not needed at the start
 
     shutil.rmtree(workspace_root, ignore_errors=True)

@@ -30,7 +30,7 @@ from kinetic._store.local import LocalStore
 from kinetic._system import locks, memory_folder, processes
 from kinetic.errors import KineticError
 
-# The leader is imported once the agents are forked: they do not wait for it.
+# The leader is imported after the agents are forked, so that they do not wait for it.
 if TYPE_CHECKING:
     from kinetic._core.options import Elastic
     from kinetic._core.outcome import Outcome
@@ -52,7 +52,7 @@ class Request:
         base_env: environment that the workers start from.
         secrets: values of the plan's secrets; never written to disk.
         attempt: which start of the gang this is, from 1.
-        failed_before: why the attempt before this one failed; "" for the first.
+        failed_before: why the previous attempt failed; "" for the first.
         heartbeat_s: between two heartbeats of an agent.
         heartbeat_timeout_s: after this silence an agent counts as lost.
         unreachable_after_s: an agent that cannot reach the coordinator for this long ends its
@@ -95,7 +95,7 @@ class Supervisor:
         self._init_process()
         self._lock()
         if caller is not None:
-            # A caller that died meanwhile does not stop the job.
+            # The caller may have died; that does not stop the job.
             with caller, contextlib.suppress(OSError):
                 caller.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
         plan, ended = self._attempt()
@@ -141,7 +141,7 @@ class Supervisor:
         self._lock_file.flush()
 
     def _release_mountpoints(self, plan: Plan) -> None:
-        """Do so for agents that were killed."""
+        """Do so for killed agents."""
         from kinetic._datasets import cached_copy
         from kinetic._host.agent.mountpoints import Mountpoints
 
