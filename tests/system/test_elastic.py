@@ -189,6 +189,27 @@ def test_a_host_is_lost_while_it_compiles(begin):
     assert job.losses() == [(1,)]
 
 
+def keep(folder):
+    """Leave a file in this host's own folder, and return what the host has left there before."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    own = Path(os.environ["KINETIC_LOCAL_DIR"], "left")
+    before = own.read_text() if own.exists() else ""
+    own.write_text(f"{kinetic.slice_index()} of {kinetic.num_slices()}")
+    multihost_utils.sync_global_devices("all have left a file")
+    if kinetic.attempt() == 1 and kinetic.slice_index() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600 if kinetic.attempt() == 1 else 0)
+    return kinetic.attempt(), jax.process_count(), before
+
+
+def test_a_host_keeps_its_folder_whatever_its_place_in_an_attempt(begin, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    job = begin(elastic(function=keep, on_slice_loss="shrink"), wait=False)
+    assert job.handle.result(timeout=LIMIT_S) == (2, 2, "1 of 2"), "slice 1 is the first there"
+
+
 def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(on_slice_loss="shrink", all_hosts=True), [(1, 3, 0)], wait=False)

@@ -24,13 +24,14 @@ def prepare(identity: Identity, plan: Plan) -> Home | None:
     """
     if not identity.simulated:
         return None
-    name = f"host-{identity.host}"
+    hosts = identity.hosts if identity.elastic is None else plan.hosts
+    name = f"host-{identity.seat}"
     if given := plan.options.env.get(VARIABLE):
         own, place = Path(given, name), Path(given)
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Home(str(own), str(place), identity.host, identity.hosts)
+        return Home(str(own), str(place), identity.seat, hosts)
     made = memory_folder.make(plan.job_id, name)
-    shared = memory_folder.make(plan.job_id, "local") if identity.hosts > 1 else made
+    shared = memory_folder.make(plan.job_id, "local") if hosts > 1 else made
     if made is None or shared is None:
         return None
-    return Home(str(made), str(shared), identity.host, identity.hosts)
+    return Home(str(made), str(shared), identity.seat, hosts)
