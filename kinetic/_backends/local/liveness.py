@@ -21,7 +21,7 @@ LOOK_EVERY_S = 1.0
 QUICK_POLL_S = 0.004
 SLOW_POLL_S = 0.02
 QUICK_FOR_S = 1.0
-TOLD_AFTER_S = 0.25
+TOLD_AFTER_S = 0.5
 """Following of shorter jobs only looks: to stop being told takes the kernel 10 ms, which their
 caller would wait for."""
 TOLD_POLL_S = 0.1
