@@ -34,7 +34,7 @@ from kinetic._backends.kubernetes.diagnosis import diagnose
 from kinetic._backends.kubernetes.findings import Finding, Kind
 from kinetic._backends.kubernetes.live import Live, live_of
 from kinetic._backends.kubernetes.look import Look, resource_of
-from kinetic._backends.kubernetes.observed import Pod, current_pods
+from kinetic._backends.kubernetes.observed import Pod, Stage, current_pods
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.kubernetes.resources import BY_KIND, JOBSETS, PODS, SECRETS, Resource
 from kinetic._backends.kubernetes.sightings import Sightings
@@ -232,7 +232,11 @@ class KubernetesBackend:
         if status.phase is JobStatus.RUNNING:
             self._sightings.note_waiting(ref.job_id, None)
             return stored.verdict(self._store, ref) or self._led(ref, look, workload, status)
-        return stored.verdict(self._store, ref) or self._explained(ref, look, workload, status)
+        if (verdict := stored.verdict(self._store, ref)) is not None:
+            return verdict
+        if status.phase is JobStatus.FAILED and _is_led(workload, look.pods(ref)):
+            return Status(JobStatus.RUNNING, states.ENDING, status.hosts)
+        return self._explained(ref, look, workload, status)
 
     def _led(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """A running job. One whose leader's node is lost has failed: the cluster keeps its pods
@@ -426,6 +430,13 @@ def _check(secrets: Mapping[str, str]) -> None:
                 f"variable of more than {VARIABLE_BYTES:,}. Leave it in a secret manager, and have "
                 "the function fetch it there."
             )
+
+
+def _is_led(workload: Document, pods: Sequence[Document]) -> bool:
+    """Whether host 0 still runs, so that it judges. A JobSet has failed with the first of its Jobs,
+    and then deletes the others."""
+    leader = (pod for pod in current_pods(workload, pods) if pod.host == 0)
+    return any(pod.stage is Stage.RUNNING and pod.is_ready for pod in leader)
 
 
 def _concerned(ref: JobRef, finding: Finding) -> tuple[int, ...]:
