@@ -29,7 +29,7 @@ from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_
 from kinetic._host.leader import Attempt, Leader
 from kinetic._store.base import Store
 from kinetic._store.open import open_store
-from kinetic._system import processes, streams
+from kinetic._system import memory_folder, processes, streams
 from kinetic._system.processes import Process
 from kinetic.errors import KineticError
 
@@ -110,6 +110,7 @@ class _Leading(_Host):
             elif self._who.is_pod:
                 leader.repeat(self._store, self._plan.job_id, ended.outcome)
                 return ProgramCode.TAKEN_AWAY if ended.is_taken_away else ProgramCode.START_AGAIN
+        memory_folder.remove_unused(self._plan.job_id)
         leader.conclude(self._store, self._plan.job_id, ended, self._plan)
         own = next((report for report in ended.outcome.reports if report.host == 0), None)
         return ProgramCode.DELIVERED if own is None else program_code(own)

@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from gangs import wait_until
 
 import kinetic
 from kinetic._host.worker.mounts import unshare
@@ -108,15 +109,20 @@ def test_with_data_mounted_too(tmp_path):
     assert first[2] == second[2]
 
 
-def test_a_job_of_one_host_has_a_folder_and_the_machines_name():
-    def one():
-        folder = Path(os.environ["KINETIC_LOCAL_DIR"])
-        return folder.is_dir(), socket.gethostname()
+def one():
+    return Path(os.environ["KINETIC_LOCAL_DIR"]).is_dir(), socket.gethostname()
 
-    handle = kinetic.run("cpu")(one).run_async()
+
+@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
+@pytest.mark.parametrize(("accelerator", "suffix"), [("cpu", ""), ("tpu-v6e-8", "-0")])
+def test_a_folder_that_nobody_uses_goes_with_the_job(place, accelerator, suffix):
+    handle = kinetic.run(accelerator)(one).run_async()
     handle.wait(timeout=200)
-    assert not memory_folder.of_job(handle.job_id).exists(), "nothing is in it"
-    assert handle.result() == (True, socket.gethostname())
+    folder = memory_folder.of_job(handle.job_id)
+    wait_until(lambda: not folder.exists(), "it was left behind")
+    machine = socket.gethostname()
+    name = f"{machine.partition('.')[0][:50]}{suffix}" if suffix else machine
+    assert handle.result() == (True, name)
 
 
 def test_the_machine_keeps_its_name_and_its_hosts():

@@ -16,13 +16,13 @@ VARIABLE = "KINETIC_LOCAL_DIR"
 
 
 def prepare(identity: Identity, plan: Plan) -> Home | None:
-    """Make the folder of a host; None where nothing is simulated, or the machine has no file system
-    in memory.
+    """Make the folder of a host; None where nothing is simulated, in pods, whose folders nobody
+    would remove, and where the machine has no file system in memory.
 
     Raises:
         OSError: the folder that the user named in `env=` cannot be made.
     """
-    if not identity.simulated:
+    if not identity.simulated or identity.is_pod:
         return None
     hosts = identity.hosts if identity.elastic is None else plan.hosts
     name = f"host-{identity.seat}"
