@@ -17,6 +17,7 @@ ORDER = (
     "cluster.py",
     "deaths.py",
     "gang_scale.py",
+    "checkpoints.py",
 )
 
 

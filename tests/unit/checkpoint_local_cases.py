@@ -7,6 +7,7 @@ In: states, folders, hosts that are threads. Out: the same states.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 
 import jax
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 from checkpoint_fakes import Crowd, on_all
 
+import kinetic
 from kinetic._in_job.checkpoint import tree, worlds
 from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.pieces import newest
-from kinetic.errors import CheckpointError, CheckpointMismatch
+from kinetic.errors import CheckpointError, CheckpointMismatch, PreflightError, UsageError
 
 
 def state(number):
@@ -220,3 +222,105 @@ def test_orbax_keeps_its_counters_where_we_know_them():
         assert multihost._DISTRIBUTED_TO_DEVICE_IDS is None
     finally:
         generator._operation_id = int(before)
+
+
+# -- the persistent tier ---------------------------------------------------------------------------
+
+
+def losses(directory, said, **options):
+    """Save a step with each of these metrics; return the steps that stay."""
+    with kinetic.Checkpointer(directory, every=1, local_every=None, **options) as ckpt:
+        for step, metrics in enumerate(said):
+            ckpt.save(step, {"n": step}, metrics=metrics)
+            ckpt.wait()
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"keep": 2}, [4, 5]),
+        ({"keep": None}, [0, 1, 2, 3, 4, 5]),
+        ({"keep": 1, "keep_every": 3}, [0, 3, 5]),
+        ({"keep": 1, "best": "loss"}, [2, 5]),
+        ({"keep": 1, "best": "loss", "best_is": "max", "keep_best": 2}, [0, 3, 5]),
+    ],
+)
+def test_which_checkpoints_stay(tmp_path, options, left):
+    said = [{"loss": 7.0}, {"loss": float("nan")}, {"loss": 1.0}, {"loss": 9.0}, None, {"x": 0}]
+    assert losses(tmp_path, said, **options) == left
+
+
+def test_a_training_that_forgot_to_restore_is_told(tmp_path):
+    losses(tmp_path, [None, None])
+    with pytest.raises(CheckpointError, match=r"the last step is 1\).*Call restore\(\)"):
+        losses(tmp_path, [None])
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore({"n": 0}) == ({"n": 1}, 2)
+        with pytest.raises(CheckpointError, match="Step 0 was saved or restored before"):
+            ckpt.save(0, {"n": 0})
+        assert ckpt.save(2, {"n": 5}) == ("persistent",)
+    with pytest.raises(UsageError, match="closed"):
+        ckpt.restore({"n": 0})
+
+
+def test_what_another_program_has_saved_is_restored(tmp_path):
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.arange(3.0)}))
+        manager.save(7, args=saved)
+    with kinetic.Checkpointer(tmp_path, local_every=None) as ckpt:
+        found, start = ckpt.restore({"w": np.zeros(3)})
+    assert (list(found["w"]), start) == ([0.0, 1.0, 2.0], 8)
+
+
+def save_into_a_file(tmp_path):
+    folder = tmp_path / "memory"
+    with kinetic.Checkpointer(
+        tmp_path / "run", local_every=1, local_directory=folder, at_least_every=None
+    ) as ckpt:
+        ckpt.restore({"w": np.zeros(3)})
+        (there,) = folder.glob("checkpoints/*")
+        there.rmdir()
+        there.write_text("")
+        ckpt.save(0, {"w": np.zeros(3)})
+
+
+def test_a_save_that_fails_in_the_background_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save_into_a_file(tmp_path)
+
+
+def test_memory_that_is_too_small_is_told_with_what_to_ask_for(tmp_path, monkeypatch):
+    small = os.statvfs(tmp_path)
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: type("S", (), {"f_bavail": 1, "f_frsize": small.f_frsize})
+    )
+    with (
+        pytest.raises(CheckpointError, match=r"two copies of it need 1.6 MB.* at least 1.84 MB"),
+        kinetic.Checkpointer(tmp_path / "run", local_directory=tmp_path / "memory") as ckpt,
+    ):
+        ckpt.restore({"w": np.zeros(100_000)})
+
+
+def test_without_orbax_it_is_told_what_to_install(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "orbax" in name else find(name)
+    )
+    with pytest.raises(PreflightError, match="pip install orbax-checkpoint"):
+        kinetic.Checkpointer(tmp_path).restore({"n": 0})
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": 0}, {"keep": 1.5}, {"best_is": "least"}, {"every": 0}, {"directory": ""}]
+)
+def test_options_that_cannot_work(tmp_path, options):
+    with pytest.raises(UsageError):
+        kinetic.Checkpointer(**{"directory": tmp_path} | options)
+
+
+def test_outside_of_jobs_there_is_no_folder_by_default():
+    with pytest.raises(UsageError, match="Give it directory="):
+        kinetic.Checkpointer()

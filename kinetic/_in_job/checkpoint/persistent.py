@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kinetic._core.values import dataclass
@@ -54,7 +55,7 @@ class Persistent:
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
             preservation_policy=_policy(keep),
-            best_fn=lambda metrics: float(metrics.get(keep.best, 0.0)),
+            best_fn=_metric(keep),
             best_mode=keep.best_is,
             # This module's caller decides.
             should_save_fn=lambda step, latest: True,
@@ -89,9 +90,7 @@ class Persistent:
         ocp = orbax()
         items = {STATE: ocp.args.StandardSave(state), RECORD: ocp.args.JsonSave(dict(record))}
         with _explained(f"written (step {step})", self._directory, step):
-            self._manager.save(
-                step, args=ocp.args.Composite(**items), metrics=dict(metrics) or None
-            )
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=dict(metrics))
         self._newest = step
         return True
 
@@ -158,6 +157,17 @@ def _parse_flags() -> None:
         flags.FLAGS.mark_as_parsed()
 
 
+def _metric(keep: Keep) -> Callable[[Any], float]:
+    """What the best checkpoint is chosen by; one that was saved without it is the worst."""
+    worst = math.inf if keep.best_is == "min" else -math.inf
+
+    def of(metrics: Mapping[str, float] | None) -> float:
+        found = float((metrics or {}).get(keep.best, worst))
+        return worst if math.isnan(found) else found
+
+    return of
+
+
 def _policy(keep: Keep) -> Any:
     policies = orbax().checkpoint_managers
     newest = policies.LatestN(keep.newest)
@@ -167,7 +177,7 @@ def _policy(keep: Keep) -> Any:
     if keep.newest is not None and keep.best:
         chosen.append(
             policies.BestN(
-                get_metric_fn=lambda metrics: float(metrics[keep.best]),
+                get_metric_fn=_metric(keep),
                 reverse=keep.best_is == "min",
                 n=keep.best_count,
                 keep_checkpoints_without_metrics=False,

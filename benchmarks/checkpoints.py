@@ -1,0 +1,123 @@
+"""What checkpoints cost a training: a step with a local save of 200 MB beside the same step without
+one, and a restore from either tier beside reading as many bytes from memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import measure
+import numpy as np
+
+import kinetic
+
+LAYERS, WIDTH, TOKENS = 50, 1000, 512
+"""50 million parameters of 4 bytes: 200 MB; a step makes 6 x 50e6 x 512 operations with them."""
+RUNS = 8
+
+
+def state() -> dict[str, Any]:
+    draw = np.random.default_rng(0)
+    weights = draw.normal(scale=WIDTH**-0.5, size=(LAYERS, WIDTH, WIDTH)).astype(np.float32)
+    return {f"layer {n}": jax.device_put(layer) for n, layer in enumerate(weights)}
+
+
+def loss(weights: dict[str, Any], batch: Any) -> Any:
+    for layer in weights.values():
+        batch = jax.numpy.tanh(batch @ layer)
+    return (batch**2).mean()
+
+
+@jax.jit
+def update(weights: dict[str, Any], batch: Any) -> dict[str, Any]:
+    slopes = jax.grad(loss)(weights, batch)
+    return jax.tree.map(lambda weight, slope: weight - 0.01 * slope, weights, slopes)
+
+
+def steps(folder: Path, memory: Path) -> None:
+    batch, now, number = jax.numpy.ones((TOKENS, WIDTH)), state(), 0
+    with kinetic.Checkpointer(folder / "run", local_every=1, local_directory=memory) as ckpt:
+        now, _ = ckpt.restore(now)
+        held = []
+
+        def step(save: bool) -> float:
+            nonlocal now, number
+            begun = time.perf_counter()
+            now = jax.block_until_ready(update(now, batch))
+            if save:
+                called = time.perf_counter()
+                ckpt.save(number, now)
+                held.append(time.perf_counter() - called)
+                number += 1
+            return time.perf_counter() - begun
+
+        def several(*, save: bool) -> float:
+            """The writing in the background falls into the next step, so steps come in rows."""
+            taken = statistics.median([step(save) for _ in range(3)])
+            ckpt.wait()
+            return taken
+
+        several(save=True)
+        taken = [(several(save=True), several(save=False)) for _ in range(RUNS)]
+    with_save, without = (statistics.median(column) for column in zip(*taken, strict=True))
+    measure.heading("a step of a training with 200 MB of state (floor: without a save)")
+    measure.row("saved to memory after every step", with_save, without, "<= 1.05x")
+    measure.row("of which save() holds the training", statistics.median(held), without)
+
+
+def restores(folder: Path, memory: Path) -> None:
+    target = folder / "plain"
+    with open(target, "wb") as file:
+        for layer in state().values():
+            file.write(np.asarray(layer).data)
+
+    def restore(*, local: bool) -> float:
+        like = state()
+        options: Any = {"local_directory": memory} if local else {"local_every": None}
+        with kinetic.Checkpointer(folder / "run", **options) as ckpt:
+            begun = time.perf_counter()
+            found, _ = ckpt.restore(like)
+            jax.block_until_ready(found)
+            taken = time.perf_counter() - begun
+            assert ckpt.restored is not None
+            assert ckpt.restored.tier == ("local" if local else "persistent")
+            return taken
+
+    with kinetic.Checkpointer(folder / "run", local_directory=memory) as ckpt:
+        found, start = ckpt.restore(state())
+        ckpt.save(start, found, force=True)
+        ckpt.save(start + 10 - start % 10, found)  # divisible by local_every: memory is newer
+    columns: list[Callable[[], float]] = [
+        lambda: measure.seconds(lambda: np.fromfile(target, np.uint8).sum()),
+        lambda: restore(local=True),
+        lambda: restore(local=False),
+    ]
+    taken = [[column() for column in columns] for _ in range(5)]
+    floor, local, persistent = (statistics.median(column) for column in zip(*taken, strict=True))
+    measure.heading("200 MB of state back on the devices (floor: reading them from a file)")
+    measure.row("restore from memory", local, floor, "<= the persistent tier")
+    measure.row("restore from the persistent tier", persistent, floor)
+
+
+def main() -> None:
+    memory = Path(tempfile.mkdtemp(prefix="kn-bench-", dir="/dev/shm"))
+    try:
+        with measure.home() as home:
+            steps(Path(home), memory)
+            restores(Path(home), memory)
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
