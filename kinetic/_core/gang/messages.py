@@ -133,7 +133,8 @@ class HostView:
         stop_reason: for users.
         grace_s: between SIGTERM and SIGKILL.
         stacks_request: number of the last request for stacks, 0 for none.
-        all_done: every host has returned; workers may exit.
+        all_done: every host has returned, or has ended when one of them is taken away; workers may
+            exit.
         notice: a line for the job's output, or "".
         preempted: a host is taken away: functions may save for as long as `grace_s`.
         makes_room: a slice of an elastic job is back, and the function should leave at its next
