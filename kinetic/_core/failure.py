@@ -187,7 +187,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
         Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or "
         "smaller batches.",
         Exit.AGENT_LOST: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
-        Exit.EVICTED: f"{who} {were} lost. {_sentence(detail)}",
+        Exit.EVICTED: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
         Exit.SETUP_FAILED: f"{who} could not be prepared: {detail.removeprefix(_NOT_PREPARED)}",
         Exit.UNPICKLE_FAILED: f"{who} could not load the function: "
         f"{detail.removeprefix(_NOT_LOADED)}",

@@ -118,6 +118,11 @@ CASES = [
         r"host 2 of 4 was lost\. No heartbeat for 10 s\.",
     ),
     (
+        HostReport(2, Exit.EVICTED, "fell silent: no sign of life for 10 s"),
+        errors.HostLost,
+        r"host 2 of 4 was lost\. Fell silent: no sign of life for 10 s\.",
+    ),
+    (
         HostReport(2, Exit.EVICTED, "The cluster asked its pod to end."),
         errors.HostLost,
         r"host 2 of 4 was lost\. The cluster asked",
