@@ -46,6 +46,8 @@ from kinetic._store.event_log import EventLog
 
 LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
+JOIN_S = 60.0
+"""How long a host that was ready for its attempt may take to join it."""
 _SHORTEST_S = 0.001
 
 
@@ -91,6 +93,8 @@ class ElasticLeader:
         self._story: list[str] = []
         self._lost_at = 0.0
         self._ran_s, self._ready_at = 0.0, 0.0
+        self._began_at = 0.0
+        self._joined: set[int] = set()
         self._removed = self._over = False
         self._gang = self._make_gang()
         self._wake, self._all_gone = asyncio.Event(), asyncio.Event()
@@ -195,7 +199,16 @@ class ElasticLeader:
             self._restart(decision.slices)
         if policy.could_grow:
             self._gang.make_room()
+        self._miss_absent(time.monotonic())
         return decision
+
+    def _miss_absent(self, now: float) -> None:
+        """Give up hosts that were ready and do not join: their agents may have been stopped."""
+        if self._policy.forming or not self._began_at or now - self._began_at < JOIN_S:
+            return
+        self._began_at = 0.0
+        for rank in set(range(self._gang.spec.hosts)) - self._joined:
+            self._coordinator.lost(rank, f"It was ready, and did not join within {JOIN_S:g} s.")
 
     def _fail(self, loss: Loss) -> None:
         """Count the failure of an attempt, and end what is left of the slices it has lost."""
@@ -268,6 +281,7 @@ class ElasticLeader:
         self._write_end(ended)
         leader.repeat(self._store, self._plan.job_id, ended.outcome, make_room=self._make_room)
         self._gang = self._make_gang()
+        self._began_at, self._joined = time.monotonic(), set()
         self._write(self._formed())
         self._coordinator.serve_next(self._gang)
         policy = self._policy
@@ -347,7 +361,10 @@ class ElasticLeader:
             # An agent that was stopped (SIGSTOP) must get it too.
             self._agents.signal(signal.SIGCONT)
         self._write(event)
+        if event.kind is EventKind.JOINED and event.host is not None:
+            self._joined.add(event.host)
         if event.kind is EventKind.READY:
+            self._began_at = 0.0
             self._ready_at = time.monotonic()
             if self._lost_at:
                 took_s = time.time() - self._lost_at

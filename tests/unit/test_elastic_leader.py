@@ -6,12 +6,17 @@ In: a leader over agents that are no processes. Out: which slices it counts on.
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 from manifest_cases import planned
 
+from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.gang.elastic import Loss, Standing
+from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.place import Place
-from kinetic._host.elastic_leader import ElasticLeader
+from kinetic._host.elastic_leader import JOIN_S, ElasticLeader
+from kinetic._host.leader import Attempt
 from kinetic._store.memory import MemoryStore
 
 
@@ -64,6 +69,28 @@ def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
         leader._look()
         assert leader._policy.stands(1) is Standing.THERE
         again.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_host_that_was_ready_and_does_not_join_is_given_up():
+    async def story():
+        leader, lost = leading(FakeAgents()), []
+        leader._coordinator = SimpleNamespace(
+            serve_next=lambda gang: None, lost=lambda rank, why: lost.append((rank, why))
+        )
+        ended = Attempt(Outcome(Verdict.FAILED))
+        leader._begin(ended)
+        leader._on_event(GangEvent(EventKind.JOINED, 0))
+        leader._miss_absent(time.monotonic() + JOIN_S / 2)
+        assert lost == []
+        leader._miss_absent(time.monotonic() + JOIN_S)
+        leader._miss_absent(time.monotonic() + JOIN_S)
+        assert lost == [(1, "It was ready, and did not join within 60 s.")]
+        leader._begin(ended)
+        leader._on_event(GangEvent(EventKind.READY))
+        leader._miss_absent(time.monotonic() + JOIN_S)
+        assert len(lost) == 1
 
     asyncio.run(story())
 
