@@ -282,6 +282,7 @@ def test_a_big_gang_is_easy():
 reports = st.one_of(
     st.builds(ended, hosts, st.sampled_from(list(Exit))),
     st.builds(raised, hosts, consequence=st.booleans()),
+    st.builds(ended, hosts, st.just(Exit.EVICTED), announced=st.booleans()),
 )
 
 

@@ -157,10 +157,11 @@ def test_the_gang_waits_for_the_host_that_is_taken_away():
         gang.report(ended(host, Exit.STOPPED), now + 0.5)
     now = let_pass(gang, now, 2.5, beating=(2,))
     assert gang.phase is GangPhase.STOPPING
-    assert not gang.view(0).all_done, "host 2 still saves, and may need the process of host 0"
+    assert gang.view(0).preempted, "host 2 still saves, and may need the process of host 0"
     gang.report(evicted(2), now)
     assert gang.phase is GangPhase.FINISHED
-    assert gang.view(0).all_done
+    assert not gang.view(0).preempted
+    assert not gang.view(0).all_done
     assert gang.first_failure == (2,)
     assert exits(gang) == [Exit.STOPPED, Exit.STOPPED, Exit.EVICTED, Exit.STOPPED]
 

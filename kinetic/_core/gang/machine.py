@@ -290,9 +290,9 @@ class Gang:
             stop_reason=self.stop_reason,
             grace_s=self.spec.grace_s,
             stacks_request=self._stacks_request,
-            all_done=self._hosts.returned == self.spec.hosts or (self.finished and self._preempted),
+            all_done=self._hosts.returned == self.spec.hosts,
             notice=self._hangs.notice,
-            preempted=self._preempted,
+            preempted=self._preempted and not self.finished,
             makes_room=self._makes_room,
         )
 

@@ -136,7 +136,8 @@ class HostView:
         all_done: every host has returned, or has ended when one of them is taken away; workers may
             exit.
         notice: a line for the job's output, or "".
-        preempted: a host is taken away: functions may save for as long as `grace_s`.
+        preempted: a host is taken away, and functions may save for as long as `grace_s`; not any
+            more once all have ended.
         makes_room: a slice of an elastic job is back, and the function should leave at its next
             step.
     """

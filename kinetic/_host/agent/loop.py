@@ -350,9 +350,9 @@ class Agent:
             self._reporter.tell_of_preemption(self._preemption.left_s)
         if view.stop and not self._stopping and not self._all_done:
             self._stop(view)
-        if view.all_done and self._stopping:
-            self._worker.kill()  # It was kept for hosts that were still saving.
-        elif view.all_done and not self._all_done:
+        if view.stop and not view.preempted and self._report is not None:
+            self._worker.kill()  # It may have been kept for hosts that were still saving.
+        if view.all_done and not self._all_done:
             self._dismiss(view.grace_s)
 
     def _dismiss(self, grace_s: float) -> None:
