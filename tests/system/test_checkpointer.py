@@ -49,7 +49,7 @@ def train(
 
     attempt, host = int(os.environ["KINETIC_ATTEMPT"]), jax.process_index()
     if (attempt, host) in lose or (attempt, -1) in lose:
-        shutil.rmtree(memory_folder.of_job(os.environ["KINETIC_JOB_ID"]) / f"host-{host}")
+        shutil.rmtree(Path(os.environ["KINETIC_LOCAL_DIR"], "checkpoints"))
     slices = kinetic.num_slices()
     devices = np.array(jax.devices()).reshape(slices, -1)
     mesh = jax.sharding.Mesh(devices, ("data", "fsdp"))

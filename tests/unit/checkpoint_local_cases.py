@@ -264,6 +264,16 @@ def test_a_training_that_forgot_to_restore_is_told(tmp_path):
         ckpt.restore({"n": 0})
 
 
+@pytest.mark.parametrize("local_every", [None, 1])
+def test_a_state_may_be_one_array(tmp_path, local_every):
+    options = {"local_every": local_every, "local_directory": tmp_path / "memory"}
+    with kinetic.Checkpointer(tmp_path / "run", every=1, **options) as ckpt:
+        ckpt.save(3, jax.numpy.arange(3.0))
+    with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
+        found, start = ckpt.restore(jax.numpy.zeros(3))
+    assert (found.tolist(), start) == ([0.0, 1.0, 2.0], 4)
+
+
 def test_what_another_program_has_saved_is_restored(tmp_path):
     import orbax.checkpoint as ocp
 

@@ -79,9 +79,12 @@ class State(NamedTuple):
     placed: dict[int, Any]
 
     def plain(self) -> Any:
-        """Return the same pytree, with plain arrays for typed keys."""
+        """Return the same pytree, with plain arrays for typed keys; of one array alone a dict, as
+        Orbax wants it."""
         import jax
 
+        if jax.tree_util.treedef_is_leaf(self.structure):
+            return {"array": self.values[0]}
         return jax.tree_util.tree_unflatten(self.structure, self.values)
 
     def arrays(self) -> list[tuple[int, Any]]:
