@@ -79,7 +79,8 @@ class Checkpointer:
         best: name of a metric: the best checkpoint by it stays, too.
         best_is: "min" or "max".
         keep_best: how many of the best stay.
-        local_directory: this host's folder for the local tier; by default in memory.
+        local_directory: this host's folder for the local tier; by default below
+            `KINETIC_LOCAL_DIR`, and without that there is no such tier.
 
     Raises:
         UsageError: an option cannot work, or there is no directory.
