@@ -189,7 +189,7 @@ def test_two_jobs_do_not_write_one_folder(tmp_path):
     finally:
         first.cancel()
         first.wait()
-    with pytest.raises(errors.CheckpointMismatch, match=r"has no \['b'\], \['w'\]"):
+    with pytest.raises(errors.CheckpointMismatch, match=r"has no \['b'\], \['own'\], \['w'\]"):
         second(3)
 
 
