@@ -133,8 +133,7 @@ class HostView:
         stop_reason: for users.
         grace_s: between SIGTERM and SIGKILL.
         stacks_request: number of the last request for stacks, 0 for none.
-        all_done: every host has returned, or has ended when one of them is taken away; workers may
-            exit.
+        all_done: every host has returned; workers may exit.
         notice: a line for the job's output, or "".
         preempted: a host is taken away, and functions may save for as long as `grace_s`; not any
             more once all have ended.
