@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from deaths import CALLER, PHASES, assert_record_intact, killed_in_each_phase
-from gangs import PATIENCE_S, assert_next_job_runs, start_script, stop, wait_until
+from deaths import CALLER, PHASES, assert_record_intact, held_in, killed_in_each_phase
+from gangs import PATIENCE_S, assert_next_job_runs, kill, start_script, stop, wait_until
 
 import kinetic
 from kinetic import errors
@@ -33,6 +34,15 @@ def test_killing_what_leads_the_gang(place, nothing_left):
         assert_record_intact(handle)
     nothing_left()
     assert_next_job_runs()
+
+
+def test_an_agent_ends_with_its_leader_after_its_report_has_arrived(place, nothing_left):
+    handle = held_in("reporting", place)
+    time.sleep(2)  # By then the leader has the report of host 0.
+    kill(place.leader(handle))
+    with pytest.raises(errors.KineticError):
+        handle.result(timeout=PATIENCE_S)
+    nothing_left()
 
 
 @pytest.mark.parametrize("role", ["agent", "worker"])

@@ -479,7 +479,7 @@ class Agent:
     def _maybe_finish(self) -> None:
         if self._report is not None and self._has_reported() and self._worker.gone:
             # One that is taken away waits for the gang to say who is to blame.
-            self._finished = self._alone or self._all_done or self._stopping
+            self._finished |= self._alone or self._all_done or self._stopping
 
     def _clean_up(self) -> None:
         self._worker.kill()
