@@ -36,10 +36,11 @@ def test_all_hosts_leave_at_the_same_call(seed):
     taken_away = threading.Event()
     steps = 400
     when, who = luck.randrange(50), luck.randrange(3)
+    why = luck.choice([Wish.PREEMPTED, Wish.ROOM])
     step_of = threading.Barrier(3)
 
     def train(host):
-        moments = Moments(host, lambda: host.index == who and taken_away.is_set())
+        moments = Moments(host, lambda: why if host.index == who and taken_away.is_set() else None)
         try:
             for step in range(steps):
                 if host.index == who and step == when:
@@ -55,12 +56,12 @@ def test_all_hosts_leave_at_the_same_call(seed):
     first, *others = on_all(Crowd(3).hosts(), train)
     assert first is not None
     assert first[0] > when
-    assert first[1] is Wish.PREEMPTED
+    assert first[1] is why
     assert all(each == first for each in others)
 
 
 def test_a_process_that_is_alone_leaves_at_once():
-    moments = Moments(Alone(), lambda: True)
+    moments = Moments(Alone(), lambda: Wish.PREEMPTED)
     assert moments.call() is Wish.PREEMPTED
     assert moments.call() is None, "once"
     moments.close()
@@ -70,7 +71,7 @@ def test_the_leader_wishes_when_the_time_has_come():
     now = [0.0]
 
     def train(host):
-        moments = Moments(host, lambda: False, 100.0, clock=lambda: now[0])
+        moments = Moments(host, lambda: None, 100.0, clock=lambda: now[0])
         try:
             found = []
             for step in range(2000):
@@ -104,7 +105,7 @@ def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
 
     monkeypatch.setattr(syncing, "_LIMIT_S", 0.05)
     host = Crowd(2).hosts()[0]  # the other one never comes
-    moments = Moments(host, lambda: True)
+    moments = Moments(host, lambda: Wish.PREEMPTED)
     for _ in range(20):
         assert moments.call() is None
         time.sleep(0.01)

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic._core.duration import Duration
 from kinetic._host.worker import streams
-from kinetic._in_job import local_folder, preemption, slices
+from kinetic._in_job import elastic, local_folder, preemption, slices
 from kinetic._in_job.checkpoint import opening, peers, persistent, positions, tree
 from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.cadence import cadence
@@ -245,8 +245,8 @@ class Checkpointer:
             if to["persistent"]:
                 to["persistent"] = self._save_for_good(opened, due, metrics)
             self._last = step
-        if wished is Wish.PREEMPTED:
-            self._leave(opened, step)
+        if wished in (Wish.PREEMPTED, Wish.ROOM):
+            self._leave(wished, step)
         return tuple(tier for tier, is_due in to.items() if is_due)
 
     def wait(self) -> None:
@@ -301,7 +301,7 @@ class Checkpointer:
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
         self._opened = opening.opened(self._directory, self._local, self._keep, self._peers, state)
-        self._moments = Moments(self._peers, preemption.preempted, self._cadence.every_s)
+        self._moments = Moments(self._peers, _wanted, self._cadence.every_s)
         return self._opened
 
     def _begin_without_restore(self, opened: Opened) -> None:
@@ -345,10 +345,13 @@ class Checkpointer:
         if self._opened is not None and self._opened.lease is not None:
             self._opened.lease.release()
 
-    def _leave(self, opened: Opened, step: int) -> None:
+    def _leave(self, why: Wish | None, step: int) -> None:
         """Every host has saved this step: wait until it is committed, and go."""
         self.wait()
         self._peers.meet("left", opening.LIMIT_S)
+        if why is Wish.ROOM:
+            self._say(f"step {step} is saved on all hosts, which begin again on all slices.")
+            elastic.reform()
         self._say(f"step {step} is saved on all hosts, which end now.")
         raise preemption.Preempted
 
@@ -488,3 +491,10 @@ def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
         except (TypeError, ValueError) as error:
             raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
     return found
+
+
+def _wanted() -> Wish | None:
+    """What makes this host's function leave, as far as it knows by itself."""
+    if preemption.preempted():
+        return Wish.PREEMPTED
+    return Wish.ROOM if elastic.is_asked() else None

@@ -32,6 +32,8 @@ class Wish(StrEnum):
     """Enough time has passed for a persistent checkpoint."""
     PREEMPTED = "preempted"
     """A host will be taken away: save, then leave."""
+    ROOM = "room"
+    """A slice of an elastic job is back: save, then begin again on all slices."""
 
 
 class Moments:
@@ -39,7 +41,7 @@ class Moments:
 
     Args:
         peers: the hosts.
-        is_preempted: whether this host knows that it will be taken away.
+        wanted: what this host knows of that makes the hosts leave, or None; asked at every call.
         every_s: the leader wishes a checkpoint when none was made for so long; None for never.
         clock: seconds, monotonic.
     """
@@ -47,12 +49,12 @@ class Moments:
     def __init__(
         self,
         peers: Peers,
-        is_preempted: Callable[[], bool],
+        wanted: Callable[[], Wish | None],
         every_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
-        self._is_preempted = is_preempted
+        self._wanted = wanted
         self._every_s = every_s if peers.index == 0 else None
         self._clock = clock
         self._lock = threading.Lock()
@@ -62,7 +64,7 @@ class Moments:
         self._saved_at = clock()
         self._fulfilled = threading.Event()
         self._closed = threading.Event()
-        self._has_left = False
+        self._left: set[Wish] = set()
         self._told: tuple[Wish, int] | None = None
         self._thread = threading.Thread(
             target=self._watch, name="kinetic-checkpoint-moments", daemon=True
@@ -71,18 +73,20 @@ class Moments:
 
     def call(self) -> Wish | None:
         """Count a call of `save`; return what all hosts do at this one."""
-        if self._is_preempted() and not self._has_left:
+        wanted = self._wanted()
+        if wanted is not None and wanted not in self._left:
             if self._peers.count == 1:
-                self._has_left = True
-                return Wish.PREEMPTED
-            self._tell(Wish.PREEMPTED)
+                self._left.add(wanted)
+                return wanted
+            self._tell(wanted)
         with self._lock:
             self._calls += 1
             if self._agreed is None or self._calls < self._agreed[0]:
                 return None
             what = self._agreed[1]
             self._agreed = None
-            self._has_left = what is Wish.PREEMPTED
+            if what is not Wish.TIME:
+                self._left.add(what)
             self._fulfilled.set()
             return what
 
