@@ -4,7 +4,7 @@
 
 Two slices train together and save with `kinetic.Checkpointer`. After step 12 a host of slice 1 is
 killed, as when a machine is taken away. The job shrinks to slice 0 and restores step 10; when slice
-1 is back, the function saves the step that it is at, leaves, and goes on with both.
+1 is back, `save` saves the step that it is called for, leaves, and the job goes on with both.
 
 A simulated slice returns at once; KINETIC_SLICE_AWAY_S is how many seconds it stays away.
 """
@@ -60,12 +60,7 @@ def train(steps, lost_after):
                 multihost_utils.sync_global_devices("the last checkpoint is there")
                 if kinetic.slice_index() == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-            grows = kinetic.should_reform()
-            checkpoints.save(step, state, force=grows)
-            if grows:
-                checkpoints.wait()
-                print(f"leaves after step {step}", flush=True)
-                kinetic.reform()
+            checkpoints.save(step, state)  # and leaves, once slice 1 is back
             if kinetic.num_slices() == 1:
                 time.sleep(0.2)  # slower on one slice
     return kinetic.attempt(), kinetic.num_slices(), step, value
