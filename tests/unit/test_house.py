@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -256,6 +257,14 @@ def test_tests_pass_on_a_busy_machine() -> None:
     own = Path(__file__)
     tests = [path for path in (ROOT / "tests").rglob("*.py") if path != own]
     assert {name(path): found for path in tests if (found := tight_limits(path.read_text()))} == {}
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """pytest imports those that are in no package by their names alone."""
+    folders = [path for path in (ROOT / "tests").rglob("*") if path.is_dir()]
+    loose = [path for path in folders if not (path / "__init__.py").exists()]
+    names = Counter(module.name for folder in loose for module in folder.glob("*.py"))
+    assert [each for each, times in names.items() if times > 1 and each != "conftest.py"] == []
 
 
 def test_the_site_leads_to_each_page_once() -> None:
