@@ -11,11 +11,16 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kinetic._system import locks, processes
 from kinetic._system.changes import Changes
+
+if TYPE_CHECKING:
+    from kinetic._backends.base import GangProcesses
+    from kinetic._core.ref import JobRef
 
 LOOK_EVERY_S = 1.0
 QUICK_POLL_S = 0.004
@@ -159,12 +164,24 @@ def is_agent(pid: int, job_id: str) -> bool:
     return False
 
 
-def signal_host(first: int, role: str, job_id: str, host: int, signum: int) -> bool:
-    """Send a signal to a host's process with this role, "agent" or "worker": `first` or a process
-    below it. Return whether there is one."""
-    title = f"kinetic-{role} {job_id} host {host}".encode()
+def signal_hosts(
+    gang: GangProcesses | None, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool
+) -> tuple[int, ...]:
+    """Send a signal to the workers of hosts, or to their agents; return which were there."""
+    role, first = "agent" if agents else "worker", {} if gang is None else gang.agents
+    return tuple(
+        host
+        for host in hosts
+        if host in first
+        and _signal(first[host], f"kinetic-{role} {ref.job_id} host {host}", signum)
+    )
+
+
+def _signal(first: int, title: str, signum: int) -> bool:
+    """Send a signal to the process with this title, which is `first` or below it; return whether
+    there is one."""
     for pid in (first, *processes.descendants(first)):
         with contextlib.suppress(OSError):
-            if processes.command_line(pid).rstrip(b"\0 ") == title:
+            if processes.command_line(pid).rstrip(b"\0 ") == title.encode():
                 return processes.kill(pid, signum)
     return False

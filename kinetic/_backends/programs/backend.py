@@ -211,13 +211,7 @@ class ProgramsBackend:
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
         """Send the signal to their workers, or to their agents."""
-        found, role = self.processes(ref), "agent" if agents else "worker"
-        there = {} if found is None else found.agents
-        return tuple(
-            host
-            for host in hosts
-            if host in there and liveness.signal_host(there[host], role, ref.job_id, host, signum)
-        )
+        return liveness.signal_hosts(self.processes(ref), ref, hosts, signum, agents=agents)
 
     # -- records ------------------------------------------------------------------------------
 
