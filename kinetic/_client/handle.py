@@ -156,7 +156,7 @@ class JobHandle(JobView, Generic[R_co]):
         Args:
             local_port: the port; 0 takes any free one.
             working_dir: where the job's source is on this machine; by default where it was sent
-            from.
+                from.
 
         Returns:
             An object that forwards the port, with `poll`, `wait` and `terminate` like a
