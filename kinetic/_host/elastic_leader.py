@@ -33,7 +33,7 @@ from kinetic._core.gang.elastic import (
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Place
 from kinetic._core.options import Elastic
-from kinetic._core.outcome import Outcome, judge
+from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._host import leader
 from kinetic._host.agent.log_writer import HostLog
@@ -141,7 +141,7 @@ class ElasticLeader:
             while not finished.done():
                 self._look()
                 await self._pause(finished)
-            ended = self._judged()
+            ended = Attempt(leader.judged(self._gang), self._gang.unwanted, self._removed)
             if self._gang.unwanted:
                 return ended
             loss = loss_of(ended.outcome, self._policy.slices)
@@ -302,18 +302,6 @@ class ElasticLeader:
             ),
             time.monotonic(),
         )
-
-    def _judged(self) -> Attempt:
-        gang = self._gang
-        outcome = judge(
-            gang.spec.hosts,
-            gang.reports,
-            blamed=gang.first_failure,
-            reason=gang.stop_reason,
-            now=time.time(),
-            attempt=gang.spec.attempt,
-        )
-        return Attempt(outcome, gang.unwanted, self._removed)
 
     # -- what happens ------------------------------------------------------------------------------
 

@@ -97,6 +97,18 @@ class Attempt:
         return replace(self, outcome=ended)
 
 
+def judged(gang: Gang) -> Outcome:
+    """Return the verdict on an attempt whose gang has finished."""
+    return judge(
+        gang.spec.hosts,
+        gang.reports,
+        blamed=gang.first_failure,
+        reason=gang.stop_reason,
+        now=time.time(),
+        attempt=gang.spec.attempt,
+    )
+
+
 class Leader:
     """Leads one attempt.
 
@@ -155,16 +167,7 @@ class Leader:
         return ended
 
     def _judged(self) -> Attempt:
-        gang = self._gang
-        outcome = judge(
-            self._plan.hosts,
-            gang.reports,
-            blamed=gang.first_failure,
-            reason=gang.stop_reason,
-            now=time.time(),
-            attempt=gang.spec.attempt,
-        )
-        return Attempt(outcome, gang.unwanted, self._removed, self._all_go_on)
+        return Attempt(judged(self._gang), self._gang.unwanted, self._removed, self._all_go_on)
 
     def _ends_at_once(self) -> bool:
         """Whether a gang of one host ends before starting its coordinator is worthwhile."""

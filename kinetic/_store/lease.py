@@ -256,10 +256,11 @@ class InFolder:
         return True
 
     def renew(self, owner: Owner) -> None:
-        """Write in place."""
+        """Write in place; who reads meanwhile, on another machine, never finds it empty: an empty
+        record has no owner."""
         content = _written(owner)
-        os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, content, 0)
+        os.ftruncate(self._fd, len(content))
 
     def free(self, *, remove: bool) -> None:
         """Empty the file, which stays: who waits for its lock has it open."""

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from deaths import CALLER, PHASES, assert_record_intact, held_in, killed_in_each_phase
@@ -20,6 +19,7 @@ from gangs import PATIENCE_S, assert_next_job_runs, kill, start_script, stop, wa
 
 import kinetic
 from kinetic import errors
+from kinetic._core.events import EventKind
 
 pytestmark = [pytest.mark.shares_files, pytest.mark.settles_within(30)]
 
@@ -36,9 +36,13 @@ def test_killing_what_leads_the_gang(place, nothing_left):
     assert_next_job_runs()
 
 
+def has_reported(handle, host):
+    return any(e.kind is EventKind.REPORT and e.host == host for e in handle._events())
+
+
 def test_an_agent_ends_with_its_leader_after_its_report_has_arrived(place, nothing_left):
     handle = held_in("reporting", place)
-    time.sleep(2)  # By then the leader has the report of host 0.
+    wait_until(lambda: has_reported(handle, 0), "the leader does not have the report of host 0")
     kill(place.leader(handle))
     with pytest.raises(errors.KineticError):
         handle.result(timeout=PATIENCE_S)

@@ -6,6 +6,7 @@ In: hosts that are threads. Out: the same answer on each.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -196,6 +197,26 @@ def test_another_process_keeps_us_out_until_it_is_killed(tmp_path):
 
 def in_store(store, job, token, sleep=no_sleep):
     return Lease(InStore(store), "memory://x", owner(job, token), sleep)
+
+
+def test_a_record_that_is_renewed_is_never_empty(tmp_path, monkeypatch):
+    """Another machine reads it while it is written, and takes a folder without an owner."""
+    seen, ftruncate = [], os.ftruncate
+
+    def note_and_truncate(fd, length):
+        seen.append((tmp_path / lease.RECORD).read_bytes())
+        ftruncate(fd, length)
+        seen.append((tmp_path / lease.RECORD).read_bytes())
+
+    place = InFolder(tmp_path)
+    assert place.take()
+    place.replace(None, owner())
+    with monkeypatch.context() as patched:
+        patched.setattr(lease.os, "ftruncate", note_and_truncate)
+        for beat in range(8, 12):
+            place.renew(Owner("job-1", "a", 1, "machine", beat))
+    place.free(remove=True)
+    assert [json.loads(each)["beat"] for each in seen] == [8, 8, 9, 9, 10, 10, 11, 11]
 
 
 def test_a_bucket_has_one_owner_until_that_is_silent():

@@ -26,7 +26,8 @@ for longer."""
 
 
 class Wish(StrEnum):
-    """What a host wishes; the later one outweighs."""
+    """What a host wishes. Of several in one round the one that was told last counts; the others are
+    told again in the next."""
 
     TIME = "time"
     """Enough time has passed for a persistent checkpoint."""
