@@ -23,8 +23,8 @@ pytestmark = [
 ]  # the machine may be small and busy: these bound a hang, nothing else
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / script)]
+def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / script), *args]
     done = subprocess.run(
         command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=ROOT, timeout=500
     )
@@ -66,6 +66,18 @@ def test_elastic() -> None:
     assert re.fullmatch(
         r"attempt 3 did step 39 on 2 slices: loss 0\.\d{4}", done.stdout.splitlines()[-1]
     )
+
+
+def test_elastic_transformer(tmp_path: Path) -> None:
+    picture = tmp_path / "loss.png"
+    done = run("elastic_transformer.py", str(picture))
+    assert "slice 1 lost (failure 1 of at most 3): host 1 of 3" in done.stderr
+    *_, repeated, loss, drawn = done.stdout.splitlines()
+    # The script kills from outside, so a save or two may have happened since.
+    assert re.fullmatch(r"steps [123]1 to \d+ were repeated, with equal losses: True", repeated)
+    assert loss == "loss 0.076 after 100 steps", "as without a loss of a slice"
+    assert drawn == f"the loss over time: {picture}"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:

@@ -1,0 +1,153 @@
+"""A small transformer on three slices: one is killed mid-run, and the loss goes on where it was.
+
+    python examples/elastic_transformer.py [loss.png]
+
+Each slice holds the whole model, split over its devices; the slices share the batch. The job saves
+every tenth step. Once it is past the first save, this script kills slice 1, as when its machines
+are taken away. The other two keep their hosts, wait for the slice to return, and all three go on
+from the last saved step: the steps since then are repeated, with the same losses.
+
+With a path, and matplotlib, it draws the loss over time, and when the slice was killed.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import kinetic
+
+STEPS, KILL_AFTER = 100, 22
+RECORD = "losses.jsonl"
+WIDTH, HEADS, LAYERS, TOKENS, LENGTH, BATCH = 64, 4, 2, 32, 32, 48
+
+
+@kinetic.run(accelerator="cpu:2", slices=(3, 3), max_failures=3)
+def train(steps):
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = kinetic.make_mesh(dcn={"data": 3}, ici={"fsdp": -1})
+    split = NamedSharding(mesh, P("fsdp"))  # weights: split within a slice, equal on all
+    batch = NamedSharding(mesh, P(("data", "fsdp")))  # sequences: spread over all devices
+
+    def make_weights():
+        keys = iter(jax.random.split(jax.random.key(0), 3 + 6 * LAYERS))
+        normal = lambda *shape: jax.random.normal(next(keys), shape) / shape[0] ** 0.5  # noqa: E731
+        layer = lambda: {  # noqa: E731
+            "qkv": normal(WIDTH, 3 * WIDTH),
+            "out": normal(WIDTH, WIDTH),
+            "up": normal(WIDTH, 4 * WIDTH),
+            "down": normal(4 * WIDTH, WIDTH),
+        }
+        return {
+            "tokens": normal(TOKENS, WIDTH),
+            "places": normal(LENGTH, WIDTH),
+            "layers": [layer() for _ in range(LAYERS)],
+        }
+
+    def normed(x):
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+    def attention(x, layer):
+        parts = (normed(x) @ layer["qkv"]).reshape(*x.shape[:2], 3, HEADS, -1)
+        mixed = jax.nn.dot_product_attention(*jnp.moveaxis(parts, 2, 0), is_causal=True)
+        return mixed.reshape(x.shape) @ layer["out"]
+
+    def loss(weights, rows):
+        x = weights["tokens"][rows[:, :-1]] + weights["places"]
+        for layer in weights["layers"]:
+            x = x + attention(x, layer)
+            x = x + jax.nn.gelu(normed(x) @ layer["up"]) @ layer["down"]
+        guessed = jax.nn.log_softmax(normed(x) @ weights["tokens"].T)
+        right = jnp.take_along_axis(guessed, rows[:, 1:, None], axis=-1)
+        return -right[:, LENGTH // 2 :].mean()  # the second half repeats the first
+
+    @jax.jit
+    def train_step(weights, step):
+        first = jax.random.randint(jax.random.key(step), (BATCH, LENGTH // 2), 0, TOKENS)
+        rows = jnp.concatenate([first, first, first[:, :1]], axis=1)
+        rows = jax.lax.with_sharding_constraint(rows, batch)
+        value, slopes = jax.value_and_grad(loss)(weights, rows)
+        return jax.tree.map(lambda weight, slope: weight - 0.3 * slope, weights, slopes), value
+
+    with kinetic.Checkpointer(every=10, local_every=None) as checkpoints:
+        weights = jax.jit(make_weights, out_shardings=split)()
+        weights, start = checkpoints.restore(weights)
+        print(f"attempt {kinetic.attempt()} begins with step {start}", flush=True)
+        for step in range(start, steps):
+            weights, value = train_step(weights, step)
+            if jax.process_index() == 0:
+                note(kinetic.attempt(), step, float(value))
+            checkpoints.save(step, weights)
+    return float(value)
+
+
+def note(attempt, step, loss):
+    """Add a line to the record of the run, which outlives attempts."""
+    if step % 10 == 0:
+        print(f"step {step:2d}  loss {loss:.4f}", flush=True)
+    with open(Path(os.environ["KINETIC_OUTPUT_DIR"], RECORD), "a") as file:
+        line = {"attempt": attempt, "step": step, "loss": loss, "time": time.time()}
+        print(json.dumps(line), file=file)
+
+
+def main(picture):
+    with tempfile.TemporaryDirectory(prefix="kinetic-elastic-") as folder:
+        job = train.with_options(output_dir=folder).run_async(STEPS)
+        record = Path(folder, RECORD)
+        while not job.done() and len(read(record)) <= KILL_AFTER:
+            time.sleep(0.05)
+        killed = time.time()
+        job.kill_hosts(slice=1)
+        job.logs(follow=True)
+        value, done = job.result(), read(record)
+    report(done, value)
+    if picture:
+        draw(done, killed, picture)
+
+
+def read(record):
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+def report(done, value):
+    first = {each["step"]: each["loss"] for each in done if each["attempt"] == 1}
+    again = {each["step"]: each["loss"] for each in done if each["attempt"] == 2}
+    twice = sorted(first.keys() & again.keys())
+    equal = all(first[step] == again[step] for step in twice)
+    which = f"steps {twice[0]} to {twice[-1]} were" if twice else "no step was"
+    print(f"{which} repeated, with equal losses: {equal}")
+    print(f"loss {value:.3f} after {STEPS} steps")
+
+
+def draw(done, killed, picture):
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("there is no picture without matplotlib: pip install matplotlib")
+        return
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    begun = done[0]["time"]
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    for attempt in sorted({each["attempt"] for each in done}):
+        part = [each for each in done if each["attempt"] == attempt]
+        times, losses = [each["time"] - begun for each in part], [each["loss"] for each in part]
+        axes.plot(times, losses, marker=".", label=f"attempt {attempt}")
+    axes.axvline(killed - begun, color="firebrick", linestyle="--", label="slice 1 is killed")
+    title = "A transformer on 3 slices that loses one"
+    axes.set(xlabel="seconds since the first step", ylabel="loss", title=title)
+    axes.legend()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    print(f"the loss over time: {picture}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)
