@@ -13,8 +13,10 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kinetic
@@ -24,6 +26,7 @@ from kinetic._system import processes
 pytestmark = [pytest.mark.timeout(900), pytest.mark.settles_within(60)]
 STEPS = 120
 KILLS = 8
+TRAINING_KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "4"))
 PATIENCE_S = 700.0
 
 
@@ -64,19 +67,103 @@ def victims(supervisor, choose):
     return []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_kills(home, tmp_path, seed):
-    choose = random.Random(seed)
-    remote = kinetic.run("tpu-v6e-8", slices=(1, 2), on_slice_loss="shrink", max_failures=50)(count)
-    handle = remote.run_async(str(tmp_path))
+def kill(handle, home, choose, wanted, look=lambda: ""):
+    """Kill so many processes at random moments while the job runs; return what the job did then, as
+    `look` says."""
     supervisor = home / layout.job(handle.job_id) / "local/supervisor.json"
-    deadline, killed = time.monotonic() + PATIENCE_S, 0
-    while killed < KILLS and not handle.status().ended:
-        assert time.monotonic() < deadline, f"{killed} kills in {PATIENCE_S:g} s"
+    deadline, seen = time.monotonic() + PATIENCE_S + 10 * wanted, []
+    while len(seen) < wanted and not handle.status().ended:
+        assert time.monotonic() < deadline, f"only {len(seen)} kills"
         time.sleep(choose.uniform(0.0, 4.0))
         for pid in victims(supervisor, choose):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                killed += 1
+                seen.append(look())
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_kills(home, tmp_path, seed):
+    remote = kinetic.run("tpu-v6e-8", slices=(1, 2), on_slice_loss="shrink", max_failures=50)(count)
+    handle = remote.run_async(str(tmp_path))
+    kill(handle, home, random.Random(seed), KILLS)
     assert handle.result(timeout=PATIENCE_S) == STEPS * (STEPS - 1) // 2
+
+
+def train(folder, least):
+    """Do steps of a training with both tiers of checkpoints, until at least so many are done and a
+    file named "enough" is there; say where it is in a file named "phase"."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    def now(phase):
+        if jax.process_index() == 0:
+            Path(folder, "phase").write_text(f"{phase} {kinetic.num_slices()}")
+
+    mesh = kinetic.make_mesh(dcn={"data": -1}, ici={"fsdp": -1})
+    batch = NamedSharding(mesh, P(("data", "fsdp")))
+    split, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+
+    @jax.jit
+    def update(weights, step):
+        x = jax.random.normal(jax.random.key(step), (96, 16))
+        x = jax.lax.with_sharding_constraint(x, batch)
+        slope = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - jnp.sin(x)) ** 2))(weights)
+        return jax.lax.with_sharding_constraint(weights - 0.1 * slope, split)
+
+    now("restore")
+    with kinetic.Checkpointer(Path(folder, "saved"), every=10, local_every=1) as checkpoints:
+        begun = jax.jit(lambda: jnp.eye(16), out_shardings=split)()
+        state, step = checkpoints.restore({"weights": begun})
+        now("compile")
+        while True:
+            state["weights"] = jax.block_until_ready(update(state["weights"], step))
+            now("save")
+            checkpoints.save(step, state)
+            now("step")
+            step += 1
+            asked = step >= least and Path(folder, "enough").exists()
+            if np.max(multihost_utils.process_allgather(np.array([asked]))):
+                break
+            time.sleep(0.02)
+    whole = jax.jit(lambda w: w, out_shardings=everywhere)(state["weights"])
+    return step, np.asarray(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5000)
+@pytest.mark.parametrize("on_loss", ["wait", "shrink"])
+def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_one(
+    home, tmp_path, on_loss, record_property
+):
+    """KINETIC_TEST_KILLS says how many; a few suffice to see that it works at all."""
+    phase, begin = tmp_path / "phase", time.monotonic()
+    remote = kinetic.run(
+        "tpu-v6e-8",
+        slices=(1 if on_loss == "shrink" else 2, 2),
+        on_slice_loss=on_loss,
+        max_failures=1000,
+    )(train)
+    handle = remote.run_async(str(tmp_path), 30)
+    look = lambda: phase.read_text() if phase.exists() else "start"  # noqa: E731
+    seen = kill(handle, home, random.Random(7), TRAINING_KILLS, look)
+    (tmp_path / "enough").touch()
+    steps, weights = handle.result(timeout=PATIENCE_S + 10 * TRAINING_KILLS)
+    told = f"{len(seen)} kills, {steps} steps, {time.monotonic() - begin:.0f} s: {Counter(seen)}"
+    record_property("kills", told)
+    print(told)
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    (calm / "enough").touch()
+    expected = kinetic.run("tpu-v6e-8", slices=2)(train)(str(calm), steps)
+    assert len(seen) >= TRAINING_KILLS
+    assert steps == expected[0]
+    if on_loss == "wait":
+        np.testing.assert_array_equal(weights, expected[1])
+    else:
+        np.testing.assert_allclose(weights, expected[1], rtol=1e-4, atol=1e-6)
