@@ -18,6 +18,7 @@ ORDER = (
     "deaths.py",
     "gang_scale.py",
     "checkpoints.py",
+    "recovery.py",
 )
 
 

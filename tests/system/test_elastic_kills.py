@@ -103,7 +103,8 @@ def train(folder, least):
 
     def now(phase):
         if jax.process_index() == 0:
-            Path(folder, "phase").write_text(f"{phase} {kinetic.num_slices()}")
+            Path(folder, "phase.new").write_text(f"{phase} on {kinetic.num_slices()}")
+            Path(folder, "phase.new").rename(Path(folder, "phase"))
 
     mesh = kinetic.make_mesh(dcn={"data": -1}, ici={"fsdp": -1})
     batch = NamedSharding(mesh, P(("data", "fsdp")))
