@@ -80,6 +80,17 @@ def test_elastic_transformer(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def test_preemption() -> None:
+    done = run("preemption.py")
+    saved = re.search(r"step (\d+) is saved on all hosts, which end now", done.stderr)
+    assert saved is not None, done.stderr
+    assert done.stdout.splitlines() == [
+        "attempt 1 begins with step 0",
+        f"attempt 2 begins with step {int(saved[1]) + 1}",
+        "mean 0.1049; it should be 0.1049",
+    ]
+
+
 def test_a_simulated_slice_is_announced_once_and_on_stderr() -> None:
     done = run("two_hosts_psum.py")
     assert (
