@@ -12,6 +12,7 @@ import hmac
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ class Coordinator:
 
     Promises:
         1. A change of a view reaches every connected agent at once, not at the next tick.
-        2. A broken connection does not end a host: heartbeats decide.
+        2. A broken connection ends a host only if it does not come back: the gang decides.
         3. Calls without the token, from another job or from an earlier attempt learn nothing and
            change nothing.
         4. Over TCP it speaks TLS only.
@@ -76,6 +77,8 @@ class Coordinator:
         self._changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._closing = False
+        self._watchers: Counter[int] = Counter()
+        """Open streams by host: a host may open another one before the last is seen to end."""
         self._asked: set[int] = set()
         self._next: asyncio.Future[str | None] | None = None
         self._server: aio.Server | None = None
@@ -111,6 +114,7 @@ class Coordinator:
         """Serve the gang of the next attempt; the one before has finished."""
         self._gang, self._seen_version = gang, gang.version
         self._views, self._finished = (0, {}), asyncio.Event()
+        self._watchers = Counter()
         self._announce()  # Whoever watches the gang before is sent away.
         self._ticker = asyncio.create_task(self._tick())
 
@@ -213,6 +217,7 @@ class Coordinator:
 
     async def _watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         sent, gang = -1, self._gang
+        self._count_watcher(request.host, context)
         while gang is self._gang:
             changed = self._changed  # taken before the check, so that no change is missed
             if self._gang.version != sent:
@@ -222,6 +227,20 @@ class Coordinator:
                 return
             else:
                 await changed.wait()
+
+    def _count_watcher(self, host: int, context: Context) -> None:
+        """Each agent keeps one stream open. The end of the last one is the first sign that the
+        agent is dead: the system closes its socket, however it dies."""
+        gang, watchers = self._gang, self._watchers
+        gang.connected(host, self._clock())
+        watchers[host] += 1
+
+        def ended(_: Context) -> None:
+            watchers[host] -= 1
+            if not watchers[host] and gang is self._gang and not self._closing:
+                gang.disconnected(host, self._clock())
+
+        context.add_done_callback(ended)
 
     async def _heartbeat(self, request: pb.Beat, context: Context) -> pb.BeatReply:
         self._gang.heartbeat(codec.heartbeat_from_wire(request), self._clock())

@@ -133,6 +133,20 @@ def test_a_host_that_dies_before_it_joins_ends_the_gang_and_is_named():
     assert handle.outcome().blamed == (1,)
 
 
+def test_a_host_that_is_gone_at_once_is_noticed_by_its_connection(held):
+    """Its machine has failed: nobody is left to say so."""
+    from gangs import children
+
+    program = hosts_of(held)[2]
+    os.kill(program, signal.SIGSTOP)
+    (agent,) = children(program)
+    kill(agent)
+    kill(program)
+    with pytest.raises(errors.HostLost, match=r"Its connection broke, and it did not come back"):
+        held.result(timeout=PATIENCE_S)
+    assert held.outcome().blamed == (2,)
+
+
 @pytest.mark.settles_within(15)
 def test_a_killed_leader_is_named_not_the_hosts_that_lost_it(held):
     """They wait for it as long as it would wait for one of them: ten seconds."""

@@ -13,9 +13,10 @@ Promises:
        silent; else one that its cluster took away; else a consequence.
     3. After a stop every host reports within `grace_s` + 10 s or is given up: the gang always
        finishes.
-    4. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
+    4. A host whose connection has broken, and that is not heard from within `reconnect_s`, is lost.
+    5. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
        the gang was not watched counts against no host.
-    5. A call costs O(1), a sweep at most O(hosts).
+    6. A call costs O(1), a sweep at most O(hosts).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK, SILENT_RANK, Exit
 from kinetic._core.gang import blame, stops
+from kinetic._core.gang.connections import BrokenConnections
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Member, Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
@@ -41,7 +43,6 @@ _INTERVALS = 10
 """Heartbeats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
 """A host that misses this many heartbeats is silent if another host has just lost a peer."""
-_MAX_TEXT = 400
 _MAX_STACKS = 256 * 1024
 
 __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
@@ -63,6 +64,7 @@ class Gang:
         self._now = self._started = now
         self._hangs = HangWatch(spec, self._hosts, now)
         self._watched = 0.0
+        self._broken = BrokenConnections(spec.reconnect_s)
         self._silence_due = spec.heartbeat_timeout_s
         self._ready_at: float | None = None
         # (rank, host) in order of arrival, until the stop
@@ -105,12 +107,20 @@ class Gang:
         member = self._hosts[beat.host]
         self._advance(now)
         member.seen = self._watched
-        member.beat = (
-            beat
-            if len(beat.last_line) <= _MAX_TEXT
-            else replace(beat, last_line=beat.last_line[:_MAX_TEXT])
-        )
+        member.beat = beat.clipped()
+        self._broken.mended(beat.host)
         self._hangs.heard(member)
+
+    def connected(self, host: int, now: float) -> None:
+        """A host has connected, perhaps again."""
+        self._advance(now)
+        self._broken.mended(host)
+
+    def disconnected(self, host: int, now: float) -> None:
+        """The connection of a host has broken, which means nothing before it has joined."""
+        self._advance(now)
+        if self._hosts[host].joined:
+            self._broken.broke(host)
 
     def report(self, report: HostReport, now: float) -> None:
         """A host has ended. Its first report counts, unless that only says "stopped" or "lost" and
@@ -141,8 +151,7 @@ class Gang:
             self._check_completion()
 
     def stacks(self, host: int, request: int, text: str, now: float) -> None:
-        """A host answers a request for stacks. Of a long text the end counts: the main thread comes
-        last."""
+        """A host answers a request for stacks. Of a long text the end is kept: the main thread."""
         member = self._hosts[host]
         self._advance(now)
         if member.stacks_request < request <= self._stacks_request:
@@ -189,6 +198,9 @@ class Gang:
             self._give_up()
         if self.phase is not GangPhase.FINISHED and self._watched >= self._silence_due:
             self._find_silent()
+        if hosts := self._broken.overdue():
+            late = f"did not come back within {self.spec.reconnect_s:g} s"
+            self._lose_all([(0.0, host) for host in hosts], f"its connection broke, and it {late}")
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._watch_live()
         events, self._events = tuple(self._events), []
@@ -229,11 +241,6 @@ class Gang:
         return self._ready_at is not None
 
     @property
-    def _preempted(self) -> bool:
-        """Whether a host is taken away."""
-        return any(rank == EVICTED_RANK for rank, _ in self._failures)
-
-    @property
     def finished(self) -> bool:
         """Whether every host has reported or is lost."""
         return self.phase is GangPhase.FINISHED
@@ -245,6 +252,7 @@ class Gang:
             self._window_opened is not None
             or self._peers.waited_for
             or self._hangs.asking
+            or bool(self._broken)
             or self.phase is not GangPhase.RUNNING
         )
 
@@ -266,21 +274,17 @@ class Gang:
         return {
             "phase": str(self.phase),
             "attempt": self.spec.attempt,
-            "hosts": self.spec.hosts,
             "slices": list(self.spec.slices),
-            "joined": self._hosts.joined,
-            "reported": self._hosts.reported,
-            "returned": self._hosts.returned,
             "ready": self.ready,
             "running_s": round(self._now - self._ready_at, 3)
             if self._ready_at is not None
             else 0.0,
             "stop_reason": self.stop_reason,
             "first_failure": list(self.first_failure),
-            "members": self._hosts.describe(self._watched),
-        }
+        } | self._hosts.describe(self._watched)
 
     def _make_view(self, stop_exit: Exit | None) -> HostView:
+        is_taken_away = any(rank == EVICTED_RANK for rank, _ in self._failures)
         return HostView(
             version=self.version,
             ready=self.ready,
@@ -292,7 +296,7 @@ class Gang:
             stacks_request=self._stacks_request,
             all_done=self._hosts.returned == self.spec.hosts,
             notice=self._hangs.notice,
-            preempted=self._preempted and not self.finished,
+            preempted=is_taken_away and not self.finished,
             makes_room=self._makes_room,
         )
 
@@ -444,16 +448,11 @@ class Gang:
         self._hangs.forget()
         self._changed()
         self._emit(EventKind.STOP, stop.blamed[0] if stop.blamed else None, stop.reason)
-        self._excuse_absent()
-        self._finish_if_complete()
-
-    def _excuse_absent(self) -> None:
         # Do not wait for hosts that have not joined: the error must come in seconds.
-        stop = self._stop_exit or Exit.STOPPED
+        absent = f"had not joined when the gang was stopped: {stop.reason}"
         for host in self._hosts.absent():
-            self._report_on_behalf(
-                host, stop, f"had not joined when the gang was stopped: {self.stop_reason}"
-            )
+            self._report_on_behalf(host, stop.exit, absent)
+        self._finish_if_complete()
 
     def _report_on_behalf(self, host: int, how: Exit, detail: str) -> None:
         """Report on behalf of a host that cannot."""
@@ -480,6 +479,7 @@ class Gang:
         step = max(0.0, now - self._now)
         self._now += step
         self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)
+        self._broken.pass_time(step)
 
     def _substitute_report(self, host: int, how: Exit, detail: str) -> HostReport:
         stacks = self._hosts[host].kept_stacks(how, hung=self._hung)

@@ -193,6 +193,12 @@ class Roster:
             i for i, m in enumerate(self._members) if m.busy and m.stacks_request < request
         )
 
-    def describe(self, watched: float) -> list[dict[str, Any]]:
-        """Return every host's state for display, as plain JSON."""
-        return [m.describe(i, watched) for i, m in enumerate(self._members)]
+    def describe(self, watched: float) -> dict[str, Any]:
+        """Return the state of all for display, as plain JSON."""
+        return {
+            "hosts": len(self),
+            "joined": self.joined,
+            "reported": self.reported,
+            "returned": self.returned,
+            "members": [m.describe(i, watched) for i, m in enumerate(self._members)],
+        }

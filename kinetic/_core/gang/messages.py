@@ -5,10 +5,13 @@ In: nothing. Out: frozen values. Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
 from kinetic._core.exits import Exit
 from kinetic._core.values import dataclass
+
+_MAX_TEXT = 400
 
 
 class GangPhase(StrEnum):
@@ -32,6 +35,7 @@ class GangSpec:
         hang_timeout_s: longest time that a running host may be stalled.
         heartbeat_timeout_s: silence after which a host counts as lost; agents send ten heartbeats
             in this time.
+        reconnect_s: how long a host may take to connect again when its connection has broken.
         blame_window_s: how long to wait for the cause after a consequence was reported.
         stacks_window_s: how long hosts may take to answer with their stacks.
         grace_s: time between SIGTERM and SIGKILL for workers.
@@ -48,6 +52,7 @@ class GangSpec:
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
     heartbeat_timeout_s: float = 10.0
+    reconnect_s: float = 1.5
     blame_window_s: float = 1.0
     stacks_window_s: float = 2.0
     grace_s: float = 5.0
@@ -95,6 +100,12 @@ class Heartbeat:
     cpu_s: float = 0.0
     log_bytes: int = 0
     last_line: str = ""
+
+    def clipped(self) -> Heartbeat:
+        """Return it with a line that is not too long to keep."""
+        if len(self.last_line) <= _MAX_TEXT:
+            return self
+        return replace(self, last_line=self.last_line[:_MAX_TEXT])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+"""Hosts whose connection has broken, and how long they may still take to connect again.
+
+In: breaks, reconnections, passing time. Out: hosts that have not come back in time. Pure.
+"""
+
+from __future__ import annotations
+
+_MOST_STEP_S = 0.25
+"""What one step of time counts at most: after a pause of this process, what hosts have sent must
+be read before they are given up."""
+
+
+class BrokenConnections:
+    """A network that drops a connection is forgiven; a process that was killed does not come
+    back."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._left_s: dict[int, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._left_s)
+
+    def broke(self, host: int) -> None:
+        """The connection of this host has ended, and the host did not say why."""
+        self._left_s.setdefault(host, self._patience_s)
+
+    def mended(self, host: int) -> None:
+        """The host is heard from again."""
+        self._left_s.pop(host, None)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        for host in self._left_s:
+            self._left_s[host] -= min(seconds, _MOST_STEP_S)
+
+    def overdue(self) -> tuple[int, ...]:
+        """Return the hosts that have not come back in time, and forget them."""
+        found = tuple(sorted(host for host, left_s in self._left_s.items() if left_s <= 0))
+        for host in found:
+            del self._left_s[host]
+        return found

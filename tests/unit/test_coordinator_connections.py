@@ -1,0 +1,238 @@
+"""Hosts whose connection breaks: lost if they do not come back, forgiven if they do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+import service_cases
+from gang_cases import ended, gang_of, let_pass
+from hypothesis import given
+from hypothesis import strategies as st
+from service_cases import PATIENCE_S, Agent
+
+from kinetic._core.exits import Exit
+from kinetic._core.gang.connections import BrokenConnections
+from kinetic._core.gang.machine import GangPhase, Heartbeat
+
+opened, serve = service_cases.opened, service_cases.serve
+CAME_BACK = "did not come back within 1.5 s"
+
+
+def test_a_host_that_does_not_come_back_is_lost_long_before_it_is_silent():
+    gang = gang_of(3)
+    gang.disconnected(1, 1.0)
+    let_pass(gang, 1.0, 1.4, beating=(0, 2))
+    assert gang.phase is GangPhase.RUNNING
+    let_pass(gang, 2.4, 0.2)
+    assert gang.first_failure == (1,)
+    assert CAME_BACK in gang.stop_reason
+    assert gang.reports[0].exit is Exit.AGENT_LOST
+
+
+@pytest.mark.parametrize("sign", ["connected", "heartbeat"])
+def test_a_host_that_is_heard_from_again_is_not_lost(sign):
+    gang = gang_of(2)
+    gang.disconnected(1, 1.0)
+    now = let_pass(gang, 1.0, 1.0)
+    if sign == "connected":
+        gang.connected(1, now)
+    else:
+        gang.heartbeat(Heartbeat(1), now)
+    let_pass(gang, now, 5.0, beating=(0, 1))
+    assert gang.phase is GangPhase.RUNNING
+
+
+def test_a_host_that_has_said_how_it_ended_may_hang_up():
+    gang = gang_of(2)
+    gang.report(ended(1, Exit.LEFT), 1.0)
+    gang.disconnected(1, 1.0)
+    let_pass(gang, 1.0, 5.0, beating=(0,))
+    assert gang.phase is GangPhase.RUNNING
+
+
+def test_a_host_that_has_returned_must_stay_until_all_have():
+    gang = gang_of(2)
+    gang.report(ended(1), 1.0)
+    gang.disconnected(1, 1.0)
+    let_pass(gang, 1.0, 2.0, beating=(0,))
+    assert gang.first_failure == (1,)
+    assert "its function had returned" in gang.stop_reason
+
+
+def test_a_host_that_has_not_joined_may_be_replaced():
+    gang = gang_of(2, joined=False)
+    gang.disconnected(1, 1.0)
+    let_pass(gang, 1.0, 5.0)
+    assert gang.phase is GangPhase.JOINING
+
+
+def test_after_a_pause_of_the_coordinator_hosts_have_time_to_connect_again():
+    gang = gang_of(2)
+    gang.disconnected(1, 1.0)
+    gang.sweep(3600.0)
+    assert gang.phase is GangPhase.RUNNING
+    gang.connected(1, 3600.0)
+    let_pass(gang, 3600.0, 2.0)
+    assert gang.phase is GangPhase.RUNNING
+
+
+def test_a_host_that_is_gone_is_blamed_before_those_whose_collective_broke():
+    gang = gang_of(3)
+    gang.report(ended(0, Exit.EVICTED, announced=True), 1.0)
+    gang.disconnected(2, 1.1)
+    let_pass(gang, 1.1, 2.0, beating=(0, 1))
+    assert gang.first_failure == (2,)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["broke", "mended", "pass"]), st.integers(0, 2))))
+def test_a_host_is_overdue_once_and_only_after_its_whole_patience(steps):
+    broken, waited_s = BrokenConnections(0.5), dict.fromkeys(range(3), None)
+    for what, host in steps:
+        if what == "broke":
+            broken.broke(host)
+            waited_s[host] = waited_s[host] or 0.0
+        elif what == "mended":
+            broken.mended(host)
+            waited_s[host] = None
+        else:
+            broken.pass_time(0.125)
+            waited_s = {h: None if s is None else s + 0.125 for h, s in waited_s.items()}
+            due = tuple(h for h, s in waited_s.items() if s is not None and s >= 0.5)
+            assert broken.overdue() == due
+            waited_s |= dict.fromkeys(due, None)
+    assert bool(broken) == any(s is not None for s in waited_s.values())
+
+
+# -- over the wire ---------------------------------------------------------------------------------
+
+KILLED = """
+import sys, time
+from kinetic._core.endpoint import Endpoint
+from kinetic._rpc.client import AgentClient
+agent = AgentClient(Endpoint(*sys.argv[1:4], 1, sys.argv[4]), 1)
+agent.watch(lambda view: None)
+agent.join("b", "y")
+print("joined", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("address", ["unix", "127.0.0.1:0"])
+def test_a_killed_agent_is_noticed_by_the_end_of_its_connection(serve, opened, address, tmp_path):
+    served = serve(2, f"unix:{tmp_path}/k" if address == "unix" else address)
+    first = opened(Agent(served.endpoint, 0))
+    first.listen()
+    first.join("a", "x")
+    end = served.endpoint
+    argv = [end.target, end.token, end.job_id, end.certificate]
+    broken, disconnected = threading.Event(), served.gang.disconnected
+    served.gang.disconnected = lambda host, now: (disconnected(host, now), broken.set())
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, *argv], stdout=subprocess.PIPE, text=True
+    ) as second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == "joined\n"
+        os.kill(second.pid, signal.SIGKILL)
+    assert broken.wait(PATIENCE_S)
+    for _ in range(10):
+        served.now += 0.2
+        served.do(served.coordinator._sweep)
+    assert CAME_BACK in first.hear(lambda v: v.stop).stop_reason
+
+
+def test_the_old_stream_of_a_host_that_has_opened_another_one_ends_unnoticed(serve, opened):
+    served = serve(1)
+    agent, again = (opened(Agent(served.endpoint, 0)) for _ in range(2))
+    for each in (agent, again):
+        each.listen()
+        each.join("a", "x")
+        each.hear(lambda v: v.ready)
+    told, closed = [], threading.Event()
+
+    def disconnected(host, now):
+        told.append(host)
+        if not served.coordinator._watchers[0]:
+            closed.set()
+
+    served.gang.disconnected = disconnected
+    agent.close()
+    again.close()
+    assert closed.wait(PATIENCE_S)
+    assert told == [0]
+
+
+def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
+    served = serve(1, "127.0.0.1:0")
+    network = opened(Network(served.endpoint.target))
+    agent = opened(Agent(replace(served.endpoint, target=network.target), 0))
+    agent.listen()
+    agent.join("a", "x")
+    agent.hear(lambda v: v.ready)
+    seen, connected = threading.Event(), served.gang.connected
+    served.gang.connected = lambda host, now: (connected(host, now), seen.set())
+    network.cut()
+    assert seen.wait(PATIENCE_S)
+    served.now += 10.0
+    served.do(served.coordinator._sweep)
+    served.do(served.coordinator.cancel, "over")
+    assert agent.hear(lambda v: v.stop).stop_exit is Exit.CANCELLED
+
+
+class Network:
+    """A network between two programs, which can be cut."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._to = host, int(port)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                far = socket.create_connection(self._to)
+                self._ends += [near, far]
+                pairs = ((near, far), (far, near))
+                carriers = [threading.Thread(target=carry, args=pair) for pair in pairs]
+                self._threads += carriers
+                for each in carriers:
+                    each.start()
+
+    def cut(self) -> None:
+        """Break all connections; new ones are carried."""
+        for end in self._ends:
+            hang_up(end)
+
+    def close(self) -> None:
+        hang_up(self._door)
+        self._threads[0].join()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for each in (self._door, *self._ends):
+            each.close()
+
+
+def carry(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    hang_up(source)
+    hang_up(sink)
+
+
+def hang_up(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
