@@ -15,13 +15,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout, record
 from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
+from kinetic._host import service
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.worker_process import WorkerProcess
+from kinetic._host.service import Service
 from kinetic._host.stem import Stem
 from kinetic._store.base import Store
 from kinetic._system import processes
@@ -42,6 +44,7 @@ class Agents:
         self._store = store
         self._alive = -1
         self._stem: Stem | None = None
+        self._service: Service | None = None
         self.pids: dict[int, int] = {}
         """The host of each process id that has not been reaped."""
         self._stopped_at: dict[int, float] = {}
@@ -55,6 +58,8 @@ class Agents:
         if again:
             identities = list(identities)
             self._stem = self._make_stem(identities, read_end, write_end)
+            address = self.serve_world(len(identities))
+            identities = [each.served_at(address) for each in identities]
         for identity in identities:
             pid = os.fork()
             if pid == 0:
@@ -68,7 +73,10 @@ class Agents:
     def _make_stem(self, identities: Sequence[Identity], alive: int, write_end: int) -> Stem:
         seats = {identity.seat: identity for identity in identities}
 
-        def run(request: dict[str, int], _: Sequence[int]) -> int:
+        def run(request: dict[str, Any], _: Sequence[int]) -> int:
+            if "serve" in request:
+                os.close(alive)
+                return service.serve(**request["serve"])
             return self._be_agent(replace(seats[request["seat"]], start=request["start"]), alive)
 
         return Stem(run, f"kinetic-stem {self._plan.job_id}", without=[write_end])
@@ -83,6 +91,20 @@ class Agents:
             raise OSError("the agents of this job are forked once")
         self.pids[self._stem.fork({"seat": seat, "start": start})] = seat
 
+    def serve_world(self, processes: int) -> str:
+        """Have a process of its own serve JAX's coordination for the next attempt, and end the one
+        of the last, which nobody uses any more; return its address, "" where the first host's
+        worker has to serve it."""
+        if self._service is not None:
+            self._service.end()
+            self._service = None
+        if self._stem is None or not service.may_serve(self._plan, processes):
+            return ""
+        with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
+            self._service = Service(self._stem, self._plan.job_id, processes)
+            return self._service.address
+        return ""
+
     def end(self, seats: Collection[int]) -> None:
         """Kill these agents with all that is below them, and forget them."""
         for pid in [pid for pid, host in self.pids.items() if host in seats]:
@@ -92,7 +114,8 @@ class Agents:
 
     def end_orphans(self) -> None:
         """Kill what agents that were killed have left to this process."""
-        own = {*self.pids, *(() if self._stem is None else (self._stem.pid,))}
+        beside = (self._stem, self._service)
+        own = {*self.pids, *(each.pid for each in beside if each is not None)}
         for pid in processes.children(os.getpid()):
             if pid not in own:
                 processes.kill(pid, signal.SIGKILL)

@@ -287,6 +287,7 @@ class ElasticLeader:
         policy = self._policy
         seats = [seat for which in policy.slices for seat in self._seats(which)]
         place = Place(policy.attempt, 0, policy.slices, policy.most_attempts, self._lost_at)
+        place = replace(place, service=self._agents.serve_world(len(seats)))
         self._lobby.give({seat: replace(place, host=rank) for rank, seat in enumerate(seats)})
         self._on_agents(policy.attempt)
 

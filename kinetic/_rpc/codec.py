@@ -188,6 +188,7 @@ def place_to_wire(place: Place | None) -> pb.PlaceReply:
         slices=place.slices,
         most_attempts=place.most_attempts,
         lost_at=place.lost_at,
+        service=place.service,
     )
 
 
@@ -201,6 +202,7 @@ def place_from_wire(message: pb.PlaceReply) -> Place | None:
         slices=tuple(message.slices),
         most_attempts=message.most_attempts,
         lost_at=message.lost_at,
+        service=message.service,
         again=message.again,
     )
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekinetic/_rpc/coordinator.proto\x12\x13kinetic.coordinator\"\x07\n\x05\x45mpty\"A\n\x0bJoinRequest\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04host\x18\x01 \x01(\r\"\xe5\x01\n\x08HostView\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0c\n\x04stop\x18\x04 \x01(\x08\x12\x11\n\tstop_exit\x18\x05 \x01(\t\x12\x13\n\x0bstop_reason\x18\x06 \x01(\t\x12\x0f\n\x07grace_s\x18\x07 \x01(\x01\x12\x16\n\x0estacks_request\x18\x08 \x01(\x04\x12\x10\n\x08\x61ll_done\x18\t \x01(\x08\x12\x0e\n\x06notice\x18\n \x01(\t\x12\x11\n\tpreempted\x18\x0b \x01(\x08\x12\x12\n\nmakes_room\x18\x0c \x01(\x08\"~\n\x04\x42\x65\x61t\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\tstalled_s\x18\x03 \x01(\x01\x12\x11\n\trss_bytes\x18\x04 \x01(\x04\x12\r\n\x05\x63pu_s\x18\x05 \x01(\x01\x12\x11\n\tlog_bytes\x18\x06 \x01(\x04\x12\x11\n\tlast_line\x18\x07 \x01(\t\"\x1c\n\tBeatReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x1f\n\rReportRequest\x12\x0e\n\x06report\x18\x01 \x01(\x0c\";\n\x0cStacksAnswer\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x1b\n\x0bNextRequest\x12\x0c\n\x04host\x18\x01 \x01(\r\",\n\tNextReply\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x0cPlaceRequest\x12\x0c\n\x04seat\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\"\x80\x01\n\nPlaceReply\x12\x0c\n\x04over\x18\x01 \x01(\x08\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\r\x12\x0e\n\x06slices\x18\x05 \x03(\r\x12\x15\n\rmost_attempts\x18\x06 \x01(\r\x12\x0f\n\x07lost_at\x18\x07 \x01(\x01\"&\n\x11\x44umpStacksRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\x82\x01\n\x0f\x44umpStacksReply\x12@\n\x06stacks\x18\x01 \x03(\x0b\x32\x30.kinetic.coordinator.DumpStacksReply.StacksEntry\x1a-\n\x0bStacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\rCancelRequest\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\"!\n\rSnapshotReply\x12\x10\n\x08snapshot\x18\x01 \x01(\x0c\x32\x87\x06\n\x0b\x43oordinator\x12G\n\x04Join\x12 .kinetic.coordinator.JoinRequest\x1a\x1d.kinetic.coordinator.HostView\x12K\n\x05Watch\x12!.kinetic.coordinator.WatchRequest\x1a\x1d.kinetic.coordinator.HostView0\x01\x12\x46\n\tHeartbeat\x12\x19.kinetic.coordinator.Beat\x1a\x1e.kinetic.coordinator.BeatReply\x12H\n\x06Report\x12\".kinetic.coordinator.ReportRequest\x1a\x1a.kinetic.coordinator.Empty\x12G\n\x06Stacks\x12!.kinetic.coordinator.StacksAnswer\x1a\x1a.kinetic.coordinator.Empty\x12H\n\x04Next\x12 .kinetic.coordinator.NextRequest\x1a\x1e.kinetic.coordinator.NextReply\x12K\n\x05Place\x12!.kinetic.coordinator.PlaceRequest\x1a\x1f.kinetic.coordinator.PlaceReply\x12Z\n\nDumpStacks\x12&.kinetic.coordinator.DumpStacksRequest\x1a$.kinetic.coordinator.DumpStacksReply\x12H\n\x06\x43\x61ncel\x12\".kinetic.coordinator.CancelRequest\x1a\x1a.kinetic.coordinator.Empty\x12J\n\x08Snapshot\x12\x1a.kinetic.coordinator.Empty\x1a\".kinetic.coordinator.SnapshotReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekinetic/_rpc/coordinator.proto\x12\x13kinetic.coordinator\"\x07\n\x05\x45mpty\"A\n\x0bJoinRequest\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04host\x18\x01 \x01(\r\"\xe5\x01\n\x08HostView\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0c\n\x04stop\x18\x04 \x01(\x08\x12\x11\n\tstop_exit\x18\x05 \x01(\t\x12\x13\n\x0bstop_reason\x18\x06 \x01(\t\x12\x0f\n\x07grace_s\x18\x07 \x01(\x01\x12\x16\n\x0estacks_request\x18\x08 \x01(\x04\x12\x10\n\x08\x61ll_done\x18\t \x01(\x08\x12\x0e\n\x06notice\x18\n \x01(\t\x12\x11\n\tpreempted\x18\x0b \x01(\x08\x12\x12\n\nmakes_room\x18\x0c \x01(\x08\"~\n\x04\x42\x65\x61t\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\tstalled_s\x18\x03 \x01(\x01\x12\x11\n\trss_bytes\x18\x04 \x01(\x04\x12\r\n\x05\x63pu_s\x18\x05 \x01(\x01\x12\x11\n\tlog_bytes\x18\x06 \x01(\x04\x12\x11\n\tlast_line\x18\x07 \x01(\t\"\x1c\n\tBeatReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x1f\n\rReportRequest\x12\x0e\n\x06report\x18\x01 \x01(\x0c\";\n\x0cStacksAnswer\x12\x0c\n\x04host\x18\x01 \x01(\r\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x1b\n\x0bNextRequest\x12\x0c\n\x04host\x18\x01 \x01(\r\",\n\tNextReply\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x0cPlaceRequest\x12\x0c\n\x04seat\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04kept\x18\x03 \x01(\x08\"\x91\x01\n\nPlaceReply\x12\x0c\n\x04over\x18\x01 \x01(\x08\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\r\x12\x0e\n\x06slices\x18\x05 \x03(\r\x12\x15\n\rmost_attempts\x18\x06 \x01(\r\x12\x0f\n\x07lost_at\x18\x07 \x01(\x01\x12\x0f\n\x07service\x18\x08 \x01(\t\"&\n\x11\x44umpStacksRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\x82\x01\n\x0f\x44umpStacksReply\x12@\n\x06stacks\x18\x01 \x03(\x0b\x32\x30.kinetic.coordinator.DumpStacksReply.StacksEntry\x1a-\n\x0bStacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\rCancelRequest\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\"!\n\rSnapshotReply\x12\x10\n\x08snapshot\x18\x01 \x01(\x0c\x32\x87\x06\n\x0b\x43oordinator\x12G\n\x04Join\x12 .kinetic.coordinator.JoinRequest\x1a\x1d.kinetic.coordinator.HostView\x12K\n\x05Watch\x12!.kinetic.coordinator.WatchRequest\x1a\x1d.kinetic.coordinator.HostView0\x01\x12\x46\n\tHeartbeat\x12\x19.kinetic.coordinator.Beat\x1a\x1e.kinetic.coordinator.BeatReply\x12H\n\x06Report\x12\".kinetic.coordinator.ReportRequest\x1a\x1a.kinetic.coordinator.Empty\x12G\n\x06Stacks\x12!.kinetic.coordinator.StacksAnswer\x1a\x1a.kinetic.coordinator.Empty\x12H\n\x04Next\x12 .kinetic.coordinator.NextRequest\x1a\x1e.kinetic.coordinator.NextReply\x12K\n\x05Place\x12!.kinetic.coordinator.PlaceRequest\x1a\x1f.kinetic.coordinator.PlaceReply\x12Z\n\nDumpStacks\x12&.kinetic.coordinator.DumpStacksRequest\x1a$.kinetic.coordinator.DumpStacksReply\x12H\n\x06\x43\x61ncel\x12\".kinetic.coordinator.CancelRequest\x1a\x1a.kinetic.coordinator.Empty\x12J\n\x08Snapshot\x12\x1a.kinetic.coordinator.Empty\x1a\".kinetic.coordinator.SnapshotReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,19 +54,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NEXTREPLY']._serialized_start=674
   _globals['_NEXTREPLY']._serialized_end=718
   _globals['_PLACEREQUEST']._serialized_start=720
-  _globals['_PLACEREQUEST']._serialized_end=763
-  _globals['_PLACEREPLY']._serialized_start=766
-  _globals['_PLACEREPLY']._serialized_end=894
-  _globals['_DUMPSTACKSREQUEST']._serialized_start=896
-  _globals['_DUMPSTACKSREQUEST']._serialized_end=934
-  _globals['_DUMPSTACKSREPLY']._serialized_start=937
-  _globals['_DUMPSTACKSREPLY']._serialized_end=1067
-  _globals['_DUMPSTACKSREPLY_STACKSENTRY']._serialized_start=1022
-  _globals['_DUMPSTACKSREPLY_STACKSENTRY']._serialized_end=1067
-  _globals['_CANCELREQUEST']._serialized_start=1069
-  _globals['_CANCELREQUEST']._serialized_end=1100
-  _globals['_SNAPSHOTREPLY']._serialized_start=1102
-  _globals['_SNAPSHOTREPLY']._serialized_end=1135
-  _globals['_COORDINATOR']._serialized_start=1138
-  _globals['_COORDINATOR']._serialized_end=1913
+  _globals['_PLACEREQUEST']._serialized_end=777
+  _globals['_PLACEREPLY']._serialized_start=780
+  _globals['_PLACEREPLY']._serialized_end=925
+  _globals['_DUMPSTACKSREQUEST']._serialized_start=927
+  _globals['_DUMPSTACKSREQUEST']._serialized_end=965
+  _globals['_DUMPSTACKSREPLY']._serialized_start=968
+  _globals['_DUMPSTACKSREPLY']._serialized_end=1098
+  _globals['_DUMPSTACKSREPLY_STACKSENTRY']._serialized_start=1053
+  _globals['_DUMPSTACKSREPLY_STACKSENTRY']._serialized_end=1098
+  _globals['_CANCELREQUEST']._serialized_start=1100
+  _globals['_CANCELREQUEST']._serialized_end=1131
+  _globals['_SNAPSHOTREPLY']._serialized_start=1133
+  _globals['_SNAPSHOTREPLY']._serialized_end=1166
+  _globals['_COORDINATOR']._serialized_start=1169
+  _globals['_COORDINATOR']._serialized_end=1944
 # @@protoc_insertion_point(module_scope)

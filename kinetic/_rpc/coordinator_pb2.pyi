@@ -108,15 +108,17 @@ class NextReply(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("seat", "start")
+    __slots__ = ("seat", "start", "kept")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     seat: int
     start: int
-    def __init__(self, seat: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
+    kept: bool
+    def __init__(self, seat: _Optional[int] = ..., start: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class PlaceReply(_message.Message):
-    __slots__ = ("over", "again", "attempt", "host", "slices", "most_attempts", "lost_at")
+    __slots__ = ("over", "again", "attempt", "host", "slices", "most_attempts", "lost_at", "service")
     OVER_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +126,7 @@ class PlaceReply(_message.Message):
     SLICES_FIELD_NUMBER: _ClassVar[int]
     MOST_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     LOST_AT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
     over: bool
     again: bool
     attempt: int
@@ -131,7 +134,8 @@ class PlaceReply(_message.Message):
     slices: _containers.RepeatedScalarFieldContainer[int]
     most_attempts: int
     lost_at: float
-    def __init__(self, over: bool = ..., again: bool = ..., attempt: _Optional[int] = ..., host: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., most_attempts: _Optional[int] = ..., lost_at: _Optional[float] = ...) -> None: ...
+    service: str
+    def __init__(self, over: bool = ..., again: bool = ..., attempt: _Optional[int] = ..., host: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., most_attempts: _Optional[int] = ..., lost_at: _Optional[float] = ..., service: _Optional[str] = ...) -> None: ...
 
 class DumpStacksRequest(_message.Message):
     __slots__ = ("timeout_s",)

@@ -76,6 +76,16 @@ class Watched:
     def agents(self):
         return self.supervisor()[1]
 
+    def below_supervisor(self, title):
+        """The child of the supervisor with this title."""
+        pid = self.supervisor()[0]
+        (found,) = (
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if Path(f"/proc/{child}/cmdline").read_bytes().startswith(title.encode())
+        )
+        return found
+
     def events(self):
         path = self.folder / "events.jsonl"
         return parse(path.read_bytes()) if path.exists() else []
@@ -187,6 +197,35 @@ def test_a_host_is_lost_while_it_compiles(begin):
     job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
     assert job.losses() == [(1,)]
+
+
+def who_serves(folder):
+    """Say which process serves JAX's coordination; host 0 is killed in the first attempt."""
+    import jax
+    from jax._src import distributed
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("all are there")
+    if kinetic.attempt() == 1 and jax.process_index() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600 if kinetic.attempt() == 1 else 0)
+    return distributed.global_state.service is None, os.environ["JAX_COORDINATOR_ADDRESS"]
+
+
+def test_no_worker_serves_the_coordination_of_jax(begin):
+    job = begin(elastic(function=who_serves, all_hosts=True), wait=False)
+    (told,) = set(job.handle.results(timeout=LIMIT_S))
+    assert told[0]
+    assert job.losses() == [(0,)]
+
+
+def test_what_serves_the_coordination_of_jax_is_killed(begin):
+    """JAX aborts all processes; the job goes on."""
+    job = begin(elastic(), (), 0.3)
+    pid = job.below_supervisor("kinetic-service")
+    os.kill(pid, signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(0, 1)]
 
 
 def keep(folder):
@@ -411,12 +450,6 @@ def test_the_supervisor_is_killed(begin):
 def test_what_forks_is_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
-    pid = job.supervisor()[0]
-    (stem,) = (
-        int(child)
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"kinetic-stem")
-    )
-    os.kill(stem, signal.SIGKILL)
+    os.kill(job.below_supervisor("kinetic-stem"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == half(2)

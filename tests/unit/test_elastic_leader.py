@@ -30,6 +30,9 @@ class FakeAgents:
     def end(self, seats):
         self.pids = {pid: seat for pid, seat in self.pids.items() if seat not in seats}
 
+    def serve_world(self, processes):
+        return ""
+
     def fork_again(self, seat, start):
         self.started.append((seat, start))
         self.pids[200 + start] = seat

@@ -33,6 +33,7 @@ promised."""
 WITHOUT_KINETIC = IN_PROGRAMS | {
     "kinetic/_host/bootstrap.py",
     "kinetic/_host/worker/startup/kinetic_awaiting.py",
+    "kinetic/_host/worker/coordination.py",
 }
 """They run where kinetic cannot be imported, or not yet."""
 MAY_LOCK = WITHOUT_KINETIC

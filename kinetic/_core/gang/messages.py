@@ -119,6 +119,8 @@ class Place:
         most_attempts: how many there may be, as things stand.
         lost_at: when the failure happened that this attempt recovers from, in seconds since the
             epoch; 0.0 for none.
+        service: "address:port" of JAX's coordination service; "" if the first host's worker is to
+            serve it.
         again: there is no place yet: ask again.
     """
 
@@ -127,6 +129,7 @@ class Place:
     slices: tuple[int, ...] = ()
     most_attempts: int = 1
     lost_at: float = 0.0
+    service: str = ""
     again: bool = False
 
 

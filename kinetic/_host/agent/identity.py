@@ -107,6 +107,12 @@ class Identity:
             elastic=place,
         )
 
+    def served_at(self, service: str) -> Identity:
+        """Return this host of an elastic job, with the address of JAX's coordination service in its
+        first attempt."""
+        place = self.elastic and replace(self.elastic, service=service)
+        return replace(self, elastic=place)
+
     @property
     def endpoint(self) -> Endpoint:
         """How to call the coordinator."""

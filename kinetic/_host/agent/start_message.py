@@ -38,8 +38,9 @@ def start_message(
         debugging: from a debug job's gate, else None.
     """
     coordinator, _, port = leader.partition(",")
+    service = "" if who.elastic is None else who.elastic.service
     world = World(
-        coordinator,
+        service or coordinator,
         who.hosts,
         who.host,
         plan.devices_per_host,
@@ -49,6 +50,7 @@ def start_message(
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
+        served=bool(service),
     )
     return {
         "places": list(space.data.places),

@@ -127,6 +127,7 @@ def preload(modules: tuple[str, ...]) -> None:
             importlib.import_module(name)
     if "jax" in sys.modules:
         import jax.experimental.multihost_utils
+        import jax.extend.backend
         import jax.numpy  # noqa: F401
 
 

@@ -39,7 +39,7 @@ MARK = "KINETIC_JAX_PROCESS"
 program."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
-_HEARTBEAT_S = 100
+HEARTBEAT_S = 100
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
 healthy processes."""
 _BEYOND_S = 60
@@ -59,7 +59,7 @@ class World:
     """The place of a process among the processes of JAX.
 
     Attributes:
-        coordinator: "address:port" of JAX's coordination service, hosted by process 0.
+        coordinator: "address:port" of JAX's coordination service.
         processes: number of processes.
         process: index of this one.
         devices: virtual devices per process when simulated, else 0.
@@ -71,6 +71,8 @@ class World:
         port: free on process 0, for programs of other frameworks.
         file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
+        served: whether the coordination service runs already, beside all processes; else process 0
+            hosts it.
     """
 
     coordinator: str
@@ -83,6 +85,7 @@ class World:
     port: int = 0
     file: str = ""
     limit_s: float = 600.0
+    served: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; `World(**it)` is equal."""
@@ -330,14 +333,32 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             own = {
                 "cluster_detection_method": "deactivate",
                 "coordinator_bind_address": world.coordinator if world.simulated else None,
-                "heartbeat_timeout_seconds": _HEARTBEAT_S,
+                "heartbeat_timeout_seconds": HEARTBEAT_S,
                 "initialization_timeout": int(world.limit_s + _BEYOND_S),
             } | options
-            if world.process != 0:
+            if world.process != 0 or world.served:
                 _wait_for_leader(world, own["initialization_timeout"])
+            if world.served:
+                _coordination().connect(world.coordinator, world.processes, world.process, own)
+                return
             accepted = inspect.signature(initialize).parameters  # Older versions have fewer.
             own = {name: value for name, value in own.items() if name in accepted}
             initialize(world.coordinator, world.processes, world.process, **own)
+
+
+def _coordination() -> Any:
+    """The module beside this one, also where kinetic is not installed."""
+    try:
+        from kinetic._host.worker import coordination
+    except ImportError:
+        import importlib.util
+
+        file = os.path.join(os.path.dirname(__file__), "coordination.py")  # noqa: PTH118, PTH120
+        spec: Any = importlib.util.spec_from_file_location("kinetic_coordination", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    return coordination
 
 
 def configure(options: dict[str, Any]) -> None:

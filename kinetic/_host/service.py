@@ -1,0 +1,66 @@
+"""JAX's coordination service in a process of its own, so that it outlives any worker.
+
+In: a stem to fork from, the number of processes. Out: an address; a process until the next attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from kinetic._core.plan import Plan
+from kinetic._host.stem import Stem
+from kinetic._host.worker import coordination, joining
+from kinetic._system import processes
+
+_ADDRESS = "127.0.0.1"
+
+
+def may_serve(plan: Plan, count: int) -> bool:
+    """Whether a service beside the workers can serve this many processes: they join by private
+    interfaces of JAX, which programs of other interpreters may not have."""
+    return (
+        count > 1
+        and plan.options.joins_jax != "program"
+        and "jax" in sys.modules
+        and not coordination.why_unknown()
+    )
+
+
+class Service:
+    """One attempt's service.
+
+    Attributes:
+        address: "address:port".
+        pid: of its process, which is a child of this one.
+    """
+
+    def __init__(self, stem: Stem, job_id: str, count: int) -> None:
+        """Start it for so many processes.
+
+        Raises:
+            OSError: no process could be forked, or there is no free port.
+        """
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
+            # gRPC binds it as well; until then, and while it listens, nobody else gets the port.
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port.bind((_ADDRESS, 0))
+            self.address = f"{_ADDRESS}:{port.getsockname()[1]}"
+            request = {"job_id": job_id, "address": self.address, "count": count}
+            self.pid = stem.fork({"serve": request}, [port.fileno()])
+
+    def end(self) -> None:
+        """End it; all that have joined must have left, or JAX aborts them."""
+        processes.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def serve(job_id: str, address: str, count: int) -> int:
+    """Be that process, a fork of the stem."""
+    processes.die_with_parent(os.getppid())
+    processes.set_title(f"kinetic-service {job_id}")
+    coordination.serve(address, count, joining.HEARTBEAT_S)

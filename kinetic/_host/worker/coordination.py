@@ -1,0 +1,168 @@
+"""The only door to the private interfaces of JAX that a host needs to join one world after the
+other: a coordination service that runs in none of the processes, and clients that leave it.
+
+In: an address, numbers. Out: a served world, a process that has joined it, one that has left.
+Programs load this file in interpreters that may not have kinetic: it imports nothing of kinetic.
+
+JAX's public `initialize` starts the service in process 0, whose death then aborts all others; and a
+process can initialize only once. `why_unknown` says whether this JAX is one that we know; where it
+is not, worlds are joined by the public interface, and each by a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+SERVICE = "get_distributed_runtime_service"
+CLIENT = "get_distributed_runtime_client"
+PARAMETERS = {
+    SERVICE: ("address", "num_nodes", "heartbeat_timeout", "shutdown_timeout", "recoverable"),
+    CLIENT: (
+        *("address", "node_id", "init_timeout", "heartbeat_timeout", "shutdown_timeout"),
+        *("shutdown_on_destruction", "use_compression"),
+    ),
+}
+"""What we call of jaxlib, and with which parameters."""
+STATE = (
+    *("client", "service", "process_id", "num_processes", "coordinator_address"),
+    *("preemption_sync_manager", "initialize_preemption_sync_manager"),
+)
+"""What we read and write of `jax._src.distributed.global_state`."""
+METHODS = ("connect", "shutdown")
+_SHUTDOWN_S = 5
+
+
+class CannotJoin(RuntimeError):
+    """This process cannot join now. A RuntimeError, as JAX raises."""
+
+
+def why_unknown() -> str:
+    """Return what this process's JAX does not have of what we know; "" if it has all of it."""
+    try:
+        import jax.extend.backend
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    for name, parameters in PARAMETERS.items():
+        told = str(getattr(getattr(_jax, name, None), "__doc__", "") or "")
+        missing = [each for each in parameters if f"{each}: " not in told]
+        if missing:
+            return f"jaxlib's {name} takes no {missing[0]}"
+    for owner, names in (
+        (getattr(distributed, "global_state", None), STATE),
+        (getattr(_jax, "DistributedRuntimeClient", None), METHODS),
+        (xla_bridge, ("backends_are_initialized",)),
+        (jax.extend.backend, ("clear_backends",)),
+        (jax, ("clear_caches",)),
+    ):
+        for name in names:
+            if not hasattr(owner, name):
+                return f"JAX has no {name} where it was"
+    return ""
+
+
+def serve(address: str, processes: int, heartbeat_s: int) -> NoReturn:
+    """Serve a world for as long as this process lives."""
+    from jax._src.lib import _jax
+
+    service = getattr(_jax, SERVICE)(
+        address,
+        processes,
+        heartbeat_timeout=heartbeat_s,
+        shutdown_timeout=_SHUTDOWN_S,
+        recoverable=True,  # A process that leaves, or is gone, is no error for the others.
+    )
+    while service is not None:
+        signal.pause()
+    raise AssertionError  # for the type checker
+
+
+def connect(address: str, processes: int, process: int, options: Mapping[str, Any]) -> None:
+    """Join the world that is served at this address, as `jax.distributed.initialize` does.
+
+    Args:
+        address: "address:port".
+        processes: number of processes.
+        process: index of this one.
+        options: further arguments of `initialize`.
+
+    Raises:
+        CannotJoin: JAX has started its backends already, or is not one that we know.
+        RuntimeError: not all have joined in time.
+    """
+    from jax._src import distributed, xla_bridge
+    from jax._src.lib import _jax
+
+    if why := why_unknown():
+        raise CannotJoin(f"This JAX cannot join a world that none of its hosts serves: {why}.")
+    if xla_bridge.backends_are_initialized():
+        raise CannotJoin(
+            "jax.distributed.initialize() must be called before anything that starts JAX's "
+            "backends: a computation, jax.devices(), jax.device_put()."
+        )
+    if (local := options.get("local_device_ids")) is not None:
+        import jax
+
+        chosen = str(local) if isinstance(local, int) else ",".join(map(str, local))
+        jax.config.update("jax_cuda_visible_devices", chosen)
+        jax.config.update("jax_rocm_visible_devices", chosen)
+    state: Any = distributed.global_state
+    state.coordinator_address = address
+    state.process_id, state.num_processes = process, processes
+    state.client = getattr(_jax, CLIENT)(
+        address,
+        process,
+        init_timeout=options["initialization_timeout"],
+        heartbeat_timeout=options["heartbeat_timeout_seconds"],
+        shutdown_timeout=_SHUTDOWN_S,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    try:
+        state.client.connect()
+    except BaseException:
+        _reset(state)
+        raise
+    state.initialize_preemption_sync_manager()
+    if hasattr(state, "partition_index"):
+        state.partition_index = options.get("partition_index", options.get("slice_index"))
+
+
+def hang_up() -> None:
+    """Say good-bye to the coordination service. From any thread: calls that wait for it in others,
+    at a barrier or for a key, raise."""
+    distributed: Any = sys.modules.get("jax._src.distributed")
+    client = None if distributed is None else distributed.global_state.client
+    if client is not None:
+        with contextlib.suppress(Exception):  # It was shut down before, or the service is gone.
+            client.shutdown()
+
+
+def leave() -> None:
+    """Leave the world, and forget what belongs to it: backends, devices, compiled functions."""
+    distributed: Any = sys.modules.get("jax._src.distributed")
+    if distributed is None:
+        return
+    import jax.extend.backend
+
+    hang_up()
+    state = distributed.global_state
+    if state.preemption_sync_manager is not None:
+        with contextlib.suppress(Exception):
+            state.preemption_sync_manager.shutdown()
+    _reset(state)
+    gc.collect()
+    jax.clear_caches()
+    jax.extend.backend.clear_backends()
+    gc.collect()
+
+
+def _reset(state: Any) -> None:
+    state.preemption_sync_manager = state.client = state.coordinator_address = None
+    state.process_id, state.num_processes = 0, 1

@@ -1,0 +1,123 @@
+"""The private interfaces of JAX that hosts join one world after the other with: whether this JAX
+has them, and what they do.
+
+In: this JAX, and one that has changed; real processes. Out: why it is unknown; worlds that are
+joined, left and joined again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from kinetic._host.worker import coordination
+
+JOINS_TWICE = """
+    import sys
+    from kinetic._host.worker import coordination
+
+    process, *addresses = sys.argv[1:]
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    limits = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 100}
+    sums = []
+    for address in addresses:
+        coordination.connect(address, 2, int(process), limits)
+        from jax.experimental import multihost_utils
+
+        sums.append(multihost_utils.process_allgather(jax.numpy.ones(1)).sum().item())
+        coordination.leave()
+    print(sums, jax.process_count())
+"""
+WAITS = """
+    import sys, threading
+    from kinetic._host.worker import coordination
+
+    process, address = sys.argv[1:]
+    limits = {"initialization_timeout": 60, "heartbeat_timeout_seconds": 100}
+    coordination.connect(address, 2, int(process), limits)
+    from jax._src import distributed
+
+    if process == "1":
+        sys.stdin.read()
+    else:
+        threading.Timer(0.1, coordination.hang_up).start()
+        try:
+            distributed.global_state.client.wait_at_barrier("nobody else comes", 100_000)
+        except Exception as error:
+            print("raised", "CANCELLED" in str(error))
+"""
+
+
+def free_address():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.fixture
+def serve():
+    """Serve worlds of two processes, each in a process of its own; return their addresses."""
+    begun = []
+
+    def serve(count):
+        addresses = [free_address() for _ in range(count)]
+        for address in addresses:
+            code = f"from kinetic._host.worker import coordination as c; c.serve({address!r}, 2, 9)"
+            begun.append(subprocess.Popen([sys.executable, "-c", code]))
+        return addresses
+
+    yield serve
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def start(code, *args):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_ENABLE_PREEMPTION_SERVICE": "0"},
+    )
+
+
+def test_this_jax_is_one_that_we_know():
+    """It fails when JAX has changed what we use of it: change `coordination` as well."""
+    assert coordination.why_unknown() == ""
+
+
+def test_a_jax_without_a_parameter_is_unknown(monkeypatch):
+    monkeypatch.setitem(coordination.PARAMETERS, coordination.CLIENT, ("address", "no_such"))
+    assert coordination.why_unknown().endswith("takes no no_such")
+
+
+@pytest.mark.parametrize("name", coordination.STATE)
+def test_a_jax_without_an_attribute_is_unknown(monkeypatch, name):
+    from jax._src import distributed
+
+    state = type("State", (), {each: None for each in coordination.STATE if each != name})()
+    monkeypatch.setattr(distributed, "global_state", state)
+    assert coordination.why_unknown() == f"JAX has no {name} where it was"
+
+
+def test_a_process_joins_one_world_after_the_other(serve):
+    addresses = serve(2)
+    both = [start(JOINS_TWICE, str(each), *addresses) for each in range(2)]
+    said = [process.communicate(timeout=100)[0].splitlines()[-1] for process in both]
+    assert said == ["[2.0, 2.0] 1"] * 2
+
+
+def test_who_waits_at_a_barrier_is_freed(serve):
+    (address,) = serve(1)
+    waits, other = (start(WAITS, str(each), address) for each in range(2))
+    assert waits.communicate(timeout=100)[0] == "raised True\n"
+    other.communicate(timeout=100)
