@@ -267,6 +267,8 @@ def _tail(evidence: Evidence, first: HostReport) -> list[str]:
 
 
 def _more(evidence: Evidence, first: HostReport) -> str:
+    if first.exit is Exit.NEVER_JOINED:  # Nothing has run: the gang's records say more.
+        return f"More: kinetic jobs status {evidence.job_id}"
     return f"More: kinetic jobs logs {evidence.job_id}" + (
         f" --host {first.host}" if first.host else ""
     )

@@ -187,6 +187,7 @@ def test_several_hosts_to_blame_are_named(store, job, handle):
     with pytest.raises(errors.GangTimeout, match="hosts 1, 3 of 4 did not join") as caught:
         handle.result()
     assert caught.value.hosts == (1, 3)
+    assert str(caught.value).endswith(f"More: kinetic jobs status {job.job_id}"), "no logs"
 
 
 def test_the_runners_own_frames_are_not_shown_of_a_crash(store, backend, job, handle):
