@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from checkpoint_fakes import Crowd, on_all
 import kinetic
 from kinetic._in_job.checkpoint import tree, worlds
 from kinetic._in_job.checkpoint.assembly import Assembly
+from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.pieces import newest
 from kinetic.errors import CheckpointError, CheckpointMismatch, PreflightError, UsageError
@@ -38,7 +40,7 @@ def state(number):
 
 
 def written(tier, number, writer="run"):
-    tier.write(tier.stage(number, writer, 1, tree.taken_apart(state(number))))
+    tier.commit(tier.stage(number, writer, 1, tree.taken_apart(state(number))))
 
 
 def read(tier, like):
@@ -88,7 +90,7 @@ def test_a_smaller_state_over_a_larger_one(tmp_path):
         written(tier, number)
         tier.retire(number)
     small = {"w": np.ones(2)}
-    tier.write(tier.stage(2, "run", 1, tree.taken_apart(small)))
+    tier.commit(tier.stage(2, "run", 1, tree.taken_apart(small)))
     same(read(tier, small), small)
     assert (tmp_path / "2/data").stat().st_size == 64
 
@@ -141,14 +143,87 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
     tier = LocalTier(tmp_path)
     written(tier, 1)
 
-    def full(fd, data):
+    def full(fd, offset, size):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CheckpointError, match="no space is left") as told:
         written(tier, 2)
     assert told.value.step == 2
     assert [each.step for each in tier.found()] == [1]
+
+
+def saves(host, folder, warned, numbers, spoil=lambda number: None):
+    """Save these steps on one of several hosts; return the steps that it has afterwards."""
+    tier = LocalTier(folder / str(host.index))
+    local = LocalSaves(tier, "run", host, warned.append)
+    for number in numbers:
+        local.wait()
+        spoil(number)
+        local.begin(Due(number, number, tree.taken_apart({"w": np.full(9, number)}), None))
+    local.wait()
+    return [each.step for each in tier.found()]
+
+
+def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path, monkeypatch):
+    fallocate, warned = os.posix_fallocate, {0: [], 1: [], 2: []}
+
+    def full_on_host_1(fd, offset, size):
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path / "1/")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fallocate(fd, offset, size)
+
+    def run(host, numbers):
+        return saves(host, tmp_path, warned[host.index], numbers)
+
+    assert on_all(Crowd(3).hosts(), lambda host: run(host, [0])) == [[0]] * 3
+    for path in tmp_path.glob("*/writing"):
+        shutil.rmtree(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full_on_host_1)
+        assert on_all(Crowd(3).hosts(), lambda host: run(host, [1, 2, 3])) == [[0]] * 3
+    assert [len(each) for each in warned.values()] == [1, 1, 1], "the leader's is shown"
+    assert "host 1: The local checkpoint of step 1 could not be written" in warned[0][0]
+    assert "ask for at least 295 B" in warned[0][0]
+    assert on_all(Crowd(3).hosts(), lambda host: run(host, [4, 5])) == [[5]] * 3
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path):
+    warned: list[str] = []
+
+    def spoil(number):
+        if number == 2:
+            shutil.rmtree(tmp_path)
+
+    (host,) = Crowd(1).hosts()
+    assert saves(host, tmp_path, warned, range(4), spoil) == [3]
+    assert warned == []
+
+
+def test_a_folder_that_is_removed_during_a_save_costs_this_save(tmp_path, monkeypatch):
+    warned: list[str] = []
+    commit = LocalTier.commit
+
+    def too_late(tier, local):
+        if local.step == 2:
+            shutil.rmtree(tmp_path)
+        commit(tier, local)
+
+    monkeypatch.setattr(LocalTier, "commit", too_late)
+    (host,) = Crowd(1).hosts()
+    assert saves(host, tmp_path, warned, range(3)) == []
+    assert "of step 2 could not be written" in warned[0]
+    assert saves(host, tmp_path, warned, range(3, 5)) == [4]
+
+
+def test_the_memory_of_two_steps_is_written_again_and_again(tmp_path):
+    used = set()
+    tier = LocalTier(tmp_path)
+    for number in range(8):
+        written(tier, number)
+        used.add((tmp_path / f"{number}/data").stat().st_ino)
+        tier.retire(number)
+    assert len(used) == 2
 
 
 def test_a_folder_that_is_a_file_is_told(tmp_path):
@@ -162,7 +237,7 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
         return {k: v for k, v in state(number).items() if k not in ("key", "on a device")}
 
     first = LocalTier(tmp_path / "0")
-    first.write(first.stage(5, "run", 3, tree.taken_apart(without_devices(5))))
+    first.commit(first.stage(5, "run", 3, tree.taken_apart(without_devices(5))))
     whole = newest([first.found(), [], []])
 
     def restore(host):
@@ -291,8 +366,9 @@ def save_into_a_file(tmp_path):
         tmp_path / "run", local_every=1, local_directory=folder, at_least_every=None
     ) as ckpt:
         ckpt.restore({"w": np.zeros(3)})
+        ckpt.wait()
         (there,) = folder.glob("checkpoints/*")
-        there.rmdir()
+        shutil.rmtree(there)
         there.write_text("")
         ckpt.save(0, {"w": np.zeros(3)})
 

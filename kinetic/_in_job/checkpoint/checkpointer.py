@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,10 +22,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from kinetic._core.duration import Duration
 from kinetic._host.worker import streams
 from kinetic._in_job import elastic, local_folder, preemption, slices
-from kinetic._in_job.checkpoint import opening, peers, persistent, positions, tree
+from kinetic._in_job.checkpoint import local_saves, opening, peers, persistent, positions, tree
 from kinetic._in_job.checkpoint.assembly import Assembly
 from kinetic._in_job.checkpoint.cadence import cadence
-from kinetic._in_job.checkpoint.local_tier import Staged
+from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.opening import Opened
 from kinetic._in_job.checkpoint.persistent import Keep
 from kinetic._in_job.checkpoint.pieces import Whole
@@ -107,7 +105,7 @@ class Checkpointer:
         self._opened: Opened | None = None
         self._moments: Moments | None = None
         self._peers: peers.Peers = peers.Alone()
-        self._writing: _Writing | None = None
+        self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
         self._last = -1
         self._is_closed = False
@@ -141,11 +139,14 @@ class Checkpointer:
         """
         now = tree.taken_apart(state)
         opened = self._open(now)
+        if self._local_saves is not None:
+            self._local_saves.wait()
         newest, whole = opening.newest(opened, self._peers)
         if whole is not None and newest is not None and newest > whole.step:
             whole = None
-        if opened.local is not None:
+        if opened.local is not None and self._local_saves is not None:
             opened.local.keep_only(whole)
+            self._local_saves.prepare(now)
         if whole is not None:
             found, saved = self._assembled(opened, whole, now)
         elif newest is not None:
@@ -239,9 +240,9 @@ class Checkpointer:
         opened.persistent.check()
         if any(to.values()):
             position = None if data is None else positions.taken(data)
-            due = _Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
-            if to["local"] and step > self._last:
-                self._save_locally(opened, due)
+            due = Due(next(self._numbers), step, tree.taken_apart(state_of()), position)
+            if self._local_saves is not None and to["local"] and step > self._last:
+                self._local_saves.begin(due)
             if to["persistent"]:
                 to["persistent"] = self._save_for_good(opened, due, metrics)
             self._last = step
@@ -255,9 +256,8 @@ class Checkpointer:
         Raises:
             CheckpointError: a save has failed.
         """
-        if self._writing is not None:
-            self._writing.wait()
-            self._writing = None
+        if self._local_saves is not None:
+            self._local_saves.wait()
         if self._opened is not None:
             self._opened.persistent.wait()
 
@@ -301,6 +301,9 @@ class Checkpointer:
         persistent.orbax()  # whether it is there, before anything is done together
         self._peers = peers.of_this_world()
         self._opened = opening.opened(self._directory, self._local, self._keep, self._peers, state)
+        tier, writer = self._opened.local, self._opened.writer
+        if tier is not None:
+            self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
         self._moments = Moments(self._peers, _wanted, self._cadence.every_s)
         return self._opened
 
@@ -318,6 +321,13 @@ class Checkpointer:
         _log.info(words)
         if self._peers.index == 0 and slices.told("KINETIC_JOB_ID"):
             streams.say(f"kinetic: {words}")
+
+    def _warn(self, words: str) -> None:
+        """Warn those who read the job's output; called on all hosts."""
+        if not slices.told("KINETIC_JOB_ID"):
+            _log.warning(words)
+        elif self._peers.index == 0:
+            streams.say(f"kinetic: warning: {words}")
 
     def _give_up(self, *, waits: bool) -> None:
         """End after an error; `waits`: for saves that have begun, a moment."""
@@ -357,14 +367,7 @@ class Checkpointer:
 
     # -- the tiers ---------------------------------------------------------------------------------
 
-    def _save_locally(self, opened: Opened, due: _Due) -> None:
-        assert opened.local is not None
-        if self._writing is not None:
-            self._writing.wait()
-        staged = opened.local.stage(due.step, opened.writer, self._peers.count, due.state)
-        self._writing = _Writing(opened, self._peers, due, staged)
-
-    def _save_for_good(self, opened: Opened, due: _Due, metrics: Mapping[str, Any] | None) -> bool:
+    def _save_for_good(self, opened: Opened, due: Due, metrics: Mapping[str, Any] | None) -> bool:
         if opened.lease is not None:
             opened.lease.check()
         record = {
@@ -375,75 +378,11 @@ class Checkpointer:
             "hosts": self._peers.count,
             "saved_at": time.time(),
             "leaves": [leaf.to_json() for leaf in due.state.leaves],
-            "data": _of_all_hosts(self._peers, f"positions/{due.number}", due.position),
+            "data": local_saves.of_all_hosts(self._peers, f"positions/{due.number}", due.position),
         }
         if self._moments is not None:
             self._moments.saved()
         return opened.persistent.save(due.step, due.state.plain(), record, _numbers(metrics))
-
-
-class _Due(NamedTuple):
-    """A step that is to be saved.
-
-    Attributes:
-        number: of the save, the same on all hosts.
-        step: of the training.
-        state: after it.
-        position: of the iterator, or None.
-    """
-
-    number: int
-    step: int
-    state: State
-    position: Any
-
-
-class _Writing:
-    """A local checkpoint that is being written, in a thread of its own."""
-
-    def __init__(self, opened: Opened, hosts: peers.Peers, due: _Due, staged: Staged) -> None:
-        self._given = (opened, hosts, due, staged)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, name="kinetic-local-checkpoint", daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait for the end.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        opened, hosts, due, staged = self._given
-        tier = opened.local
-        assert tier is not None
-        try:
-            data = _of_all_hosts(hosts, f"local-positions/{due.number}", due.position)
-            tier.write(staged._replace(local=replace(staged.local, data=data)))
-            # The copy before this one is needed until all hosts have this one.
-            hosts.meet(f"local/{due.number}", opening.LIMIT_S)
-            tier.retire(due.step)
-        except CheckpointError as error:
-            self._error = error
-        except Exception as error:  # noqa: BLE001 - a peer is lost; the copy before this one stays
-            _log.debug("the local checkpoint of step %d was not committed: %s", due.step, error)
-
-
-def _of_all_hosts(hosts: peers.Peers, name: str, position: Any) -> list[Any]:
-    """The positions of the iterators of all hosts; empty when none was given."""
-    if position is None:
-        return []
-    found = [json.loads(each) for each in opening.exchange(hosts, name, json.dumps(position))]
-    hosts.meet(f"{name}/read", opening.LIMIT_S)
-    if hosts.index == 0:
-        hosts.forget(name)
-    return found
 
 
 def _directory(given: str | os.PathLike[str] | None) -> str:

@@ -2,41 +2,58 @@
 
 In: a state, a folder. Out: `STEP/index.json` and `STEP/data`, complete or not there.
 
-A step is written to `writing`, which is then renamed. The step before it stays until all hosts have
-committed; after that its file is written over for the next one, because fresh memory is what
-writing costs most. So two steps are there at most.
+A step is copied from the devices into the mapped file `writing/data`, and the folder is then
+renamed. The step before it stays until all hosts have committed; after that its file is written
+over for the next one, because fresh memory is what writing costs most. So there are two files at
+most, and a process that is killed leaves what it has copied: the kernel keeps mapped files.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from kinetic._core.checkpoint_size import in_gigabytes, room_for
 from kinetic._in_job.checkpoint.pieces import Local, Piece, Whole
-from kinetic._in_job.checkpoint.tree import State, parts_here
+from kinetic._in_job.checkpoint.tree import Part, State, parts_here
 from kinetic.errors import CheckpointError, CorruptRecord
 
 _INDEX = "index.json"
 _DATA = "data"
 _WRITING = "writing"
 _ALIGNED_TO = 64
-_AT_ONCE_BYTES = 1 << 26
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
-class Staged(NamedTuple):
-    """A state as it is in this process's memory, to be written."""
+class LocalSaveFailed(CheckpointError):
+    """There was no room for a local checkpoint, or its folder was removed: the next one may
+    succeed."""
 
-    local: Local
-    size_bytes: int
+
+def size_of(state: State) -> int:
+    """Return how many bytes this process's parts of a state take in a file."""
+    return _laid_out(state)[2]
+
+
+def _laid_out(state: State) -> tuple[list[Part], tuple[Piece, ...], int]:
+    """This process's parts, where they lie in the file, and its size."""
+    parts, pieces, end = [], [], 0
+    for number, value in state.arrays():
+        for part in parts_here(value):
+            size = int(part.data.nbytes)
+            parts.append(part)
+            pieces.append(Piece(number, part.start, part.shape, end, size))
+            end += -(-size // _ALIGNED_TO) * _ALIGNED_TO
+    return parts, tuple(pieces), end
 
 
 class LocalTier:
-    """One host's local checkpoints.
+    """One host's local checkpoints. One thread at a time may use it.
 
     Args:
         folder: of this host alone; created when it is first written to.
@@ -44,7 +61,7 @@ class LocalTier:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._buffer: Any = None
+        self._mapped: dict[tuple[int, int], Any] = {}
 
     @property
     def folder(self) -> Path:
@@ -76,69 +93,104 @@ class LocalTier:
             return []
         return sorted((each for each in entries if each.name.isdigit()), key=lambda p: int(p.name))
 
-    def stage(self, step: int, writer: str, hosts: int, state: State) -> Staged:
-        """Copy this host's parts out of the devices; afterwards the state may change."""
-        import numpy as np
-
-        parts = [(number, part) for number, value in state.arrays() for part in parts_here(value)]
-        for _, part in parts:
-            if hasattr(part.data, "copy_to_host_async"):
-                part.data.copy_to_host_async()
-        pieces, end = [], 0
-        for number, part in parts:
-            size = int(part.data.nbytes)
-            pieces.append(Piece(number, part.start, part.shape, end, size))
-            end += -(-size // _ALIGNED_TO) * _ALIGNED_TO
-        if self._buffer is None or self._buffer.size < end:
-            self._buffer = np.empty(end, np.uint8)
-        for piece, (_, part) in zip(pieces, parts, strict=True):
-            content = np.ascontiguousarray(np.asarray(part.data))
-            raw = content.reshape(-1).view(np.uint8)
-            self._buffer[piece.offset : piece.offset + piece.size_bytes] = raw
-        return Staged(Local(step, writer, hosts, tuple(state.leaves), tuple(pieces)), end)
-
-    def write(self, staged: Staged) -> None:
-        """Commit a step on this host; the one that it replaces stays.
+    def prepare(self, size_bytes: int) -> None:
+        """Have the memory for the next step ready, which takes longer than filling it.
 
         Raises:
-            CheckpointError: there is no room, or the folder cannot be written to.
+            LocalSaveFailed: there is no room, or the folder was removed.
+            CheckpointError: the folder cannot be written to.
         """
-        local, target = staged.local, self._folder / str(staged.local.step)
-        writing = self._folder / _WRITING
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            writing.mkdir(exist_ok=True, mode=0o700)
-            (writing / _INDEX).unlink(missing_ok=True)
-            fd = os.open(writing / _DATA, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                self._fill(fd, staged.size_bytes)
-            finally:
-                os.close(fd)
+            self._space(size_bytes)
+        except OSError as error:
+            raise _explained(error, None, self._folder, size_bytes) from error
+
+    def stage(self, step: int, writer: str, hosts: int, state: State) -> Local:
+        """Copy this host's parts out of the devices; afterwards the state may change.
+
+        Raises:
+            LocalSaveFailed: there is no room, or the folder was removed.
+            CheckpointError: the folder cannot be written to.
+        """
+        import numpy as np
+
+        parts, pieces, size_bytes = _laid_out(state)
+        for part in parts:
+            if hasattr(part.data, "copy_to_host_async"):
+                part.data.copy_to_host_async()
+        try:
+            space = self._space(size_bytes)
+        except OSError as error:
+            raise _explained(error, step, self._folder, size_bytes) from error
+        for piece, part in zip(pieces, parts, strict=True):
+            content = np.ascontiguousarray(np.asarray(part.data))
+            raw = content.reshape(-1).view(np.uint8)
+            space[piece.offset : piece.offset + piece.size_bytes] = raw
+        return Local(step, writer, hosts, tuple(state.leaves), pieces)
+
+    def _space(self, size_bytes: int) -> Any:
+        """The memory of `writing/data`, of this size and with room for all of it: writing to
+        mapped memory that a full file system cannot give would end the process."""
+        import numpy as np
+
+        writing = self._folder / _WRITING
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writing.mkdir(exist_ok=True, mode=0o700)
+        fd = os.open(writing / _DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            about = os.fstat(fd)
+            name = (about.st_dev, about.st_ino)
+            found = self._mapped.get(name)
+            if found is not None and found.size == size_bytes == about.st_size:
+                return found
+            os.ftruncate(fd, 0)
+            space = np.empty(0, np.uint8)
+            if size_bytes:
+                os.posix_fallocate(fd, 0, size_bytes)
+                space = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
+                space[:: mmap.PAGESIZE] = 0
+            self._mapped.pop(name, None)
+            self._mapped = dict([*self._mapped.items()][-1:]) | {name: space}
+            return space
+        except OSError:
+            os.ftruncate(fd, 0)
+            raise
+        finally:
+            os.close(fd)
+
+    def commit(self, local: Local) -> None:
+        """Commit the step that was staged on this host; the one that it replaces stays.
+
+        Raises:
+            LocalSaveFailed: there is no room, or the folder was removed.
+            CheckpointError: the folder cannot be written to.
+        """
+        target, writing = self._folder / str(local.step), self._folder / _WRITING
+        try:
             (writing / _INDEX).write_text(json.dumps(local.to_json()))
             if target.exists():  # of a run that was rewound
                 shutil.rmtree(target)
             writing.rename(target)
         except OSError as error:
-            shutil.rmtree(writing, ignore_errors=True)
-            raise _explained(error, local.step, self._folder, staged.size_bytes) from error
-
-    def _fill(self, fd: int, size_bytes: int) -> None:
-        view = memoryview(self._buffer)
-        done = 0
-        while done < size_bytes:
-            done += os.write(fd, view[done : done + _AT_ONCE_BYTES])
-        os.ftruncate(fd, size_bytes)
+            size = sum(piece.size_bytes for piece in local.pieces)
+            raise _explained(error, local.step, self._folder, size) from error
 
     def retire(self, newest: int) -> None:
         """Give up all steps but this one, which all hosts have committed."""
         for path in self._steps():
-            if path.name == str(newest):
-                continue
-            # The next step is written over it.
-            if (self._folder / _WRITING).exists():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.rename(self._folder / _WRITING)
+            if path.name != str(newest):
+                self._give_up(path)
+
+    def withdraw(self, step: int) -> None:
+        """Give up a step that another host could not commit; the one before it stays."""
+        self._give_up(self._folder / str(step))
+
+    def _give_up(self, path: Path) -> None:
+        """The next step is written over one of those that are not needed."""
+        try:
+            path.rename(self._folder / _WRITING)
+        except OSError:  # there is one already
+            shutil.rmtree(path, ignore_errors=True)
 
     def keep_only(self, whole: Whole | None) -> None:
         """Remove every step but this one, for good: what a later run writes must not be mixed with
@@ -178,13 +230,15 @@ class LocalTier:
             ) from error
 
 
-def _explained(error: OSError, step: int, folder: Path, size_bytes: int) -> CheckpointError:
-    what = f"The local checkpoint of step {step} could not be written to {folder}"
+def _explained(error: OSError, step: int | None, folder: Path, size_bytes: int) -> CheckpointError:
+    what = "next local checkpoint" if step is None else f"local checkpoint of step {step}"
+    said = f"The {what} could not be written to {folder}"
     if error.errno in _FULL:
-        return CheckpointError(
-            f"{what}: no space is left for {size_bytes / 1e9:.3g} GB. The local tier needs twice "
-            "that on each host: give it more memory (`kinetic checkpoint size` tells how much), or "
-            "say local_every=None.",
+        return LocalSaveFailed(
+            f"{said}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs twice "
+            f"that on each host: ask for at least {in_gigabytes(room_for(size_bytes))} of memory "
+            "there, or say local_every=None.",
             step=step,
         )
-    return CheckpointError(f"{what}: {error.strerror or error}.", step=step)
+    kind = LocalSaveFailed if error.errno == errno.ENOENT else CheckpointError
+    return kind(f"{said}: {error.strerror or error}.", step=step)

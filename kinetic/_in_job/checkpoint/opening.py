@@ -21,11 +21,11 @@ from kinetic._core.checkpoint_size import COPIES, in_gigabytes, room_for
 from kinetic._core.values import dataclass
 from kinetic._in_job import slices
 from kinetic._in_job.checkpoint import pieces
-from kinetic._in_job.checkpoint.local_tier import LocalTier
+from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Keep, Persistent
 from kinetic._in_job.checkpoint.pieces import Local, Whole
-from kinetic._in_job.checkpoint.tree import State, parts_here
+from kinetic._in_job.checkpoint.tree import State
 from kinetic._store import lease
 from kinetic._store.lease import Lease, Owner
 from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch, KineticError
@@ -167,7 +167,7 @@ def _check_shared(directory: str, token: str) -> None:
 
 def _check_room(folder: Path, state: State) -> None:
     """Check that two copies of this host's part fit."""
-    part = sum(int(piece.data.nbytes) for _, value in state.arrays() for piece in parts_here(value))
+    part = size_of(state)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         usage = os.statvfs(folder)
