@@ -143,10 +143,10 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
     tier = LocalTier(tmp_path)
     written(tier, 1)
 
-    def full(fd, offset, size):
+    def full(fd, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(CheckpointError, match="no space is left") as told:
         written(tier, 2)
     assert told.value.step == 2
@@ -166,12 +166,12 @@ def saves(host, folder, warned, numbers, spoil=lambda number: None):
 
 
 def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path, monkeypatch):
-    fallocate, warned = os.posix_fallocate, {0: [], 1: [], 2: []}
+    write, warned = os.write, {0: [], 1: [], 2: []}
 
-    def full_on_host_1(fd, offset, size):
+    def full_on_host_1(fd, data):
         if os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path / "1/")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fallocate(fd, offset, size)
+        return write(fd, data)
 
     def run(host, numbers):
         return saves(host, tmp_path, warned[host.index], numbers)
@@ -180,7 +180,7 @@ def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path,
     for path in tmp_path.glob("*/writing"):
         shutil.rmtree(path)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "posix_fallocate", full_on_host_1)
+        patched.setattr(os, "write", full_on_host_1)
         assert on_all(Crowd(3).hosts(), lambda host: run(host, [1, 2, 3])) == [[0]] * 3
     assert [len(each) for each in warned.values()] == [1, 1, 1], "the leader's is shown"
     assert "host 1: The local checkpoint of step 1 could not be written" in warned[0][0]

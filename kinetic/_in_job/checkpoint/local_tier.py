@@ -27,6 +27,7 @@ _INDEX = "index.json"
 _DATA = "data"
 _WRITING = "writing"
 _ALIGNED_TO = 64
+_AT_ONCE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
@@ -146,7 +147,7 @@ class LocalTier:
             os.ftruncate(fd, 0)
             space = np.empty(0, np.uint8)
             if size_bytes:
-                os.posix_fallocate(fd, 0, size_bytes)
+                _fill(fd, size_bytes)
                 space = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
                 space[:: mmap.PAGESIZE] = 0
             self._mapped.pop(name, None)
@@ -228,6 +229,12 @@ class LocalTier:
                 f"{error.strerror or error}.",
                 step=local.step,
             ) from error
+
+
+def _fill(fd: int, size_bytes: int) -> None:
+    zeros, left = memoryview(bytes(min(size_bytes, _AT_ONCE_BYTES))), size_bytes
+    while left:
+        left -= os.write(fd, zeros[:left])
 
 
 def _explained(error: OSError, step: int | None, folder: Path, size_bytes: int) -> CheckpointError:
