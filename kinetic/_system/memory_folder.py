@@ -12,6 +12,9 @@ import shutil
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
+JAX_INIT_INFO = "jax-init-info.txt"
+"""In a host's folder: the index of its process and the address of process 0, a line each. The name
+and the format are those of GKE's multi-tier checkpointing."""
 
 
 def of_job(job_id: str) -> Path:
@@ -34,11 +37,13 @@ def make(job_id: str, name: str) -> Path | None:
 
 
 def remove_unused(job_id: str) -> None:
-    """Remove what the job has there if there is nothing in it."""
+    """Remove what the job has there if the function has written nothing."""
     folder = of_job(job_id)
     with contextlib.suppress(OSError):
         for each in os.listdir(folder):
             with contextlib.suppress(OSError):
+                if os.listdir(folder / each) == [JAX_INIT_INFO]:
+                    (folder / each / JAX_INIT_INFO).unlink()
                 (folder / each).rmdir()
         folder.rmdir()
         folder.parent.rmdir()

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,10 @@ pytestmark = [
 ]
 
 
+INIT = "jax-init-info.txt"
+"""What GKE's multi-tier checkpointing writes into the ramdisk of a host."""
+
+
 def look(name="mark"):
     """What this host sees, after all hosts have left a mark."""
     import jax
@@ -61,7 +66,7 @@ def test_hosts_have_a_name_and_a_folder_of_their_own(place):
     assert [first[0], second[0]] == [f"{machine}-0", f"{machine}-1"]
     assert first[1] == second[1] == "127.0.0.1"
     assert first[2] == second[2]
-    assert (first[4], second[4]) == (["mark-0"], ["mark-1"])
+    assert (first[4], second[4]) == ([INIT, "mark-0"], [INIT, "mark-1"])
     assert memory_folder.of_job(handle.job_id).exists(), "it stays as long as the job is there"
     handle.result()
     assert not memory_folder.of_job(handle.job_id).exists()
@@ -78,14 +83,56 @@ def look_again():
 def test_both_are_the_same_in_the_next_attempt():
     handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(look_again).run_async()
     (first, second) = handle.results(timeout=200)
-    assert (first[3], second[3]) == (["1-0"], ["1-1"])
+    assert (first[3], second[3]) == (["1-0", INIT], ["1-1", INIT])
     handle.cleanup()
+
+
+def join_as_told():
+    """As MaxText does for emergency checkpoints; in the first attempt, host 0 dies then."""
+    import jax
+
+    file = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
+    rank, address, rest = file.read_text().split("\n")
+    jax.distributed.initialize(coordinator_address=address, process_id=int(rank))
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        if rank == "0":
+            os._exit(7)
+        time.sleep(100)  # until this host is stopped
+    mine = Path(file).parent.joinpath("mine")
+    mine.write_text(rank)
+    return int(rank), jax.process_index(), len(jax.devices()), rest, mine.read_text()
+
+
+@pytest.mark.parametrize("place", ["local", "programs"], indirect=True)
+def test_a_file_in_the_folder_says_which_process_of_jax_a_host_is(place):
+    handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(join_as_told).run_async()
+    assert handle.results(timeout=200) == [(0, 0, 8, "", "0"), (1, 1, 8, "", "1")]
+    handle.cleanup()
+
+
+def told():
+    """What this attempt is told, and as which process it takes part."""
+    import jax
+
+    if kinetic.attempt() == 1:
+        jax.devices()
+        if kinetic.slice_index() == 0:
+            os._exit(7)
+        time.sleep(100)
+    here = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
+    return here.exists() and here.read_text(), jax.process_count()
+
+
+def test_a_host_that_is_left_alone_is_told_of_no_other_process(monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    handle = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink")(told).run_async()
+    assert handle.result(timeout=200) == (False, 1)
 
 
 def test_a_folder_that_the_user_names_is_kept_for_other_jobs(tmp_path):
     named = {"KINETIC_LOCAL_DIR": str(tmp_path / "run-42")}
     train = kinetic.run("tpu-v6e-8", env=named, all_hosts=True)(look)
-    for before in ([[], []], [["first-0"], ["first-1"]]):
+    for before in ([[INIT], [INIT]], [["first-0", INIT], ["first-1", INIT]]):
         handle = train.run_async("first")
         told = handle.results(timeout=200)
         assert [each[2] for each in told] == [str(tmp_path / "run-42")] * 2

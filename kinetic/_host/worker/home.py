@@ -6,7 +6,8 @@ where the machine does not allow that.
 
 Programs name files after the host (profiles, event files), which collide where all have one name;
 and they keep local checkpoints at one path on all hosts. The name resolves to this machine, because
-gloo and others look themselves up.
+gloo and others look themselves up. As in the ramdisk of GKE's multi-tier checkpointing, a file in
+the folder says which process of JAX this host is: programs that keep checkpoints there read it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import socket
 from pathlib import Path
 
 from kinetic._core.values import dataclass
+from kinetic._host.worker.joining import World
+from kinetic._system import memory_folder
 
 HOSTS_FILE = Path("/etc/hosts")
 _MOST_LETTERS = 50
@@ -47,6 +50,18 @@ class Home:
     def variables(self, *, moved_in: bool) -> dict[str, str]:
         """Return what the function is told."""
         return {"KINETIC_LOCAL_DIR": self.place if moved_in else self.folder}
+
+    def tell(self, world: World) -> None:
+        """Write this process's place in this attempt's world of JAX; what an earlier attempt wrote
+        there is never seen.
+
+        Raises:
+            OSError: it cannot be written, for example because the memory is full.
+        """
+        file = Path(self.folder, memory_folder.JAX_INIT_INFO)
+        file.unlink(missing_ok=True)
+        if world.processes > 1:
+            file.write_text(f"{world.process}\n{world.coordinator}\n")
 
 
 def enter(home: Home, scratch: str) -> bool:

@@ -396,6 +396,11 @@ def _move_in(start: Start) -> dict[str, str]:
     """Make this host look like a machine of its own; return the variables about it."""
     if start.home is None:
         return {}
+    try:
+        start.home.tell(start.world)
+    except OSError as error:
+        detail = f"The host's own folder (KINETIC_LOCAL_DIR) cannot be written: {error}."
+        raise _Ended({"event": Exit.SETUP_FAILED, "detail": detail}) from error
     moved_in = start.home.is_shared and home.enter(start.home, start.scratch)
     if moved_in:
         processes.die_with_parent(os.getppid())  # As above.
