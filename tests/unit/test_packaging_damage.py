@@ -55,17 +55,27 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
         patched.setattr(packs, "SMALL_BYTES", 4)
         made, store = sent(place / "root", place)
         key = data.draw(st.sampled_from(sorted(store.list(""))))
-        content = bytearray(store.get(key))
+        content = bytearray(before := store.get(key))
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] ^= data.draw(st.integers(1, 255))
         store.put(key, bytes(content))
         # Whole in spite of it: what only a submission reads, or what only prune does.
         if not noticed(store, made, place / "dest"):
             assert shape(place / "dest") == shape(place / "root")
-            assert key.startswith((layout.PACK_INDEXES, layout.TREES))
+            only_there = key.startswith((layout.PACK_INDEXES, layout.TREES))
+            assert only_there or inflates_alike(before, bytes(content), at)
         bundle.upload(made, store)
         bundle.unpack(store, made.tree, place / "dest2")
         assert shape(place / "dest2") == shape(place / "root")
+
+
+def inflates_alike(pack: bytes, changed: bytes, at: int) -> bool:
+    """Whether the byte that differs lies in a list that is deflated, and is inflated to the same: a
+    few bits at the end of a deflated stream mean nothing."""
+    index = packs.parse(pack[: packs.index_bytes(pack[: packs.HEAD_BYTES])])
+    (span,) = [s for s in index.spans.values() if s.offset <= at < s.offset + s.stored_bytes]
+    ends = slice(span.offset, span.offset + span.stored_bytes)
+    return span.deflated and packs.inflated(pack[ends]) == packs.inflated(changed[ends])
 
 
 def keys_of(store: LocalStore, digest: str) -> list[str]:
