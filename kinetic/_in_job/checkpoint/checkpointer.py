@@ -148,36 +148,38 @@ class Checkpointer:
             opened.local.keep_only(whole)
             self._local_saves.prepare(now)
         if whole is not None:
-            found, saved = self._assembled(opened, whole, now)
+            found, saved, where = self._assembled(opened, whole, now)
         elif newest is not None:
-            found, saved = self._read(opened, newest, now)
+            found, saved, where = self._read(opened, newest, now)
         else:
             return state, 0
         if data is not None:
             positions.put_back(data, saved, self._peers.index, self._peers.count)
         assert self.restored is not None  # set by either way
         self._last = self.restored.step
-        where = "the hosts' memory" if self.restored.tier == "local" else self._directory
         self._say(f"step {self._last} is restored from {where}.")
         return found, self._last + 1
 
-    def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any]]:
+    def _assembled(self, opened: Opened, whole: Whole, now: State) -> tuple[Any, list[Any], str]:
         assert opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory")
         assembly = Assembly(opened.local, self._peers, whole)
         assembly.fetch(now)
         found = now.with_values(lambda n: assembly.value(now.leaves[n], now.values[n]))
         self.restored = Restored(whole.step, "local", tuple(sorted(assembly.received_from)))
-        return found, whole.data
+        return found, whole.data, "the hosts' memory"
 
-    def _read(self, opened: Opened, step: int, now: State) -> tuple[Any, list[Any]]:
+    def _read(self, opened: Opened, step: int, now: State) -> tuple[Any, list[Any], str]:
         record = opened.persistent.record(step)
         if "leaves" in record:
             saved = [Leaf.from_json(leaf) for leaf in record["leaves"]]
             tree.check_same(saved, now.leaves, f"of step {step} in {self._directory}")
-        there = tree.taken_apart(opened.persistent.restore(step, now.plain())).values
+        there, readers = opened.persistent.restore(step, now, self._peers.index)
+        where = self._directory
+        if readers:
+            where += f", which {len(readers)} of {self._peers.count} hosts have read for all"
         self.restored = Restored(step, "persistent")
-        return now.with_values(lambda n: there[n]), record.get("data") or []
+        return now.with_values(lambda n: there[n]), record.get("data") or [], where
 
     def save(
         self,

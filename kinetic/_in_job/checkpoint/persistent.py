@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._in_job.checkpoint import replicas
+from kinetic._in_job.checkpoint.replicas import Source
+from kinetic._in_job.checkpoint.tree import State
 from kinetic.errors import CheckpointError, PreflightError
 
 STATE, RECORD = "state", "kinetic"
@@ -94,14 +97,50 @@ class Persistent:
         self._newest = step
         return True
 
-    def restore(self, step: int, like: Any) -> Any:
-        """Return the state of a step, laid out as `like`."""
-        ocp = orbax()
+    def restore(self, step: int, now: State, process: int) -> tuple[list[Any], frozenset[int]]:
+        """Return the values of a step, laid out as those of a state, and the processes that have
+        read for others; none if each has read for itself."""
+        import jax
+
+        sources = {n: replicas.source_of(value) for n, value in now.arrays()}
+        shared = {n: source for n, source in sources.items() if source is not None}
         with _explained(f"read (step {step})", self._directory, step):
-            found = self._manager.restore(
-                step, args=ocp.args.Composite(**{STATE: ocp.args.StandardRestore(like)})
+            if not shared:
+                return jax.tree_util.tree_leaves(self._restored(step, now.plain())), frozenset()
+            found = self._read(step, now, shared, process)
+            whole = [now.values[n] for n in shared]
+            read = [found[n] if process in shared[n].readers else None for n in shared]
+            for n, value in zip(
+                shared, replicas.sent(whole, [*shared.values()], read), strict=True
+            ):
+                found[n] = value
+        return found, frozenset(reader for each in shared.values() for reader in each.readers)
+
+    def _restored(self, step: int, like: Any) -> Any:
+        ocp = orbax()
+        args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(like)})
+        return self._manager.restore(step, args=args)[STATE]
+
+    def _read(self, step: int, now: State, shared: Mapping[int, Source], process: int) -> list[Any]:
+        """The values that this process has to read, and something in place of the others."""
+        import jax
+
+        ocp, wanted = orbax(), list(now.values)
+        for n, source in shared.items():
+            described = jax.ShapeDtypeStruct(
+                wanted[n].shape, wanted[n].dtype, sharding=source.sharding
             )
-        return found[STATE]
+            wanted[n] = described if process in source.readers else ocp.PLACEHOLDER
+        item = now._replace(values=wanted).plain()
+        # Orbax's other handler reads the same files, and leaves out what it is told to.
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            found = reader.restore(
+                self._manager.directory / str(step) / STATE,
+                args=ocp.args.PyTreeRestore(
+                    item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
+                ),
+            )
+        return list(jax.tree_util.tree_leaves(found))
 
     def check(self) -> None:
         """Raise what a save in the background has met."""
