@@ -36,6 +36,14 @@ def available_memory_bytes() -> int | None:
     return None
 
 
+def boot_id() -> str:
+    """Return what names this machine since its last start, in containers and namespaces, too; ""
+    if unknown."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def _group_headroom_bytes() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())

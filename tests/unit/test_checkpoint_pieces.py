@@ -1,6 +1,7 @@
-"""Which pieces of local checkpoints make up a whole one, and which have to travel.
+"""Which pieces of local checkpoints make up a whole one, which have to travel, and whether there is
+room for them.
 
-In: what hosts have. Out: the newest whole step, journeys.
+In: what hosts have. Out: the newest whole step, journeys, errors.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import strategies as st
 
 from kinetic._in_job.checkpoint.pieces import Local, Piece, journeys, newest, overlap
+from kinetic._in_job.checkpoint.room import Room, check, measured
 from kinetic._in_job.checkpoint.tree import Leaf
-from kinetic.errors import CorruptRecord
+from kinetic._system import filesystems, machine
+from kinetic.errors import CheckpointError, CorruptRecord
 
 LEAVES = (Leaf("w", (4,), "float32"), Leaf("n", value=3))
 
@@ -126,3 +129,48 @@ def test_an_index_is_read_as_it_was_written():
 def test_a_damaged_index_is_told(damage):
     with pytest.raises(CorruptRecord):
         Local.from_json(damage)
+
+
+# -- room ------------------------------------------------------------------------------------------
+
+
+def a_room(file_system="machine/1", part=10**6, free=3 * 10**6, used=0):
+    return Room("/memory", file_system, part, free, used)
+
+
+def test_hosts_that_share_a_memory_need_room_for_all_of_them():
+    check([a_room("machine/1"), a_room("machine/2")])
+    check([a_room(free=2 * 10**6, used=10**6)] * 2)
+    with pytest.raises(
+        CheckpointError,
+        match=r"the parts of 2 hosts of the state have 2 MB, two copies of them need 4 MB, and "
+        r"/memory has 3 MB\. Ask for at least 4.6 MB",
+    ):
+        check([a_room(), a_room("machine/2"), a_room()][::2])
+    with pytest.raises(CheckpointError, match=r"host 1's part of the state has 1 MB.* has 2 MB"):
+        check([a_room(), a_room("machine/2", free=2 * 10**6 - 1)])
+    check([])
+
+
+def test_what_lies_in_memory_takes_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 123)
+    monkeypatch.setattr(filesystems, "is_in_memory", lambda path: True)
+    (tmp_path / "old").write_bytes(bytes(10_000))
+    found = measured(tmp_path, 5)
+    assert (found.free_bytes, found.part_bytes) == (123, 5)
+    assert found.used_bytes >= 10_000
+    monkeypatch.setattr(filesystems, "is_in_memory", lambda path: False)
+    assert measured(tmp_path, 5).free_bytes > 123
+
+
+def test_the_type_of_a_file_system_is_read_from_the_mounts(tmp_path):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/vda rw\n"
+        f"2 1 0:2 / {tmp_path}/memory rw - tmpfs tmpfs rw\n"
+        f"3 1 0:3 / {tmp_path}/shared rw - nfs4 server:/x rw\n"
+    )
+    assert filesystems.is_in_memory(tmp_path / "memory/below", mounts)
+    assert not filesystems.is_in_memory(tmp_path, mounts)
+    assert filesystems.is_shared(tmp_path / "shared", mounts)
+    assert not filesystems.is_shared(tmp_path / "memory", mounts)

@@ -6,7 +6,6 @@ In: folders, the hosts. Out: `Opened`, or the same error on every host.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -17,14 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kinetic._core.checkpoint_size import COPIES, in_gigabytes, room_for
 from kinetic._core.values import dataclass
 from kinetic._in_job import slices
-from kinetic._in_job.checkpoint import pieces
+from kinetic._in_job.checkpoint import pieces, room
 from kinetic._in_job.checkpoint.local_tier import LocalTier, size_of
 from kinetic._in_job.checkpoint.peers import Peers
 from kinetic._in_job.checkpoint.persistent import Keep, Persistent
 from kinetic._in_job.checkpoint.pieces import Local, Whole
+from kinetic._in_job.checkpoint.room import Room
 from kinetic._in_job.checkpoint.tree import State
 from kinetic._store import lease
 from kinetic._store.lease import Lease, Owner
@@ -125,12 +124,13 @@ def opened(
         def look() -> str:
             if peers.index > 0:
                 _check_shared(directory, writer)
-            if tier is not None:
-                tier.clean()
-                _check_room(tier.folder, state)
-            return ""
+            if tier is None:
+                return ""
+            tier.clean()
+            return json.dumps(vars(room.measured(tier.folder, size_of(state))))
 
-        agree(peers, "folders", look)
+        rooms = [Room(**json.loads(each)) for each in agree(peers, "folders", look) if each]
+        room.check(rooms)
         persistent = Persistent(directory, keep)
     except BaseException:
         for each in held:
@@ -163,35 +163,6 @@ def _check_shared(directory: str, token: str) -> None:
                 "bucket, or a folder on a shared disk."
             )
         time.sleep(0.1)
-
-
-def _check_room(folder: Path, state: State) -> None:
-    """Check that two copies of this host's part fit."""
-    part = size_of(state)
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        usage = os.statvfs(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"The folder for local checkpoints {folder} cannot be used: {error.strerror or error}. "
-            "Give local_directory= a folder that this host may write to, or say local_every=None."
-        ) from error
-    free = usage.f_bavail * usage.f_frsize + _used(folder)
-    if free < part * COPIES:
-        raise CheckpointError(
-            f"The local tier does not fit: this host's part of the state has "
-            f"{in_gigabytes(part)}, two copies of it need {in_gigabytes(part * COPIES)}, and "
-            f"{folder} has {in_gigabytes(free)}. Ask for at least "
-            f"{in_gigabytes(room_for(part))} of memory there, or say local_every=None."
-        )
-
-
-def _used(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_blocks * 512
-    return total
 
 
 def newest(opened_: Opened, peers: Peers) -> tuple[int | None, Whole | None]:
