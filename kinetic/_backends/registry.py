@@ -87,6 +87,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         priority=settings.priority or "",
         reservation=settings.reservation or "",
         controller="single" if single else "",
+        leader="head" if options.elastic is not None and name != "local" else "",
     )
     _check_elastic(options, name, settings)
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
@@ -96,14 +97,14 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
             'This version has no Ray backend yet. Use backend="local", which simulates the slice '
             "on this machine."
         )
-    stand_in = replace(place, backend="local", stands_in_for=name)
+    stand_in = replace(place, backend="local", stands_in_for=name, leader="")
     simulates = simulation.can_simulate(system)
     notice = _standing_in(topology, slices, single=single) if simulates else ""
     return Selection(stand_in, notice)
 
 
 def _check_elastic(options: Options, name: str, settings: Settings) -> None:
-    if options.elastic is not None and (name == "programs" or has_cluster(settings)):
+    if options.elastic is not None and name != "programs" and has_cluster(settings):
         raise PreflightError(
             f"The {name} backend cannot run elastic jobs yet. Give it a fixed number of slices, "
             f'slices={options.most_slices}, or simulate them here with backend="local".'

@@ -418,6 +418,7 @@ def _judged_orphan(store: Store, ref: JobRef, told: Status, now: float) -> Outco
             told=[host.as_report() for host in told.hosts if host.phase is not JobStatus.RUNNING],
             reason=told.reason,
             led=store.has(layout.events(ref.job_id)),
+            head=ref.place.has_head,
             now=now,
             attempt=attempt,
         )

@@ -286,17 +286,19 @@ def judge_leaderless(
     told: Sequence[HostReport] = (),
     reason: str = "",
     led: bool = True,
+    head: bool = False,
     now: float,
     attempt: int = 1,
 ) -> Outcome:
-    """Decide what became of a gang whose leader, host 0, was lost before it could judge.
+    """Decide what became of a gang whose leader was lost before it could judge: host 0, or a head.
 
     Args:
         hosts: the size of the gang.
         reports: by the hosts themselves.
         told: what the backend says of the hosts; used where a host has not reported.
         reason: why, as far as the backend knows; "" if it does not.
-        led: whether host 0 has ever led the gang, as far as its events say.
+        led: whether the gang was ever led, as far as its events say.
+        head: whether a program that is no host led it.
         now: in seconds since the epoch.
         attempt: the last one.
 
@@ -325,6 +327,12 @@ def judge_leaderless(
     if any(r.exit is Exit.CANCELLED for r in others):
         all_of_them = [*reports, *others]
         return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
+    if head:
+        why = "the head, which led the job, was lost" + (f": {reason}" if reason else "")
+        hearsay = HostReport(0, Exit.AGENT_LOST, why)
+        rest = [r for r in (*reports, *others) if r.host != 0]
+        made = judge(hosts, [hearsay, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
+        return replace(made, given_up=why)
     seen = next((r.detail for r in others if r.host == 0 and r.detail), "")
     detail = seen or "The program that led the gang ended without a verdict."
     leader = HostReport(0, Exit.AGENT_LOST, detail)

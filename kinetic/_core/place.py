@@ -33,6 +33,7 @@ class Place:
         priority: the priority class, which says which jobs come first.
         reservation: the reserved machines that the job takes.
         controller: "single" where one process has the devices of all slices; else "".
+        leader: "head" where a program that runs no function leads the gang; else "".
     """
 
     backend: str
@@ -47,11 +48,17 @@ class Place:
     priority: str = ""
     reservation: str = ""
     controller: str = ""
+    leader: str = ""
 
     @property
     def has_single_controller(self) -> bool:
         """Whether one process has the devices of all slices: through Pathways on a cluster."""
         return self.controller == "single"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a program that runs no function leads the gang, so that any host may be lost."""
+        return self.leader == "head"
 
     @property
     def requested(self) -> str:
@@ -70,7 +77,8 @@ class Place:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether a process beside the hosts leads the gang; otherwise host 0 does."""
+        """Whether a process on this machine leads the gang, which sees its hosts die; otherwise
+        host 0 does, or a head."""
         return self.backend == "local"
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The leader of an elastic job: one attempt after the other, on the slices that are there.
 
-In: a plan, a store, the agents that this process has forked. Out: events, the outcome of every
+In: a plan, a store, the agents of all hosts (`Crew`). Out: events, the outcome of every
 attempt but the last, and the last one's; lines in the leader's log that tell the story. What to do
 is decided by `Elasticity`; this module does it.
 """
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kinetic._core import layout
@@ -37,7 +37,7 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
 from kinetic._host import leader
 from kinetic._host.agent.log_writer import HostLog
-from kinetic._host.agents import Agents, cause_of_death, delivered
+from kinetic._host.crew import Crew
 from kinetic._host.leader import Attempt
 from kinetic._rpc.lobby import Lobby
 from kinetic._rpc.server import Coordinator
@@ -58,7 +58,7 @@ class ElasticLeader:
         1. A slice with a dead host is ended as a whole, with all that its hosts have started.
         2. Agents of the other slices live on; nothing of their last worker does.
         3. SIGTERM cancels the job at any time, also between two attempts.
-        4. When it returns, all agents of this process have ended.
+        4. When it returns, all agents have ended, or know that they should.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class ElasticLeader:
         plan: Plan,
         elastic: Elastic,
         store: Store,
-        agents: Agents,
+        crew: Crew,
         *,
         heartbeat_timeout_s: float,
         has_records: Callable[[], bool],
-        on_ready: Callable[[], None],
-        on_agents: Callable[[int], None],
-        make_room: Callable[[], None],
+        on_ready: Callable[[], None] = lambda: None,
+        on_agents: Callable[[int], None] = lambda attempt: None,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_agents` is called with the attempt when there are other agents, or another
         attempt."""
         self._plan = plan
         self._store = store
-        self._agents = agents
+        self._crew = crew
         self._has_records = has_records
         self._on_ready = on_ready
         self._on_agents = on_agents
@@ -87,9 +87,11 @@ class ElasticLeader:
         self._each = plan.topology.hosts
         self._policy = Elasticity(elastic, plan.limits.slice_away_s)
         self._events = EventLog(store, layout.events(plan.job_id))
-        self._starts = dict.fromkeys(range(plan.hosts), 1)
         self._dead: set[int] = set()
         """Seats whose agents have ended, and were not started again."""
+        self._places: dict[int, Place] = {}
+        self._told: set[int] = set()
+        """Seats that know that nothing follows."""
         self._story: list[str] = []
         self._lost_at = 0.0
         self._ran_s, self._ready_at = 0.0, 0.0
@@ -97,20 +99,21 @@ class ElasticLeader:
         self._joined: set[int] = set()
         self._removed = self._over = False
         self._gang = self._make_gang()
-        self._wake, self._all_gone = asyncio.Event(), asyncio.Event()
-        self._lobby = Lobby(self._wake.set)
+        self._wake = asyncio.Event()
+        self._lobby = Lobby(self, announced=crew.announces)
 
-    def lead(self, endpoint: Endpoint) -> Attempt:
-        """Serve until the job has ended; return its last attempt."""
-        asyncio.run(self._serve(endpoint))
+    def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
+        """Serve until the job has ended; return its last attempt. `key` belongs to the endpoint's
+        certificate."""
+        asyncio.run(self._serve(endpoint, key))
         ended = self._ended
         self._write_end(ended)
         self._events.close()
         return ended
 
-    async def _serve(self, endpoint: Endpoint) -> None:
+    async def _serve(self, endpoint: Endpoint, key: str) -> None:
         self._coordinator = coordinator = Coordinator(
-            self._gang, endpoint, on_event=self._on_event, lobby=self._lobby
+            self._gang, endpoint, key=key, on_event=self._on_event, lobby=self._lobby
         )
         await coordinator.start()
         loop = asyncio.get_running_loop()
@@ -126,21 +129,31 @@ class ElasticLeader:
             watching.cancel()
         self._over = True
         self._lobby.close()
+        if self._ended.outcome.ok:
+            self._told.update(self._seats_of(self._policy.slices))
         self._reap()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_gone.wait(), leader.LEAVE_S)
-        self._agents.signal(signal.SIGKILL)
+            await asyncio.wait_for(self._all_gone(), leader.LEAVE_S)
+        self._crew.kill()
         await coordinator.stop()
         # A later SIGTERM must not kill this process before it has written the verdict.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
+    async def _all_gone(self) -> None:
+        while not self._crew.all_gone(self._told | self._dead):
+            await self._pause()
+
     async def _lead_attempts(self) -> Attempt:
         self._write(self._formed())
+        if self._crew.announces:
+            self._give_places(lost_at=0.0)
         while True:
             finished = asyncio.create_task(self._coordinator.wait_finished())
             while not finished.done():
                 self._look()
                 await self._pause(finished)
+            self._places = {}
+            self._lobby.give({})
             ended = Attempt(leader.judged(self._gang), self._gang.unwanted, self._removed)
             if self._gang.unwanted:
                 return ended
@@ -186,7 +199,7 @@ class ElasticLeader:
         """See who is there, and do what is due."""
         policy = self._policy
         for which in policy.missing:
-            if self._lobby.is_complete(self._seats(which)):
+            if self._is_complete(which):
                 if policy.stands(which) is Standing.AWAY:
                     self._write(GangEvent(EventKind.SLICE_BACK, slices=(which,)))
                 policy.there(which)
@@ -197,10 +210,16 @@ class ElasticLeader:
             self._end(failure.slices)
         if isinstance(decision, Restart):
             self._restart(decision.slices)
+        self._crew.look(self._dead)
         if policy.could_grow:
             self._gang.make_room()
         self._miss_absent(time.monotonic())
         return decision
+
+    def _is_complete(self, which: int) -> bool:
+        seats = self._seats(which)
+        is_over = self._policy.stays_away(which) or not self._dead.isdisjoint(seats)
+        return self._lobby.is_complete(seats) and not is_over
 
     def _miss_absent(self, now: float) -> None:
         """Give up hosts that were ready and do not join: their agents may have been stopped."""
@@ -260,21 +279,19 @@ class ElasticLeader:
     def _end(self, slices: Iterable[int]) -> None:
         """End what is left of these slices; what their agents have said counts no more."""
         for which in slices:
-            self._agents.end(self._seats(which))
-            for seat in self._seats(which):
-                self._starts[seat] += 1
-                self._lobby.expect(seat, self._starts[seat])
+            for seat, start in self._crew.end(self._seats(which)).items():
+                self._lobby.expect(seat, start)
 
     def _restart(self, slices: Iterable[int]) -> None:
         for which in slices:
-            self._end([which])
             try:
-                for seat in self._seats(which):
+                for seat, start in self._crew.restart(self._seats(which)).items():
                     self._dead.discard(seat)
-                    self._agents.fork_again(seat, self._starts[seat])
+                    self._lobby.expect(seat, start)
             except OSError as error:
                 self._lose(which, f"its hosts could not be started: {error}")
         self._on_agents(self._policy.attempt)
+        self._wake.set()
 
     def _begin(self, ended: Attempt) -> None:
         """Begin the attempt that was decided on."""
@@ -284,12 +301,16 @@ class ElasticLeader:
         self._began_at, self._joined = time.monotonic(), set()
         self._write(self._formed())
         self._coordinator.serve_next(self._gang)
+        self._give_places(self._lost_at)
+        self._on_agents(self._policy.attempt)
+
+    def _give_places(self, lost_at: float) -> None:
         policy = self._policy
-        seats = [seat for which in policy.slices for seat in self._seats(which)]
-        place = Place(policy.attempt, 0, policy.slices, policy.most_attempts, self._lost_at)
-        place = replace(place, service=self._agents.serve_world(len(seats)))
-        self._lobby.give({seat: replace(place, host=rank) for rank, seat in enumerate(seats)})
-        self._on_agents(policy.attempt)
+        place = Place(policy.attempt, 0, policy.slices, policy.most_attempts, lost_at)
+        seats = self._seats_of(policy.slices)
+        place = replace(place, service=self._crew.serve_world(len(seats)))
+        self._places = {seat: replace(place, host=rank) for rank, seat in enumerate(seats)}
+        self._lobby.give(self._places)
 
     def _make_gang(self) -> Gang:
         limit_s = self._plan.limits.timeout_s
@@ -313,22 +334,18 @@ class ElasticLeader:
     async def _watch_records(self) -> None:
         """End the job when its records are removed."""
         while self._has_records():
-            await asyncio.sleep(leader.LOOK_EVERY_S)
+            await asyncio.sleep(leader.look_every_s(self._store))
         self._removed = True
         self._cancel("The job's records were removed while it ran.")
 
     def _reap(self) -> None:
-        for seat, status in self._agents.dead():
+        for seat, why in self._crew.dead():
             self._dead.add(seat)
             if not self._over:
-                self._on_death(seat, status)
-        self._agents.end_orphans()
-        if not self._agents.pids:
-            self._all_gone.set()
+                self._on_death(seat, why)
+        self._wake.set()
 
-    def _on_death(self, seat: int, status: int) -> None:
-        ended = delivered(status) is not None
-        why = "Its agent process ended early." if ended else cause_of_death(status)
+    def _on_death(self, seat: int, why: str) -> None:
         which, slices = seat // self._each, self._policy.slices
         if self._policy.forming or which not in slices:
             self._lose(which, f"host {seat}: {why}")
@@ -337,10 +354,40 @@ class ElasticLeader:
             self._coordinator.lost(rank, why)
         self._wake.set()
 
+    # -- what happens in the lobby -----------------------------------------------------------------
+
+    def on_enter(self, seat: int) -> None:
+        """A host waits for its place."""
+        if self._crew.announces:
+            self._dead.discard(seat)
+        self._wake.set()
+
+    def on_start(self, seat: int) -> None:
+        """A host was started again: what was there before is dead, if nobody knew it yet."""
+        if seat in self._dead:
+            return
+        place = self._places.get(seat)
+        if place is not None and not self._gang.ready and place.host not in self._joined:
+            self._lobby.give_again(seat, place)
+        else:
+            self._on_death(seat, "its agent ended, and was started again.")
+
+    def on_leave(self, seat: int) -> None:
+        """A host that waited is gone."""
+        self._dead.add(seat)
+        self._on_death(seat, "its connection broke while it waited for its place.")
+
+    def on_told(self, seat: int) -> None:
+        """A host knows that nothing follows."""
+        self._told.add(seat)
+        self._wake.set()
+
     def _lose(self, which: int, why: str) -> None:
         """A slice was lost that takes part in no attempt."""
         before = len(self._policy.failures)
-        self._policy.lost(which, why, time.monotonic())
+        # Hosts that a cluster starts again may come and go while their slice is away.
+        counts = not self._crew.announces or self._policy.stands(which) is not Standing.AWAY
+        self._policy.lost(which, why, time.monotonic(), counts=counts)
         if len(self._policy.failures) > before:
             self._tell_of(Loss((which,), why))
         self._end([which])
@@ -348,8 +395,10 @@ class ElasticLeader:
     def _on_event(self, event: GangEvent) -> None:
         if event.kind is EventKind.STOP:
             # An agent that was stopped (SIGSTOP) must get it too.
-            self._agents.signal(signal.SIGCONT)
+            self._crew.wake()
         self._write(event)
+        if event.host is not None and self._crew.announces and _is_gone(event):
+            self._dead.add(self._seats_of(self._policy.slices)[event.host])
         if event.kind is EventKind.JOINED and event.host is not None:
             self._joined.add(event.host)
         if event.kind is EventKind.READY:
@@ -365,8 +414,7 @@ class ElasticLeader:
 
     def _formed(self) -> GangEvent:
         slices = self._policy.slices
-        seats = tuple(seat for which in slices for seat in self._seats(which))
-        return GangEvent(EventKind.FORMED, hosts=seats, slices=slices)
+        return GangEvent(EventKind.FORMED, hosts=self._seats_of(slices), slices=slices)
 
     def _write_end(self, ended: Attempt) -> None:
         reason, blamed = ended.outcome.reason, ended.outcome.blamed
@@ -382,7 +430,8 @@ class ElasticLeader:
     def _may_write_story(self) -> bool:
         """Whether nobody else writes to the log of the last attempt's leader any more."""
         seat = self._seats(self._policy.slices[0])[0]
-        return self._lobby.waits(seat) or seat not in self._agents.pids.values()
+        is_there = seat not in self._dead and self._crew.is_there(seat)
+        return self._lobby.waits(seat) or not is_there
 
     def _flush_story(self) -> None:
         """Add to the log of the last attempt, which is the one that people read now."""
@@ -397,6 +446,15 @@ class ElasticLeader:
 
     def _seats(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)
+
+    def _seats_of(self, slices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(seat for which in slices for seat in self._seats(which))
+
+
+def _is_gone(event: GangEvent) -> bool:
+    """Whether this tells of the end of an agent."""
+    said = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
+    return said or event.kind is EventKind.LOST
 
 
 def _has_left(outcome: Outcome) -> bool:

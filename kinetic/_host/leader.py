@@ -303,7 +303,7 @@ class Leader:
 
     @property
     def _look_every_s(self) -> float:
-        return LOOK_EVERY_S if self._store.as_folder() is not None else LOOK_FAR_EVERY_S
+        return look_every_s(self._store)
 
     async def _watch_absent(self, coordinator: Coordinator) -> None:
         """End the gang if an awaited host is known to be gone."""
@@ -344,6 +344,11 @@ class Leader:
 
     def _write(self, event: GangEvent) -> None:
         self._events.write(line_of(self._gang.spec.attempt, event))
+
+
+def look_every_s(store: Store) -> float:
+    """Return how often to look at the job's records."""
+    return LOOK_EVERY_S if store.as_folder() is not None else LOOK_FAR_EVERY_S
 
 
 def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:

@@ -50,10 +50,19 @@ def main() -> int:
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
-    processes.set_title(f"kinetic-host {who.job_id} host {who.host}")
+    name = "head" if who.role == "head" else f"{who.role or 'host'} {who.host}"
+    processes.set_title(f"kinetic-host {who.job_id} {name}")
     if who.is_pod:  # The first process of a pod does not get SIGTERM without a handler.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    if plan.place.has_head and (elastic := plan.options.elastic):
+        from kinetic._host.elastic_program import Head, Seated  # few jobs are elastic
+
+        processes.raise_file_limit()
+        if who.role == "head":
+            return Head(who, plan, elastic, store).run()
+        processes.adopt_orphans()
+        return Seated(who, plan, elastic, store).run()
     if who.is_pod and not identity.has_attempt():
         try:
             attempt = pod.attempt_of(who, plan, store)

@@ -1,6 +1,7 @@
 """Elastic jobs: slices are killed for real, and the job goes on, waits, shrinks or gives up.
 
-In: jobs with slices=(least, most). Out: values, attempts, the story in the log; nothing is left
+In: jobs with slices=(least, most), led by the process that has forked their agents, and by a head
+that agents elsewhere join over TCP. Out: values, attempts, the story in the log; nothing is left
 behind.
 """
 
@@ -16,9 +17,10 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import wait_until
+from gangs import children, wait_until
 
 import kinetic
+from kinetic import errors
 from kinetic._core import layout
 from kinetic._core.events import parse
 from kinetic.errors import HostLost, JobCancelled
@@ -69,16 +71,26 @@ class Watched:
         self.handle = handle
         self.folder = home / layout.job(handle.job_id)
 
-    def supervisor(self):
-        told = json.loads((self.folder / "local/supervisor.json").read_text())
-        return told["pid"], {int(host): pid for host, pid in told["agents"].items()}
+    @property
+    def is_forked(self):
+        """Whether the process that leads has forked the agents."""
+        return (self.folder / "local").exists()
+
+    def leader(self):
+        return wait_until(self.handle.processes, "it does not run")["supervisor"]
+
+    def programs(self):
+        """What stands for the host's machine: the agent, or the program that has forked it."""
+        return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
 
     def agents(self):
-        return self.supervisor()[1]
+        """Process ids of the agents."""
+        found = self.programs()
+        return found if self.is_forked else {host: child_of(pid) for host, pid in found.items()}
 
     def below_supervisor(self, title):
         """The child of the supervisor with this title."""
-        pid = self.supervisor()[0]
+        pid = self.leader()
         (found,) = (
             int(child)
             for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -102,8 +114,30 @@ class Watched:
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
 
 
+def child_of(program):
+    """The agent below the program of a host."""
+
+    def look():
+        titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(program)}
+        return next((pid for pid, title in titles.items() if title.startswith(AGENT)), None)
+
+    return wait_until(look, "the host has no agent")
+
+
+AGENT = b"kinetic-agent"
+
+
+@pytest.fixture(params=["local", "programs"])
+def backend(request, monkeypatch):
+    monkeypatch.setenv("KINETIC_BACKEND", request.param)
+    return request.param
+
+
+only_local = pytest.mark.parametrize("backend", ["local"], indirect=True)
+
+
 @pytest.fixture
-def begin(home, tmp_path):
+def begin(home, tmp_path, backend):
     """Start a job; it runs at step 2 or later when this returns, unless told otherwise."""
 
     def begin(remote, *args, wait=True, **more):
@@ -212,6 +246,7 @@ def who_serves(folder):
     return distributed.global_state.service is None, os.environ["JAX_COORDINATOR_ADDRESS"]
 
 
+@only_local
 def test_no_worker_serves_the_coordination_of_jax(begin):
     job = begin(elastic(function=who_serves, all_hosts=True), wait=False)
     (told,) = set(job.handle.results(timeout=LIMIT_S))
@@ -219,6 +254,7 @@ def test_no_worker_serves_the_coordination_of_jax(begin):
     assert job.losses() == [(0,)]
 
 
+@only_local
 def test_what_serves_the_coordination_of_jax_is_killed(begin):
     """JAX aborts all processes; the job goes on."""
     job = begin(elastic(), (), 0.3)
@@ -271,7 +307,8 @@ def test_an_agent_is_killed(begin, tmp_path, host):
     reached(tmp_path, 2, 0)
     after, which = job.agents(), host // 2
     kept = {h for h in before if before[h] == after[h]}
-    assert kept == {h for h in before if h // 2 != which}, "agents of the other slice stay"
+    others = {h for h in before if (h // 2 != which if job.is_forked else h != host)}
+    assert kept == others, "agents of the other slice stay; elsewhere all that live"
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [(which,)]
 
@@ -402,7 +439,7 @@ def test_its_records_are_removed_while_it_waits(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)
     wait_until(lambda: job.losses() == [(1,)], "no loss")
-    pid = job.supervisor()[0]
+    pid = job.leader()
     job.folder.rename(job.folder.parents[1] / "removed")
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "it goes on without its records")
     assert not job.folder.exists()
@@ -440,13 +477,49 @@ def test_an_exception_of_the_function_is_no_loss(begin):
     assert (job.slices(), job.losses()) == ([(0, 1)], [])
 
 
-def test_the_supervisor_is_killed(begin):
-    job = begin(elastic(), (), 0.3)
-    os.kill(job.supervisor()[0], signal.SIGKILL)
-    with pytest.raises(Exception, match="supervisor"):
+def test_the_leader_is_killed(begin):
+    job = begin(elastic(), (), 10.0, wait=False)
+    wait_until(lambda: job.slices() == [(0, 1)], "it does not begin")
+    word = "supervisor" if job.is_forked else "which led the job"
+    os.kill(job.leader(), signal.SIGKILL)
+    with pytest.raises(errors.KineticError, match=word):
         job.handle.result(timeout=LIMIT_S)
 
 
+def test_the_program_of_a_host_is_killed(begin, tmp_path):
+    """It is started again, and the others stay."""
+    job = begin(elastic(), (), 0.3)
+    before = job.programs()
+    os.kill(before[2], signal.SIGKILL)
+    reached(tmp_path, 2, 0)
+    after = job.programs()
+    assert {h for h in before if before[h] == after[h]} >= {0, 1}
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
+
+
+def test_a_machine_is_gone_at_once(begin, tmp_path):
+    """Nobody is left to say so."""
+    job = begin(elastic(), (), 0.3)
+    program, agent = job.programs()[1], job.agents()[1]
+    os.kill(program, signal.SIGSTOP)
+    for pid in (agent, program):
+        os.kill(pid, signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(0,)]
+
+
+@pytest.mark.parametrize("backend", ["programs"], indirect=True)
+def test_a_host_is_taken_away(begin):
+    """A cluster asks its program to end, and starts it again."""
+    job = begin(elastic(), (), 0.3)
+    before = job.programs()
+    os.kill(before[2], signal.SIGTERM)
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [(1,)]
+
+
+@only_local
 def test_what_forks_is_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)

@@ -9,12 +9,15 @@ import asyncio
 import time
 from types import SimpleNamespace
 
+import pytest
 from manifest_cases import planned
 
 from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import Loss, Standing
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.place import Place
+from kinetic._host.crew import DistantCrew, ForkedCrew
 from kinetic._host.elastic_leader import JOIN_S, ElasticLeader
 from kinetic._host.leader import Attempt
 from kinetic._store.memory import MemoryStore
@@ -38,47 +41,175 @@ class FakeAgents:
         self.pids[200 + start] = seat
 
 
-def leading(agents):
+class Forked:
+    """A job whose leader forks its agents."""
+
+    def __init__(self):
+        self.agents = FakeAgents()
+        self.crew = ForkedCrew(self.agents)
+
+    def started(self):
+        """The host that was started again, and its start."""
+        ((seat, start),) = self.agents.started
+        return seat, start
+
+
+class Distant:
+    """A job whose agents are elsewhere, and are started again when their leader says so."""
+
+    def __init__(self):
+        self.seats = []
+        self.are_over = True
+        self.crew = DistantCrew(2, self._start)
+
+    def _start(self, seat):
+        if self.are_over:
+            self.seats.append(seat)
+        return self.are_over
+
+    def started(self):
+        (seat,) = self.seats
+        return seat, 77
+
+
+@pytest.fixture(params=[Forked, Distant])
+def hosts(request):
+    return request.param()
+
+
+def leading(crew):
     plan = planned("cpu:2", place=Place("local"), slices=(1, 2))
     return ElasticLeader(
         plan,
         plan.options.elastic,
         MemoryStore(),
-        agents,
+        crew,
         heartbeat_timeout_s=10.0,
         has_records=lambda: True,
-        on_ready=lambda: None,
-        on_agents=lambda attempt: None,
-        make_room=lambda: None,
     )
+
+
+def die(leader, seat):
+    """The coordinator sees that the agent of a host is dead."""
+    leader._on_event(GangEvent(EventKind.LOST, seat))
 
 
 def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
     """Its worker dies; it reports, asks for its next place, and is ended with its slice."""
 
     async def story():
-        agents = FakeAgents()
-        leader = leading(agents)
+        hosts = Forked()
+        leader = leading(hosts.crew)
         first = asyncio.create_task(leader._lobby.ask(1, 1))
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
-        assert agents.pids == {100: 0}
+        assert hosts.agents.pids == {100: 0}
         leader._look()
         assert leader._policy.stands(1) is Standing.AWAY
         assert await first is None
-        ((seat, start),) = agents.started
-        again = asyncio.create_task(leader._lobby.ask(seat, start))
+        await returned(leader, hosts)
+
+    asyncio.run(story())
+
+
+def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
+    async def story():
+        hosts = Distant()
+        leader = leading(hosts.crew)
+        first = asyncio.create_task(leader._lobby.ask(1, 5))
         await asyncio.sleep(0)
+        leader._fail(Loss((1,), "its worker was killed"))
+        leader._look()
         leader._look()
         assert leader._policy.stands(1) is Standing.THERE
+        assert hosts.seats == [], "it lives"
+        first.cancel()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("how", [Exit.AGENT_LOST, Exit.EVICTED])
+def test_an_agent_elsewhere_that_says_that_it_ends_is_not_counted_on(how):
+    async def story():
+        leader = leading(DistantCrew(2))
+        asking = asyncio.create_task(leader._lobby.ask(1, 5))
+        await asyncio.sleep(0)
+        leader._on_event(GangEvent(EventKind.REPORT, 1, exit=how))
+        leader._fail(Loss((1,), "its machine is taken away"))
+        leader._look()
+        leader._look()
+        assert leader._policy.stands(1) is Standing.AWAY
+        asking.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
+    async def story():
+        leader = leading(hosts.crew)
+        die(leader, 1)
+        leader._fail(Loss((1,), "its machine is gone"))
+        leader._look()
+        assert leader._policy.stands(1) is Standing.AWAY
+        await returned(leader, hosts)
+
+    asyncio.run(story())
+
+
+async def returned(leader, hosts):
+    """The host that was started again waits for its place, and its slice is counted on."""
+    again = asyncio.create_task(leader._lobby.ask(*hosts.started()))
+    await asyncio.sleep(0)
+    leader._look()
+    assert leader._policy.stands(1) is Standing.THERE
+    again.cancel()
+
+
+def test_a_new_start_tells_that_the_one_before_is_dead():
+    async def story():
+        leader, lost = leading(DistantCrew(2)), []
+        leader._coordinator = SimpleNamespace(lost=lambda rank, why: lost.append((rank, why)))
+        leader._give_places(0.0)
+        assert (await leader._lobby.ask(1, 5)).host == 1
+        assert (await leader._lobby.ask(1, 6)).host == 1, "it had not joined yet: no loss"
+        leader._on_event(GangEvent(EventKind.JOINED, 1))
+        again = asyncio.create_task(leader._lobby.ask(1, 7))
+        await asyncio.sleep(0)
+        assert lost == [(1, "its agent ended, and was started again.")]
         again.cancel()
 
     asyncio.run(story())
 
 
-def test_a_host_that_was_ready_and_does_not_join_is_given_up():
+def test_hosts_elsewhere_that_come_and_go_while_their_slice_is_away_are_counted_once():
     async def story():
-        leader, lost = leading(FakeAgents()), []
+        leader = leading(DistantCrew(2))
+        leader._fail(Loss((1,), "its machine is gone"))
+        for start in (5, 6, 7):
+            waiting = asyncio.create_task(leader._lobby.ask(1, start))
+            await asyncio.sleep(0)
+            waiting.cancel()
+        assert [failure.slices for failure in leader._policy.failures] == [(1,)]
+
+    asyncio.run(story())
+
+
+def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
+    async def story():
+        leader = leading(DistantCrew(2))
+        die(leader, 0)
+        asking = asyncio.create_task(leader._lobby.ask(1, 5))
+        await asyncio.sleep(0)
+        leader._lobby.close()
+        await asyncio.wait_for(leader._all_gone(), 60)
+        assert await asking is None
+
+    asyncio.run(story())
+
+
+def test_a_host_that_was_ready_and_does_not_join_is_given_up(hosts):
+    async def story():
+        leader, lost = leading(hosts.crew), []
         leader._coordinator = SimpleNamespace(
             serve_next=lambda gang: None, lost=lambda rank, why: lost.append((rank, why))
         )
@@ -98,21 +229,38 @@ def test_a_host_that_was_ready_and_does_not_join_is_given_up():
     asyncio.run(story())
 
 
-def test_a_slice_that_dies_while_it_waits_is_not_counted_on():
+def test_a_program_that_is_still_ending_is_started_again_when_it_has_ended():
     async def story():
-        agents = FakeAgents()
-        leader = leading(agents)
-        leader._fail(Loss((1,), "its worker was killed"))
+        hosts = Distant()
+        leader, hosts.are_over = leading(hosts.crew), False
+        die(leader, 1)
+        leader._fail(Loss((1,), "its machine is taken away"))
         leader._look()
-        ((seat, start),) = agents.started
-        waiting = asyncio.create_task(leader._lobby.ask(seat, start))
+        hosts.are_over = True
+        leader._look()
+        leader._look()
+        assert hosts.seats == [1]
+
+    asyncio.run(story())
+
+
+def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
+    async def story():
+        leader = leading(hosts.crew)
+        die(leader, 1)
+        leader._fail(Loss((1,), "its machine is gone"))
+        leader._look()
+        waiting = asyncio.create_task(leader._lobby.ask(*hosts.started()))
         await asyncio.sleep(0)
         leader._look()
-        leader._lose(1, "its agent was killed")
+        if leader._crew.announces:
+            leader.on_leave(1)
+        else:
+            leader._on_death(1, "its agent was killed")
         assert leader._policy.stands(1) is Standing.AWAY
         leader._look()
         assert leader._policy.stands(1) is Standing.AWAY
-        assert await waiting is None
+        waiting.cancel()
         assert [failure.slices for failure in leader._policy.failures] == [(1,), (1,)]
 
     asyncio.run(story())

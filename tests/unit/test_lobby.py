@@ -11,6 +11,25 @@ from kinetic._rpc.lobby import Lobby
 PLACE = Place(2, 1, (0, 2), 5)
 
 
+class Told:
+    """Remembers what happened, in order."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_enter(self, seat):
+        self.events.append(("enter", seat))
+
+    def on_start(self, seat):
+        self.events.append(("start", seat))
+
+    def on_leave(self, seat):
+        self.events.append(("leave", seat))
+
+    def on_told(self, seat):
+        self.events.append(("told", seat))
+
+
 async def started(*waiting):
     """Let these begin to wait."""
     tasks = [asyncio.create_task(each) for each in waiting]
@@ -20,23 +39,27 @@ async def started(*waiting):
 
 def test_those_who_wait_are_given_their_places():
     async def story():
-        seen = []
-        room = Lobby(lambda: seen.append(room.is_complete([0, 1])))
-        tasks = await started(room.ask(0, 1), room.ask(1, 1), room.ask(2, 1))
-        assert seen == [False, True, True]
+        told = Told()
+        room = Lobby(told)
+        tasks = await started(room.ask(0, 1))
+        assert not room.is_complete([0, 1])
+        tasks += await started(room.ask(1, 1), room.ask(2, 1))
+        assert room.is_complete([0, 1])
         room.give({0: PLACE, 1: PLACE})
         assert await asyncio.gather(*tasks[:2]) == [PLACE, PLACE]
         assert (room.waits(0), room.waits(2)) == (False, True)
         room.close()
         assert await tasks[2] is None
         assert await room.ask(0, 1) is None, "nothing follows any more"
+        entered = [("enter", seat) for seat in range(3)]
+        assert told.events == [*entered, ("told", 2), ("enter", 0), ("told", 0)]
 
     asyncio.run(story())
 
 
 def test_one_that_asks_between_two_calls_finds_its_place():
     async def story():
-        room = Lobby()
+        room = Lobby(Told())
         room.give({3: PLACE})
         assert await room.ask(3, 1) == PLACE
         assert not room.waits(3)
@@ -46,7 +69,7 @@ def test_one_that_asks_between_two_calls_finds_its_place():
 
 def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
     async def story():
-        room = Lobby()
+        room = Lobby(Told())
         (old,) = await started(room.ask(0, 1))
         room.expect(0, 2)
         assert not room.waits(0)
@@ -62,10 +85,83 @@ def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
     monkeypatch.setattr(lobby, "PATIENCE_S", 0.0)
 
     async def story():
-        room = Lobby()
+        room = Lobby(Told())
         again = await room.ask(0, 1)
         assert again is not None
         assert again.again
         assert room.waits(0)
+
+    asyncio.run(story())
+
+
+def test_places_that_were_not_asked_for_in_time_count_no_more():
+    async def story():
+        room = Lobby(Told())
+        room.give({0: PLACE})
+        room.give({})
+        (asking,) = await started(room.ask(0, 1))
+        assert room.waits(0)
+        asking.cancel()
+
+    asyncio.run(story())
+
+
+# -- hosts that announce their starts --------------------------------------------------------------
+
+
+def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
+    async def story():
+        told = Told()
+        room = Lobby(told, announced=True)
+        (first,) = await started(room.ask(0, 700))
+        (second,) = await started(room.ask(0, 30))
+        assert told.events == [("enter", 0), ("start", 0), ("enter", 0)]
+        room.give({0: PLACE})
+        assert (await first, await second) == (None, PLACE)
+        assert await room.ask(0, 700) is None, "one that comes back late counts no more"
+
+    asyncio.run(story())
+
+
+def test_a_host_that_was_started_again_before_it_took_its_place_is_given_it():
+    async def story():
+        room = Lobby(Told(), announced=True)
+        room.give({0: PLACE})
+        assert await room.ask(0, 5) == PLACE
+        room.give_again(0, PLACE)
+        assert await room.ask(0, 6) == PLACE
+
+    asyncio.run(story())
+
+
+def test_a_host_that_does_not_come_back_has_left(monkeypatch):
+    monkeypatch.setattr(lobby, "CUT_OFF_S", 0.0)
+
+    async def story():
+        told = Told()
+        room = Lobby(told, announced=True)
+        (asking,) = await started(room.ask(0, 5))
+        asking.cancel()
+        while ("leave", 0) not in told.events:
+            await asyncio.sleep(0)
+        assert not room.waits(0)
+
+    asyncio.run(story())
+
+
+def test_a_host_that_asks_again_has_not_left(monkeypatch):
+    monkeypatch.setattr(lobby, "CUT_OFF_S", 0.0)
+
+    async def story():
+        told = Told()
+        room = Lobby(told, announced=True)
+        (asking,) = await started(room.ask(0, 5))
+        asking.cancel()
+        (again,) = await started(room.ask(0, 5))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert told.events == [("enter", 0)]
+        assert room.waits(0)
+        again.cancel()
 
     asyncio.run(story())

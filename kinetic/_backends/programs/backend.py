@@ -1,9 +1,9 @@
 """The programs backend: every host of the slice is a `python -m kinetic.runner` on this machine,
-joined over TCP as the hosts of a cluster are.
+joined over TCP as the hosts of a cluster are. An elastic job has one more, the head, which leads.
 
 In: plans and refs, a store of any kind. Out: detached programs; their state from a lock that all of
 them hold, the job's end from the store. Nothing is forked from this process and nothing supervises
-the gang: host 0 leads it.
+the gang: host 0 leads it, or the head, which also starts lost hosts again.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
 
 UNREACHABLE_AFTER_S = 10.0
 """A leader that does not answer for this long is lost: as long as it waits for a silent host."""
+_HEAD, _SEAT = "head", "seat"
 _STARTING = "its hosts are starting"
 _LOST = "its hosts are gone"
 
@@ -57,6 +58,11 @@ class _Gang:
 
     endpoint: Endpoint
     hosts: tuple[Process, ...]
+    head: Process | None = None
+
+    @property
+    def leader(self) -> Process:
+        return self.head or self.hosts[0]
 
 
 class ProgramsBackend:
@@ -88,23 +94,11 @@ class ProgramsBackend:
             raise PreflightError(certificate.MISSING)
 
     def render(self, plan: Plan) -> list[Document]:
-        """One document for each host."""
-        return [
-            {
-                "kind": "host program",
-                "job_id": plan.job_id,
-                "command": ["python", "-m", "kinetic.runner"],
-                "env": {
-                    "KINETIC_JOB_ID": plan.job_id,
-                    "KINETIC_HOST_INDEX": str(host),
-                    "KINETIC_HOSTS": str(plan.hosts),
-                    "KINETIC_HOST_ADDRESS": "127.0.0.1",
-                    "KINETIC_SIMULATED": "1",
-                    "KINETIC_DEBUG_PORT": "0",
-                },
-            }
-            for host in range(plan.hosts)
-        ]
+        """One document for each host, and one for the head of an elastic job."""
+        if not plan.place.has_head:
+            return [_document(plan, host) for host in range(plan.hosts)]
+        seats = [_document(plan, host, _SEAT) for host in range(plan.hosts)]
+        return [*seats, _document(plan, 0, _HEAD)]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start all programs, or none."""
@@ -122,8 +116,8 @@ class ProgramsBackend:
                 env = self._environ | dict(secrets) | self._variables(folder, endpoint)
                 for document in documents:
                     fds = (alive, port.fileno())
-                    started.append(_start(folder, env | document["env"], fds))
-                _keep(folder, endpoint, started)
+                    started.append(_start(folder, env, document, fds))
+                _keep(folder, endpoint, documents, started)
         except BaseException:
             for program in started:
                 program.kill()
@@ -193,19 +187,19 @@ class ProgramsBackend:
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""
         gang = self._gang(ref)
-        return gang.endpoint if gang is not None and gang.hosts[0].is_there() else None
+        return gang.endpoint if gang is not None and gang.leader.is_there() else None
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
         """Connect to a port of a host, which is this machine."""
         return SocketConnection(socket.create_connection(("127.0.0.1", port)))
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """Process ids of a running job; the program of host 0 leads the gang."""
+        """Process ids of a running job; the program that leads the gang is its supervisor."""
         gang = self._gang(ref)
         if gang is None or not self._is_alive(ref):
             return None
         pids = {host: program.pid for host, program in enumerate(gang.hosts)}
-        return GangProcesses(supervisor=pids[0], agents=pids)
+        return GangProcesses(supervisor=gang.leader.pid, agents=pids)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
@@ -219,12 +213,12 @@ class ProgramsBackend:
         return self._root / ref.job_id
 
     def _leader(self, ref: JobRef) -> int:
-        """Process id of host 0; 0 if it does not run."""
+        """Process id of the leader; 0 if it does not run."""
         gang = self._gang(ref)
         if gang is None:  # The caller was killed before it recorded which programs it started.
             # Twice: it may have changed its title between the two readings of the first look.
             return _found_leader(self._folder(ref)) or _found_leader(self._folder(ref))
-        return gang.hosts[0].pid if gang.hosts[0].is_there() else 0
+        return gang.leader.pid if gang.leader.is_there() else 0
 
     def _is_alive(self, ref: JobRef) -> bool:
         """Whether any host's process is left."""
@@ -235,9 +229,11 @@ class ProgramsBackend:
         try:
             told = record.parse((folder / "hosts.json").read_bytes())
             hosts = tuple(Process(**host) for host in told["hosts"])
+            head = Process(**told["head"]) if told.get("head") else None
             secrets = folder / "credentials"
             token, shown = (secrets / "token").read_text(), (secrets / "tls.crt").read_text()
-            return _Gang(Endpoint(told["target"], token, ref.job_id, certificate=shown), hosts)
+            endpoint = Endpoint(told["target"], token, ref.job_id, certificate=shown)
+            return _Gang(endpoint, hosts, head)
         except (OSError, KineticError, KeyError, TypeError):
             return None
 
@@ -248,6 +244,30 @@ class ProgramsBackend:
             told = events.parse(self._store.get(layout.events(ref.job_id)))
             return any(event.kind is events.EventKind.READY for event in told)
         return False
+
+
+def _document(plan: Plan, host: int, role: str = "") -> Document:
+    told = {"KINETIC_ROLE": role} if role else {}
+    return {
+        "kind": "head program" if role == _HEAD else "host program",
+        "job_id": plan.job_id,
+        "command": ["python", "-m", "kinetic.runner"],
+        "env": {
+            "KINETIC_JOB_ID": plan.job_id,
+            "KINETIC_HOST_INDEX": str(host),
+            "KINETIC_HOSTS": str(plan.hosts),
+            "KINETIC_HOST_ADDRESS": "127.0.0.1",
+            "KINETIC_SIMULATED": "1",
+            "KINETIC_DEBUG_PORT": "0",
+            **told,
+        },
+    }
+
+
+def _leads(document: Document) -> bool:
+    env = document["env"]
+    role = env.get("KINETIC_ROLE", "")
+    return role == _HEAD or (not role and env["KINETIC_HOST_INDEX"] == "0")
 
 
 @contextlib.contextmanager
@@ -273,13 +293,17 @@ def _credentials(folder: Path, job_id: str, target: str) -> Endpoint:
     return replace(endpoint, certificate=made.certificate)
 
 
-def _start(folder: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, base_env: Mapping[str, str], document: Document, fds: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    env = {**base_env, **document["env"]}
+    name = _HEAD if env.get("KINETIC_ROLE") == _HEAD else env["KINETIC_HOST_INDEX"]
     # The leader acts on SIGTERM (cancel) once it can; until then the signal waits. Masks are
     # inherited.
-    leads = env["KINETIC_HOST_INDEX"] == "0"
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM] if leads else [])
+    signals = [signal.SIGTERM] if _leads(document) else []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        with open(folder / f"output-{env['KINETIC_HOST_INDEX']}", "ab") as output:
+        with open(folder / f"output-{name}", "ab") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "kinetic.runner"],
                 stdin=subprocess.DEVNULL,
@@ -298,23 +322,30 @@ def _start(folder: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subpro
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _keep(folder: Path, endpoint: Endpoint, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    hosts = [asdict(processes.process(each.pid)) for each in started]
-    data = json.dumps({"target": endpoint.target, "hosts": hosts})
+def _keep(
+    folder: Path,
+    endpoint: Endpoint,
+    documents: Sequence[Document],
+    started: Sequence[subprocess.Popen[bytes]],
+) -> None:
+    told = [asdict(processes.process(each.pid)) for each in started]
+    head = told.pop() if documents[-1]["kind"] == "head program" else None
+    data = json.dumps({"target": endpoint.target, "hosts": told, "head": head})
     (folder / "hosts.json.new").write_text(data)
     (folder / "hosts.json.new").replace(folder / "hosts.json")
 
 
 def _found_leader(folder: Path) -> int:
-    """Process id of the host 0 that has the credentials of this folder; 0 if none runs. Its title
+    """Process id of the leader that has the credentials of this folder; 0 if none runs. Its title
     overwrites the environment that /proc shows, and the folder has the job's id."""
     marks = {f"KINETIC_CREDENTIALS={folder / 'credentials'}".encode(), b"KINETIC_HOST_INDEX=0"}
-    title = f"kinetic-host {folder.name} host 0".encode()
+    titles = [f"kinetic-host {folder.name} {name}".encode() for name in ("host 0", _HEAD)]
     for pid in processes.everyone():
         with contextlib.suppress(OSError):
             if os.getsid(pid) != pid:
                 continue  # perhaps forked by it, with the same environment and title
-            is_titled = processes.command_line(pid).rstrip(b"\0") == title
-            if is_titled or marks <= set(processes.environ(pid).split(b"\0")):
+            is_titled = processes.command_line(pid).rstrip(b"\0") in titles
+            env = set(processes.environ(pid).split(b"\0"))
+            if is_titled or (marks <= env and b"KINETIC_ROLE=seat" not in env):
                 return pid
     return 0

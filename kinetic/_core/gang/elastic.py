@@ -171,6 +171,10 @@ class Elasticity:
         """Whether an attempt runs, and a slice is there that does not take part."""
         return not self.forming and Standing.THERE in self._standing.values()
 
+    def stays_away(self, which: int) -> bool:
+        """Whether a lost slice is not to be started again yet."""
+        return which in self._start_at
+
     def stands(self, which: int) -> Standing:
         """Return where a slice stands."""
         return self._standing[which]
@@ -188,11 +192,12 @@ class Elasticity:
         self._growths, self._grows = self._growths + 1, True
         self._leave((), now)
 
-    def lost(self, which: int, why: str, now: float) -> None:
-        """A slice was lost that does not take part. It counts if the next attempt waits for it."""
+    def lost(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
+        """A slice was lost that does not take part. Where it `counts` at all, it does so if the
+        next attempt waits for it."""
         if self._standing[which] is Standing.TAKES_PART:
             return  # Its attempt is about to end, and says so.
-        if self.forming:
+        if self.forming and counts:
             self._count(Loss((which,), _line(why)))
         self._away(which, now)
 

@@ -40,7 +40,9 @@ class Identity:
         certificate: PEM of the coordinator's certificate over TCP; "" for a Unix socket.
         address: how the other hosts reach this one (an IP address or a name).
         scratch: folder for the source tree and temporary files; removed at the end.
-        key: PEM of the certificate's private key; "" on all hosts but the leader.
+        key: PEM of the certificate's private key; "" in all programs but the leader's.
+        role: "head" leads an elastic job and runs no function, "seat" is a host that it leads;
+            "" where host 0 leads, or the gang's supervisor.
         is_program: whether the agent's parent is this host's program, not the gang's supervisor.
         simulated: whether the chips are virtual devices of the processor.
         programs: file with the processes of all hosts, if they run on this machine.
@@ -72,6 +74,7 @@ class Identity:
     scratch: str
     certificate: str = ""
     key: str = field(default="", repr=False)
+    role: str = ""
     is_program: bool = False
     simulated: bool = False
     programs: str = ""
@@ -90,6 +93,16 @@ class Identity:
     debug_port: int = 0
     unreachable_after_s: float = 30.0
     join_timeout_s: float = 30.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this program leads the gang."""
+        return _leads(self.role, self.host)
+
+    @property
+    def is_led_from_afar(self) -> bool:
+        """Whether a program on another machine leads, and stays when this host is lost to it."""
+        return self.role == "seat"
 
     @property
     def seat(self) -> int:
@@ -133,20 +146,22 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
     """
     env = dict(os.environ if environ is None else environ)
     try:
-        host, job_id = _index(env), env["KINETIC_JOB_ID"]
-        secrets = _secrets(env, leads=host == 0)
+        host, job_id, role = _index(env), env["KINETIC_JOB_ID"], env.get("KINETIC_ROLE", "")
+        leads = _leads(role, host)
+        secrets = _secrets(env, leads=leads)
         address = env.get("KINETIC_HOST_ADDRESS", "127.0.0.1")
         return Identity(
             store_uri=env["KINETIC_STORE"],
             job_id=job_id,
             host=host,
             hosts=int(env["KINETIC_HOSTS"]),
-            target=_target(env["KINETIC_COORDINATOR"], address, leads=host == 0),
+            target=_target(env["KINETIC_COORDINATOR"], address, leads=leads),
             token=secrets.token,
             certificate=secrets.certificate,
             key=secrets.key,
             address=address,
-            scratch=f"{_scratch(env)}/{job_id}-{host}",
+            scratch=f"{_scratch(env)}/{job_id}-{'head' if role == 'head' else host}",
+            role=role,
             simulated=env.get("KINETIC_SIMULATED") == "1",
             programs=env.get("KINETIC_PROGRAMS", ""),
             is_mirrored=env.get("KINETIC_TEE") == "1",
@@ -173,6 +188,10 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         ) from error
     except ValueError as error:
         raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
+
+
+def _leads(role: str, host: int) -> bool:
+    return role == "head" or (not role and host == 0)
 
 
 def _scratch(env: Mapping[str, str]) -> str:
@@ -219,7 +238,7 @@ _OF_THE_HOST = frozenset(
         *("ATTEMPT", "COORDINATOR", "CREDENTIALS", "DEBUG_PORT", "FAILED_BEFORE", "HOST_ADDRESS"),
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
         *("TLS_CERTIFICATE", "TLS_KEY", "TOKEN", "UNREACHABLE_AFTER_S", "JOIN_TIMEOUT_S"),
-        *("PROGRAMS", "RESTARTS"),
+        *("PROGRAMS", "RESTARTS", "ROLE"),
         # the bootstrap's
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_CACHE", "POD_CACHE_GB", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
@@ -232,6 +251,11 @@ def of_attempt(attempt: int, failed_before: str = "") -> dict[str, str]:
     """Return the environment that makes this host the same host in this attempt."""
     told = {"KINETIC_ATTEMPT": str(attempt), "KINETIC_FAILED_BEFORE": failed_before}
     return os.environ | told
+
+
+def of_seat(seat: int) -> dict[str, str]:
+    """Return the environment of a host that this process leads, on the same machine."""
+    return os.environ | {"KINETIC_ROLE": "seat", "KINETIC_HOST_INDEX": str(seat)}
 
 
 def has_attempt() -> bool:

@@ -285,6 +285,7 @@ class Agent:
         if self._preemption.is_ours or self._stopping or self._all_done or self._report:
             return
         self._preemption.begin(self._plan.limits.grace_s, ours=True)
+        self.nothing_follows = self._who.is_led_from_afar
         if self._alone:
             self._end_worker(self._plan.limits.grace_s)
         else:
@@ -294,12 +295,12 @@ class Agent:
         self._selector.unregister(self._alive_fd)
         if not self._who.is_program:
             self._coordinator_lost("The job's supervisor was killed.")
-        elif self._who.host == 0:
+        elif self._who.leads:
             self._give_up(Exit.AGENT_LOST, "Its program, which led the gang, was killed.")
             self._finished = True
         else:
             self._give_up(Exit.AGENT_LOST, "Its program was killed.")
-            self._stopping = True  # Finishes when the leader has the report.
+            self._stopping = self.nothing_follows = True  # Finishes when the leader has the report.
 
     def _on_events(self) -> None:
         for event in self._link.events():
@@ -314,7 +315,7 @@ class Agent:
     def _coordinator_lost(self, detail: str) -> None:
         """End the worker, leave the report in the store, finish."""
         self._give_up(Exit.STOPPED, detail)
-        self._finished = self.nothing_follows = True
+        self._finished, self.nothing_follows = True, not self._who.is_led_from_afar
 
     def _give_up(self, how: Exit, detail: str) -> None:
         """End the worker, and report this unless there is a report already."""
@@ -329,7 +330,7 @@ class Agent:
     def _end_supervisor(self) -> None:
         """Kill the supervisor on this machine: while it lives and does not answer, clients wait
         forever."""
-        leads = not self._who.is_program or self._who.host == 0
+        leads = not self._who.is_program or self._who.leads
         if self._alive_fd >= 0 and leads and os.getppid() == self._supervisor:
             processes.kill(self._supervisor, signal.SIGKILL)
 

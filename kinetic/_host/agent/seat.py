@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,9 +53,9 @@ class Seat:
         while True:
             worker = self._new_worker()
             if who is None:
-                place = self._await_place(worker)
+                place, over = self._await_place(worker)
                 if place is None:
-                    return self._leave(worker)
+                    return self._leave(worker, over)
                 who = self._who.placed(place, self._plan.topology.hosts)
             agent = Agent(
                 who,
@@ -75,32 +76,42 @@ class Seat:
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._stem)
 
-    def _leave(self, worker: WorkerProcess) -> int:
+    def _leave(self, worker: WorkerProcess, code: ProgramCode) -> int:
         worker.kill()
         self._stem.close()
         processes.kill_descendants()
         worker.close()
-        return ProgramCode.DELIVERED
+        return code
 
-    def _await_place(self, worker: WorkerProcess) -> Place | None:
-        """Wait for a place in the next attempt; None when nothing follows, the supervisor is gone,
-        or the worker, which has nothing to do yet, was killed."""
-        told: list[Place | None] = [None]
+    @property
+    def _patience_s(self) -> float:
+        """How long the leader may not answer. A cluster replaces the pod of a head."""
+        who = self._who
+        return who.join_timeout_s if who.is_pod else who.unreachable_after_s
+
+    def _await_place(self, worker: WorkerProcess) -> tuple[Place | None, ProgramCode]:
+        """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
+        the leader is gone, or the worker, which has nothing to do yet, was killed."""
+        told: list[tuple[Place | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
+        if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(ProgramCode.DELIVERED))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
         def ask() -> None:
             from kinetic._rpc.client import place_of
 
             who = self._who
             try:
-                told[0] = place_of(
+                place = place_of(
                     replace(who.endpoint, attempt=0),
                     who.elastic_seat,
                     who.start,
-                    unreachable_after_s=who.unreachable_after_s,
+                    unreachable_after_s=self._patience_s,
                 )
+                told[0] = place, ProgramCode.DELIVERED
             except (CoordinatorLost, KineticError):
-                told[0] = None
+                pass
             finally:
                 os.close(wake)
 
@@ -112,4 +123,4 @@ class Seat:
         if ready == [done]:
             os.close(done)
             return told[0]
-        return None
+        return None, ProgramCode.UNDELIVERED

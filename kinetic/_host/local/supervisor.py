@@ -196,13 +196,14 @@ class Supervisor:
     def _lead_elastic(
         self, plan: Plan, elastic: Elastic, agents: Agents, endpoint: Endpoint
     ) -> Attempt:
+        from kinetic._host.crew import ForkedCrew
         from kinetic._host.elastic_leader import ElasticLeader
 
         return ElasticLeader(
             plan,
             elastic,
             self._store,
-            agents,
+            ForkedCrew(agents),
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
             on_ready=self._say_ready,

@@ -1,0 +1,181 @@
+"""The agents of an elastic job as its leader sees them: what it can do to them, what it hears.
+
+In: seats, which are the hosts' indices among all hosts of the job. Out: deaths. Two kinds: agents
+that the leader's process forks (`ForkedCrew`), and agents elsewhere, which join over the network
+and are started again by somebody else (`DistantCrew`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Protocol
+
+from kinetic._host.agents import Agents, cause_of_death, delivered
+
+
+class Crew(Protocol):
+    """The agents of all hosts.
+
+    Promises:
+        1. What is ended here, or dies, is over with all that it has started.
+        2. `end` and `restart` return which starts count from now on, by seat, where the leader
+           starts hosts; () where hosts announce their starts.
+        3. When the job is over, agents end by themselves as soon as they are told.
+    """
+
+    announces: bool
+    """Whether hosts say by themselves that they were started again."""
+
+    def end(self, seats: Collection[int]) -> Mapping[int, int]:
+        """End what is left on the hosts of a lost slice."""
+        ...
+
+    def restart(self, seats: Collection[int]) -> Mapping[int, int]:
+        """Have the hosts of a lost slice started again.
+
+        Raises:
+            OSError: one cannot be started.
+        """
+        ...
+
+    def look(self, dead: Collection[int]) -> None:
+        """Do what is due; these hosts are known to be dead. Called now and then."""
+        ...
+
+    def dead(self) -> Iterator[tuple[int, str]]:
+        """Yield the hosts that have died since the last call, and why, as far as this process
+        sees it."""
+        ...
+
+    def is_there(self, seat: int) -> bool:
+        """Whether its agent may be alive, as far as this process sees it."""
+        ...
+
+    def serve_world(self, processes: int) -> str:
+        """Serve JAX's coordination for the next attempt; return its address, or "" where the first
+        host's worker has to serve it."""
+        ...
+
+    def all_gone(self, told: Collection[int]) -> bool:
+        """Whether nobody is left to wait for; these were told that nothing follows, or are dead."""
+        ...
+
+    def wake(self) -> None:
+        """Continue agents that were stopped (SIGSTOP): they must hear that their gang stops."""
+        ...
+
+    def kill(self) -> None:
+        """Kill what has not ended by itself."""
+        ...
+
+
+class ForkedCrew:
+    """Children of this process."""
+
+    announces = False
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._starts: dict[int, int] = {}
+
+    def end(self, seats: Collection[int]) -> Mapping[int, int]:
+        """Kill them, and count their next start."""
+        self._agents.end(seats)
+        self._starts |= {seat: self._starts.get(seat, 1) + 1 for seat in seats}
+        return {seat: self._starts[seat] for seat in seats}
+
+    def look(self, dead: Collection[int]) -> None:
+        """Nothing is ever due."""
+
+    def restart(self, seats: Collection[int]) -> Mapping[int, int]:
+        """Fork all of them anew."""
+        starts = self.end(seats)
+        for seat, start in starts.items():
+            self._agents.fork_again(seat, start)
+        return starts
+
+    def dead(self) -> Iterator[tuple[int, str]]:
+        """From their wait statuses."""
+        for seat, status in self._agents.dead():
+            ended = delivered(status) is not None
+            yield seat, "Its agent process ended early." if ended else cause_of_death(status)
+        self._agents.end_orphans()
+
+    def is_there(self, seat: int) -> bool:
+        """Whether it has not been reaped."""
+        return seat in self._agents.pids.values()
+
+    def serve_world(self, processes: int) -> str:
+        """In a child of this process."""
+        return self._agents.serve_world(processes)
+
+    def all_gone(self, told: Collection[int]) -> bool:
+        """Whether all have been reaped."""
+        return not self._agents.pids
+
+    def wake(self) -> None:
+        """Send SIGCONT."""
+        self._agents.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._agents.signal(signal.SIGKILL)
+
+
+class DistantCrew:
+    """Programs elsewhere: a cluster replaces their pods; or `start`, if given, starts the program
+    of a host again, and returns False as long as the one before is still there. It may raise
+    `OSError`."""
+
+    announces = True
+
+    def __init__(self, hosts: int, start: Callable[[int], bool] = lambda seat: True) -> None:
+        self._hosts = hosts
+        self._start = start
+        self._due: set[int] = set()
+
+    def end(self, seats: Collection[int]) -> Mapping[int, int]:
+        """Their gang tells them to end their workers; the agents stay."""
+        return {}
+
+    def restart(self, seats: Collection[int]) -> Mapping[int, int]:
+        """`look` starts those that are dead."""
+        self._due.update(seats)
+        return {}
+
+    def look(self, dead: Collection[int]) -> None:
+        """Start what is dead and due; a program that ends just now is waited for."""
+        self._due.intersection_update(dead)
+        for seat in tuple(self._due):
+            with contextlib.suppress(OSError):  # It is tried again.
+                if self._start(seat):
+                    self._due.discard(seat)
+
+    def dead(self) -> Iterator[tuple[int, str]]:
+        """Nobody: the coordinator sees their connections. Programs that were started here are
+        reaped."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return iter(())
+
+    def is_there(self, seat: int) -> bool:
+        """Nobody here can tell."""
+        return True
+
+    def serve_world(self, processes: int) -> str:
+        """The head has no JAX: its image may be smaller than that of the hosts."""
+        return ""
+
+    def all_gone(self, told: Collection[int]) -> bool:
+        """Whether all have been told."""
+        return set(range(self._hosts)).issubset(told)
+
+    def wake(self) -> None:
+        """Their own programs end agents that were stopped."""
+
+    def kill(self) -> None:
+        """They end when their leader is gone."""

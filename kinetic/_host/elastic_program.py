@@ -1,0 +1,153 @@
+"""The programs of an elastic job whose hosts are programs: the head, and a host that it leads.
+
+In: an identity, the plan, a store. Out: a `ProgramCode`; from the head, what the leader writes. The
+head runs no function, so that the loss of any slice leaves it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kinetic._core import layout, record
+from kinetic._core.exits import ProgramCode
+from kinetic._core.gang.messages import Place
+from kinetic._core.options import Elastic
+from kinetic._core.outcome import Outcome, Verdict, program_code
+from kinetic._core.plan import Plan
+from kinetic._host import leader
+from kinetic._host.agent import datasets, identity
+from kinetic._host.agent.identity import Identity
+from kinetic._host.agent.mountpoints import Mountpoints
+from kinetic._host.agents import Agents
+from kinetic._host.leader import Attempt
+from kinetic._store import files
+from kinetic._store.base import Store
+from kinetic._system import memory_folder, processes
+from kinetic._system.processes import Process
+
+_STARTS = range(2, 1 << 31)
+"""Numbers of starts: never used before, so that the head knows a new one. 1 is that of a host whose
+leader counts."""
+
+
+class Head:
+    """Leads the job."""
+
+    def __init__(self, who: Identity, plan: Plan, elastic: Elastic, store: Store) -> None:
+        self._who = who
+        self._plan = plan
+        self._elastic = elastic
+        self._store = store
+
+    def run(self) -> int:
+        """Lead the job; return once the outcome is written."""
+        # Until it is served, and again when it has finished.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        ended = self._attempt()
+        shutil.rmtree(self._who.scratch, ignore_errors=True)
+        memory_folder.remove_unused(self._plan.job_id)
+        leader.conclude(self._store, self._plan.job_id, ended, self._plan)
+        first = ended.outcome.first
+        return ProgramCode.DELIVERED if first is None else program_code(first)
+
+    def _attempt(self) -> Attempt:
+        try:
+            return self._lead()
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
+            reason = f"The head could not lead the job: {type(error).__name__}: {error}"
+            return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=time.time()))
+
+    def _lead(self) -> Attempt:
+        from kinetic._host.crew import DistantCrew
+        from kinetic._host.elastic_leader import ElasticLeader
+
+        who, plan = self._who, self._plan
+        programs = Path(who.programs) if who.programs else None
+        crew = DistantCrew(plan.hosts, *([_starting(programs)] if programs else []))
+        return ElasticLeader(
+            plan,
+            self._elastic,
+            self._store,
+            crew,
+            heartbeat_timeout_s=10 * who.heartbeat_s,
+            has_records=lambda: self._store.has(layout.plan(plan.job_id)),
+        ).lead(who.endpoint, who.key)
+
+
+def _starting(programs: Path) -> Callable[[int], bool]:
+    """Return what starts the program of a host again, on this machine, with the command and the
+    environment of its first start, and writes down its process; see `DistantCrew`."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(seat: int) -> bool:
+        told: dict[str, Any] = record.parse(programs.read_bytes())
+        if Process(**told["hosts"][seat]).is_there():
+            return False
+        with open(programs.parent / f"output-{seat}", "ab") as output:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "kinetic.runner"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    close_fds=False,  # It holds the lock that tells whether the job is alive.
+                    start_new_session=True,
+                    cwd="/",
+                    env=identity.of_seat(seat),
+                )
+            )
+        told["hosts"][seat] = asdict(processes.process(started[-1].pid))
+        files.save(programs, [json.dumps(told).encode()])
+        return True
+
+    return start
+
+
+class Seated:
+    """A host: it stays while agents come and go, and takes part in one attempt after the other."""
+
+    def __init__(self, who: Identity, plan: Plan, elastic: Elastic, store: Store) -> None:
+        place = Place(slices=tuple(range(elastic.most)), most_attempts=elastic.max_failures + 1)
+        self._who = replace(who, elastic=replace(place, host=who.host), elastic_seat=who.host)
+        self._plan = plan
+        self._store = store
+        self._is_taken_away = False
+
+    def run(self) -> int:
+        """Run agents until one ends by itself. One that was killed is replaced at once: it takes
+        much longer to start a program, or a pod."""
+        # The agent gets the signal: the head decides who is to blame.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        while os.WIFSIGNALED(status := self._run_agent()) and not self._is_taken_away:
+            self._clear_up()
+        self._clear_up()
+        shutil.rmtree(self._who.scratch, ignore_errors=True)
+        return ProgramCode.TAKEN_AWAY if self._is_taken_away else os.WEXITSTATUS(status)
+
+    def _run_agent(self) -> int:
+        """Return the wait status of an agent."""
+        agents = Agents(self._plan, self._store)
+        agents.fork([replace(self._who, start=random.choice(_STARTS))])
+        while not (dead := list(agents.dead())):
+            if agents.await_signal(1.0, signal.SIGTERM) == signal.SIGTERM:
+                self._is_taken_away = True
+                agents.tell_of_end()
+            agents.end_stopped(self._who.unreachable_after_s)
+        ((_, status),) = dead
+        return status
+
+    def _clear_up(self) -> None:
+        processes.kill_descendants()
+        # For an agent that was killed.
+        Mountpoints(datasets.root(self._who, self._store)).release(self._plan.data)
