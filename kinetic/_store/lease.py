@@ -73,6 +73,10 @@ class _Place(Protocol):
         """Return the record, and what `replace` takes."""
         ...
 
+    def is_there(self) -> bool:
+        """Whether one's own record is still where others look for it."""
+        ...
+
     def replace(self, seen: Any, owner: Owner) -> bool:
         """Write the record if it is as it was seen."""
         ...
@@ -166,13 +170,19 @@ class Lease:
         )
 
     def check(self) -> None:
-        """Check that nobody has taken the folder over.
+        """Check that nobody has taken the folder over, or removed it.
 
         Raises:
-            CheckpointInUse: somebody has.
+            CheckpointInUse: somebody has taken it over.
+            CheckpointError: it was removed.
         """
         if self._lost:
             raise CheckpointInUse(self._lost)
+        if not self._place.is_there():
+            raise CheckpointError(
+                f"The folder of checkpoints {self._where} was removed, or its {RECORD}: another "
+                "job may write there now, so nothing more is saved. Start this job again."
+            )
 
     def release(self) -> None:
         """Let others write. Idempotent."""
@@ -249,6 +259,15 @@ class InFolder:
             return _parsed(self._path.read_bytes()), None
         return None, None
 
+    def is_there(self) -> bool:
+        """Whether the locked file still has its name. File systems of a network may number a file
+        anew."""
+        try:
+            named = self._path.stat()
+        except OSError:
+            return False
+        return self.counts or os.path.samestat(named, os.fstat(self._fd))
+
     def replace(self, seen: Any, owner: Owner) -> bool:
         """Write; the lock keeps others out."""
         _own[self._name] = owner
@@ -292,6 +311,10 @@ class InStore:
                 with contextlib.suppress(LookupError):
                     return _parsed(self._store.get(_KEY)), entry
         return None, None
+
+    def is_there(self) -> bool:
+        """The thread that counts up looks."""
+        return True
 
     def replace(self, seen: Any, owner: Owner) -> bool:
         """Delete the version that was seen, and write if there is none: one of several wins."""

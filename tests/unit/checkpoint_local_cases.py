@@ -339,6 +339,17 @@ def test_a_training_that_forgot_to_restore_is_told(tmp_path):
         ckpt.restore({"n": 0})
 
 
+def test_a_folder_that_was_removed_is_told(tmp_path):
+    options = {"every": 2, "local_every": 1, "local_directory": tmp_path / "memory"}
+    with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
+        ckpt.save(0, {"n": np.zeros(3)})
+        ckpt.wait()
+        shutil.rmtree(tmp_path / "run")
+        assert ckpt.save(1, {"n": np.zeros(3)}) == ("local",)
+        with pytest.raises(CheckpointError, match=r"run was removed.*nothing more is saved"):
+            ckpt.save(2, {"n": np.zeros(3)})
+
+
 @pytest.mark.parametrize("local_every", [None, 1])
 def test_a_state_may_be_one_array(tmp_path, local_every):
     options = {"local_every": local_every, "local_directory": tmp_path / "memory"}

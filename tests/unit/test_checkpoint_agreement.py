@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -193,6 +194,21 @@ def test_another_process_keeps_us_out_until_it_is_killed(tmp_path):
     taken = held(tmp_path, "job-2", "b")
     assert taken.acquire().job_id == "job-1", "it had not said that it ended"
     taken.release()
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_folder_that_was_removed_is_not_written_any_more(tmp_path, another):
+    folder = tmp_path / "run"
+    first = held(folder)
+    first.acquire()
+    first.check()
+    shutil.rmtree(folder)
+    if another:  # another process has begun there
+        folder.mkdir()
+        (folder / lease.RECORD).write_text("")
+    with pytest.raises(CheckpointError, match="was removed"):
+        first.check()
+    first.release()
 
 
 def in_store(store, job, token, sleep=no_sleep):
