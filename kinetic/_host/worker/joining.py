@@ -37,6 +37,8 @@ JOINING, JOINED, APART = "joining", "joined", "apart"
 MARK = "KINETIC_JAX_PROCESS"
 """Variable: the process that has imported JAX. Its children are helpers, not the host's
 program."""
+ELASTIC, PROFILES = "KINETIC_MOST_SLICES", "KINETIC_PROFILE_ELASTIC"
+"""Variables: set in elastic jobs; "1" lets them be profiled."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
 HEARTBEAT_S = 100
@@ -191,6 +193,7 @@ class _Seat:
         from jax._src import distributed, xla_bridge
 
         _tell_slices(self._world)
+        _refuse_profiling()
         public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
@@ -307,6 +310,35 @@ class _Seat:
 
         setattr(initialize, _ORIGINAL, original)
         return initialize
+
+
+class ProfilingRefused(RuntimeError):
+    """A profile of an elastic job was asked for."""
+
+
+def _refuse_profiling() -> None:
+    """Have JAX's profiler say no in an elastic job; `trace` is made of `start_trace`."""
+    from jax._src import profiler
+
+    for name in ("start_trace", "start_server") if os.environ.get(ELASTIC) else ():
+        if original := getattr(profiler, name, None):
+            refusing = _refusing(original, name)
+            for module in (profiler, sys.modules.get("jax.profiler", profiler)):
+                setattr(module, name, refusing)
+
+
+def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refuse(*args: Any, **given: Any) -> Any:
+        if os.environ.get(PROFILES) == "1":
+            return original(*args, **given)
+        raise ProfilingRefused(
+            f"jax.profiler.{name} does not work in an elastic job: a slice that is lost or comes "
+            "back in the middle breaks the profile. Profile a job with a fixed number of slices "
+            f'(slices=2), or say env={{"{PROFILES}": "1"}} to profile this one all the same.'
+        )
+
+    return refuse
 
 
 class HostTaken(JoinError):
