@@ -5,6 +5,7 @@ In: descriptors 0, 1 and 2. Out: open ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -21,3 +22,10 @@ def replace_closed() -> None:
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
+
+
+def escape() -> None:
+    """Have stdout show letters that its encoding lacks as escapes, as stderr does."""
+    with contextlib.suppress(AttributeError):  # It was replaced by something simpler.
+        if sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -21,6 +21,7 @@ def main() -> NoReturn:
     """Run the command line of this process."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
     streams.replace_closed()
+    streams.escape()
     from kinetic.cli import root
 
     _exit(root.call(sys.argv[1:]))

@@ -105,7 +105,8 @@ def json_document(value: Any, default: Callable[[Any], Any] | None = None) -> No
     """
     import json
 
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=default, allow_nan=False))
+    ascii_only = "utf" not in (sys.stdout.encoding or "utf").lower()  # JSON has its own escapes.
+    print(json.dumps(value, indent=2, ensure_ascii=ascii_only, default=default, allow_nan=False))
 
 
 def table(

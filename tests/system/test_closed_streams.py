@@ -1,5 +1,5 @@
-"""Callers whose standard streams are closed, in every combination: values arrive, commands do their
-work.
+"""Callers whose standard streams are closed, in every combination, or encode little: values arrive,
+commands do their work.
 
 In: shells that close descriptors. Out: what reached a file.
 """
@@ -7,6 +7,7 @@ In: shells that close descriptors. Out: what reached a file.
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 
@@ -67,3 +68,16 @@ def test_commands(closed, tmp_path):
     assert (tmp_path / "told").read_text() == "told"
     assert run(tmp_path, closed, "-m", "kinetic", "jobs", "list") == 0
     assert run(tmp_path, closed, "-m", "kinetic", "jobs", "status", "job-none") == 3
+
+
+@pytest.mark.parametrize("words", [["config"], ["config", "--json"]])
+def test_letters_that_stdout_cannot_encode_are_escaped(words, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("KINETIC_QUEUE", "größe")
+    kinetic = "import sys; from kinetic.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", kinetic, *words], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if "--json" in words:
+        assert "größe" in str(json.loads(done.stdout))
+    else:
+        assert rb"gr\xf6\xdfe" in done.stdout
