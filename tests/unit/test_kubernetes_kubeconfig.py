@@ -111,10 +111,18 @@ def test_certificates_are_read_inline_and_beside_the_file(tmp_path: Path) -> Non
         find({"KUBECONFIG": str(path)})
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    with pytest.raises(PreflightError, match="No kubeconfig was found") as caught:
+        find({"KUBECONFIG": str(path)}, cluster="tpus")
+    assert str(path) in str(caught.value)
+    assert "get-credentials tpus" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [", "is no YAML"),
+        ("a: [\n\n", "is no YAML: while parsing a flow node did not find"),
         ("- 1", "holds no mapping"),
         ("", "No kubeconfig was found"),
         ("contexts: abc", "The contexts of"),

@@ -137,7 +137,8 @@ def _load(path: Path) -> Document | None:
     try:
         document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
-        raise PreflightError(f"The kubeconfig {path} is no YAML: {error}.") from error
+        cause = " ".join(str(error).split())
+        raise PreflightError(f"The kubeconfig {path} is no YAML: {cause}. Mend it.") from error
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -285,13 +286,12 @@ def find(
         PreflightError: there is none; says what to do.
     """
     config = read(paths_of(variables))
-    if not cluster and not config.contexts:
-        own = in_cluster(variables)
-        if own is not None:
-            return own
+    if not cluster and not config.contexts and (own := in_cluster(variables)) is not None:
+        return own
+    if not config.sources or not (cluster or config.contexts):
         looked = ", ".join(str(path) for path in paths_of(variables))
         raise PreflightError(
             f"No kubeconfig was found ({looked}). Get one for your cluster, for example with "
-            "`gcloud container clusters get-credentials NAME`, or set KUBECONFIG."
+            f"`gcloud container clusters get-credentials {cluster or 'NAME'}`, or set KUBECONFIG."
         )
     return access_of(config, choose(config, cluster=cluster, project=project, zone=zone))
