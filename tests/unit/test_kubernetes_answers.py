@@ -127,3 +127,10 @@ def test_users_see_the_public_error(kind: type[KineticError]) -> None:
     assert shown == f"kinetic.errors.{public}: It says so.\n"
     again = pickle.loads(pickle.dumps(kind("It says so.")))
     assert (type(again), str(again)) == (kind.__bases__[0], "It says so.")
+
+
+def test_a_proxy_that_does_not_answer_is_suspected() -> None:
+    call = Call("list", PODS, "ml")
+    told = str(answers.unreachable(call, "https://c", OSError("Unable to connect to proxy")))
+    assert "Check your proxy; hosts that are reached without it belong in NO_PROXY" in told
+    assert "proxy" not in str(answers.unreachable(call, "https://c", OSError("refused")))

@@ -112,7 +112,7 @@ class FakeApi:
         return document
 
     def get(self, _resource: Resource, name: str, *, namespace: str = "") -> dict[str, Any]:
-        if name != "kinetic":
+        if name not in ("kinetic", "default"):
             raise NotFound("There is none.")
         return {}
 

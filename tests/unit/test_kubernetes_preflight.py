@@ -25,7 +25,7 @@ class Cluster:
     def __init__(self) -> None:
         self.server = f"https://c{next(_numbers)}"
         self.lacks: set[tuple[str, str]] = set()
-        self.has_jobsets = self.answers = True
+        self.has_jobsets = self.answers = self.has_namespace = True
         self.account: type[Exception] | None = None
         self.asked: Counter[str] = Counter()
 
@@ -37,9 +37,11 @@ class Cluster:
         self._asked("knows")
         return self.has_jobsets
 
-    def get(self, _resource: Resource, _name: str) -> dict[str, Any]:
+    def get(self, _resource: Resource, name: str) -> dict[str, Any]:
         self._asked("get")
-        if self.account is not None:
+        if not self.has_namespace:
+            raise NotFound("no")
+        if self.account is not None and name == "kinetic":
             raise self.account("no")
         return {}
 
@@ -121,3 +123,9 @@ def test_all_that_is_needed_is_a_right_of_the_documentation() -> None:
             "list",
             "delete",
         }
+
+
+def test_a_namespace_that_does_not_exist_is_said(cluster: Cluster) -> None:
+    cluster.has_namespace = False
+    with pytest.raises(PreflightError, match="The namespace ml does not exist in the cluster"):
+        check(cluster)

@@ -158,9 +158,12 @@ def error_of(call: Call, status: int, body: bytes | str) -> KineticError:
 def unreachable(call: Call, server: str, error: BaseException) -> BackendUnavailable:
     """Return the error for a server that cannot be reached, or that closed the connection."""
     cause = " ".join(str(error).split()) or type(error).__name__
+    suspects = "the network, a VPN, and the context of your kubeconfig"
+    if "proxy" in cause.lower():
+        suspects = "your proxy; hosts that are reached without it belong in NO_PROXY"
     return BackendUnavailable(
-        f"Could not {call}: {server} does not answer ({cause}). Check the network, a VPN, and the "
-        "context of your kubeconfig; jobs that were submitted are not affected."
+        f"Could not {call}: {server} does not answer ({cause}). Check {suspects}; jobs that were "
+        "submitted are not affected."
     )
 
 
@@ -187,11 +190,16 @@ def _missing(call: Call, detail: dict[str, Any], said: str) -> KineticError:
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")
     if about == "namespaces" and call.resource.plural != "namespaces":
-        return Refused(
-            f"The namespace {call.namespace} does not exist in the cluster. Create it "
-            f"(kubectl create namespace {call.namespace}), or name another one with namespace=."
-        )
+        return Refused(no_namespace(call.namespace))
     return NotFound(f"Could not {call}: there is none.{f' ({said})' if said else ''}")
+
+
+def no_namespace(name: str) -> str:
+    """Return what to do if a namespace does not exist."""
+    return (
+        f"The namespace {name} does not exist in the cluster. Create it "
+        f"(kubectl create namespace {name}), or name another one with namespace=."
+    )
 
 
 def not_installed(resource: Resource) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 
 from kinetic._backends.kubernetes import controllers
 from kinetic._backends.kubernetes import nodes as pools
-from kinetic._backends.kubernetes.answers import Forbidden, not_installed
+from kinetic._backends.kubernetes.answers import Forbidden, no_namespace, not_installed
 from kinetic._backends.kubernetes.api import Api, Version
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.nodes import NodePool
@@ -186,6 +186,14 @@ def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
 def _has_account(api: Api, name: str) -> bool | None:
     if not name:
         return None
+    found = _exists(api, name)
+    # Each namespace has this account, and an account is all that is looked up in it.
+    if found is False and name != "default" and _exists(api, "default") is False:
+        raise PreflightError(no_namespace(api.namespace))
+    return found
+
+
+def _exists(api: Api, name: str) -> bool | None:
     try:
         api.get(SERVICE_ACCOUNTS, name)
     except NotFound:
