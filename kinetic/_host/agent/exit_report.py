@@ -21,7 +21,9 @@ from kinetic._system import processes
 TAKEN_AWAY = HostView(
     stop=True,
     stop_exit=Exit.EVICTED,
-    stop_reason="It was asked to end: it was evicted or preempted, or its machine is going away.",
+    stop_reason=(
+        "It was asked to end: it was deleted, evicted or preempted, or its machine is going away."
+    ),
 )
 """The view that the agent acts on when its host is taken away."""
 STOPPED_GRACE_S = 1.0
