@@ -41,10 +41,15 @@ def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now
     if unready and not why:
         return outcome  # Another process may have seen it.
     told = replace(outcome, explained=True)
-    if why and why not in outcome.reason:
+    if why and not _says(outcome.reason, why):
         told = replace(told, reason=f"{outcome.reason.rstrip('.')}. {why}")
-    if why and why not in first.detail:
+    if why and not _says(first.detail, why):
         told = told.detailed(first.host, why)
     with contextlib.suppress(StoreError):
         index.write_outcome(store, ref.job_id, told)
     return told
+
+
+def _says(told: str, why: str) -> bool:
+    """Whether a sentence is a part of what was told, perhaps with another first letter."""
+    return why.rstrip(".")[1:] in told

@@ -241,10 +241,10 @@ class Queue(FakeBackend):
     def __init__(self, store, reasons):
         super().__init__(store)
         self.reasons_given = iter(reasons)
-        self.unready = ""
+        self.unready = self.lost = ""
 
     def why_lost(self, ref, host):
-        return ""
+        return self.lost
 
     def why_unready(self, ref):
         return self.unready
@@ -276,6 +276,17 @@ def test_a_start_that_was_given_up_is_explained_by_what_was_waited_for(store):
         assert found.reason.endswith(". No node of the cluster has 8x8.")
         assert found.reports[0].detail.count("No node") == 1
         backend.unready = "something else"
+
+
+def test_a_reason_that_is_told_already_is_not_told_again(store):
+    job = put_ref(store, dataclasses.replace(ref(), place=Place("pathways")))
+    gone = "its workload was removed from the cluster"
+    put_outcome(store, job, HostReport(0, Exit.AGENT_LOST, gone), reason=f"host 0 was lost: {gone}")
+    backend = Queue(store, [None])
+    backend.lost = "Its workload was removed from the cluster."
+    found = following.settle(backend, store, job, NOW)
+    assert (found.reason, found.reports[0].detail) == (f"host 0 was lost: {gone}", gone)
+    assert found.explained
 
 
 def test_what_a_job_holds_that_never_ran_is_released(store, backend):
