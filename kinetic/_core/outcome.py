@@ -244,7 +244,8 @@ def judge(
 
     Promises: (1) success takes a RETURNED report of every host and the leader's result; (2) a host
     without a report counts as lost; (3) `blamed`, if the gang's state machine has named the first
-    failure, is final; otherwise the order is by `blame_rank`, then by time of end.
+    failure, is final; otherwise the order is by `blame_rank`, then by time of end; (4) a host that
+    its cluster asked to end, as it does when another one has failed, is not called evicted.
     """
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."
@@ -273,10 +274,19 @@ def judge(
         Verdict.CANCELLED if cancelled else Verdict.FAILED,
         blamed=() if cancelled else guilty,
         reason=why,
-        reports=full,
+        reports=full if first is None else tuple(_excused(r, first) for r in full),
         ended_at=now,
         attempt=attempt,
     )
+
+
+def _excused(report: HostReport, first: HostReport) -> HostReport:
+    """Say of a host which was asked to end that another one was lost, if none was evicted. Its exit
+    remains, because its machine may be gone all the same."""
+    if report.exit is not Exit.EVICTED or first.exit in (Exit.EVICTED, Exit.CANCELLED):
+        return report
+    detail = f"Its cluster asked it to end after host {first.host} had failed."
+    return replace(report, detail=detail)
 
 
 def judge_leaderless(

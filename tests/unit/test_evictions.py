@@ -131,6 +131,23 @@ def test_what_the_cluster_takes_away_does_not_count(before, retries, taken_away,
     assert may_follow(store, "job-1", attempt, retries, taken_away=taken_away) is follows
 
 
+def test_hosts_that_had_to_end_because_another_one_failed_were_not_evicted():
+    lost = ended(2, Exit.AGENT_LOST, detail="its connection broke")
+    reports = [evicted(0), evicted(1), lost, evicted(3)]
+    outcome = judge(4, reports, blamed=(2,), reason="host 2 of 4: its connection broke", now=1.0)
+    told = "Its cluster asked it to end after host 2 had failed."
+    assert [r.detail for r in outcome.reports] == [told, told, "its connection broke", told]
+    assert exits_of(outcome) == [Exit.EVICTED, Exit.EVICTED, Exit.AGENT_LOST, Exit.EVICTED]
+    leaderless = judge_leaderless(2, [evicted(1)], now=1.0)
+    assert leaderless.reports[1].detail == "Its cluster asked it to end after host 0 had failed."
+    both = judge(2, [evicted(0), evicted(1)], blamed=(1,), now=1.0)
+    assert [r.detail for r in both.reports] == [WHY, WHY]
+
+
+def exits_of(outcome):
+    return [report.exit for report in outcome.reports]
+
+
 # -- hosts that say so before they end -------------------------------------------------------------
 
 
