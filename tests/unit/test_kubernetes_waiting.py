@@ -315,6 +315,13 @@ def test_a_pod_that_was_deleted_is_not_to_blame() -> None:
     assert found.hosts == (1,)
 
 
+def test_what_a_program_printed_last_does_not_explain_that_it_was_killed() -> None:
+    found = of(Observed(jobset(2), [ended(0, 137, "step 7: loss 0.3")]))
+    assert found.sentence == "Host 0 failed: it was killed by SIGKILL (exit code 137)."
+    found = of(Observed(jobset(2), [ended(0, 134, "Check failed: ok")]))
+    assert "Check failed: ok" in found.sentence
+
+
 def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
     failed = {
         "type": "Failed",

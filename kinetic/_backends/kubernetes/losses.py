@@ -47,6 +47,7 @@ _SIGNALS = {
     139: "SIGSEGV",
     143: "SIGTERM",
 }
+_KILLED = 137
 _SHUT_DOWN = ("Terminated", "NodeShutdown", "Preempting")
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 _DISRUPTIONS = {
@@ -240,7 +241,8 @@ def _code(code: int) -> str:
 
 
 def _tail(pod: Pod) -> str:
-    last = _last_line(pod.exit_message)
+    # What a program printed last says nothing about a SIGKILL, which it has not seen coming.
+    last = _last_line(pod.exit_message) if pod.exit_code != _KILLED else ""
     return f": {last}" if last else ""
 
 
