@@ -160,9 +160,7 @@ class Leader:
 
             asyncio.run(self._serve(endpoint, key))
         ended = self._judged()
-        outcome = ended.outcome
-        reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
-        self._write(GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict))
+        self._write(_ending(ended.outcome))
         self._events.close()
         return ended
 
@@ -355,6 +353,16 @@ def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> No
     """Add to the job's events."""
     with contextlib.closing(EventLog(store, layout.events(job_id))) as events:
         events.write(line_of(attempt, event))
+
+
+def write_verdict(store: Store, job_id: str, outcome: Outcome) -> None:
+    """Add to the events of a job how an attempt has ended, for a leader that could not."""
+    write_event(store, job_id, outcome.attempt, _ending(outcome))
+
+
+def _ending(outcome: Outcome) -> GangEvent:
+    reason, blamed, verdict = outcome.reason, outcome.blamed, outcome.verdict
+    return GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict)
 
 
 def line_of(attempt: int, event: GangEvent) -> str:

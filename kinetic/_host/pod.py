@@ -46,6 +46,7 @@ def _begin(plan: Plan, store: Store) -> int | None:
     if not _has_begun(plan, store, number):
         return number
     outcome = _outcome_of_lost(plan, store, number)
+    leader.write_verdict(store, plan.job_id, outcome)
     attempt = Attempt(outcome)
     if not outcome.ok and attempt.may_repeat(plan, store):
         leader.repeat(store, plan.job_id, outcome)

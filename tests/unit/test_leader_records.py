@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 
-from kinetic._core import layout
+from laptop_fakes import plan
+
+from kinetic._core import events, layout
+from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.gang.picture import picture_of
 from kinetic._core.outcome import Outcome, Verdict
-from kinetic._host import leader
+from kinetic._host import leader, pod
+from kinetic._host.agent.identity import Identity
 from kinetic._store.memory import MemoryStore
 
 
@@ -16,3 +21,19 @@ def test_the_first_outcome_of_an_attempt_stands():
         leader.repeat(store, "job-00000001", Outcome(Verdict.FAILED, (), reason, attempt=1))
     written = json.loads(store.get(layout.attempt_outcome("job-00000001", 1)))
     assert written["reason"] == "host 0 was lost"
+
+
+def test_an_attempt_that_lost_its_leader_ended_too():
+    store, job = MemoryStore("leader-records-2"), "job-00000001"
+    leader.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
+    again = Identity(store.uri, job, 0, 1, "", "", "", "", is_pod=True, restarts=1)
+    planned = plan(job, "cpu", {"retries": 1})
+    assert pod.attempt_of(again, planned, store) == 2
+    told = events.parse(store.get(layout.events(job)))
+    first, second = picture_of(told, 1).attempts
+    assert (first.verdict, first.reason) == (
+        Verdict.FAILED,
+        "host 0 of 1, which led the gang, was lost",
+    )
+    assert first.ended_at is not None
+    assert second.verdict is None
