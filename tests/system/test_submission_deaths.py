@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from gangs import PATIENCE_S, wait_until
@@ -17,6 +18,7 @@ from places import elsewhere_than
 
 import kinetic
 from kinetic import errors
+from kinetic._client import following
 
 CALLER = """
 import importlib, os, signal, sys, time
@@ -72,6 +74,13 @@ def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeyp
         assert kinetic.list_jobs() == []
     else:
         remove_the_only_job(home)
+
+
+def test_a_job_that_was_never_created_was_not_removed_either(on_cluster, monkeypatch):
+    killed_caller(STEPS["after the reference"], "cpu", monkeypatch)
+    (job,) = kinetic.list_jobs()
+    told = following.settle(job._backend, job._store, job.ref, time.time() + 600)
+    assert told.reason == "the job was never started: its submission was interrupted"
 
 
 @pytest.mark.parametrize("step", CLUSTER_STEPS)

@@ -311,10 +311,14 @@ class KubernetesBackend:
                 for host in range(ref.hosts)
             ]
             return Status(JobStatus.CANCELLED, _CANCELLED, tuple(everywhere))
-        if was_there or self._store.has(layout.events(ref.job_id)) or look.is_removed(ref):
+        if was_there or self._was_removed(ref, look):
             leader = HostStatus(0, JobStatus.FAILED, _REMOVED)
             return Status(JobStatus.FAILED, _REMOVED, (leader,))
         return Status(JobStatus.NOT_FOUND)
+
+    def _was_removed(self, ref: JobRef, look: Look) -> bool:
+        """Whether a job without a workload had one, as far as anybody knows."""
+        return self._store.has(layout.events(ref.job_id)) or look.is_removed(ref)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """From its pods, nodes and queues."""
@@ -331,7 +335,8 @@ class KubernetesBackend:
         workload = look.workload(ref)
         if workload is None:
             is_cancelled = self._store.has(layout.cancelled(ref.job_id))
-            return "" if is_cancelled else f"{_REMOVED.capitalize()}."
+            is_known = not is_cancelled and self._was_removed(ref, look)
+            return f"{_REMOVED.capitalize()}." if is_known else ""
         finding = diagnose(look.observed(ref, workload, waits=False), self._api.now())
         if finding is None or host not in _concerned(ref, finding):
             return ""
