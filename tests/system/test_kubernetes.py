@@ -252,10 +252,13 @@ def test_a_cluster_that_does_not_answer_leads_to_the_callers_line(on_cluster, ho
 
 
 @pytest.mark.double
-def test_credentials_that_expire_do_not_end_the_wait(on_cluster, home):
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_credentials_that_expire_do_not_end_the_wait(asked_before, on_cluster, home):
     marker = home.parent / "m"
     handle = kinetic.run(accelerator="cpu")(nap).run_async(str(marker))
-    on_cluster.wait_for(lambda: handle.status() == "RUNNING")
+    if asked_before:
+        on_cluster.wait_for(lambda: handle.status() == "RUNNING")
+    wait_until(Path(f"{marker}-0").exists, "the function has not begun")
     on_cluster.expire_token()
     marker.touch()
     assert handle.result(timeout=60) == "slept"

@@ -156,6 +156,7 @@ class KubernetesBackend:
         workload, secret = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         made = self._create_workload(resource, workload)
+        self._has_answered = True
         try:
             self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
         except BackendUnavailable:  # And it could not be deleted.
