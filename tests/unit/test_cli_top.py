@@ -25,7 +25,7 @@ from kinetic._store.local import LocalStore
 from kinetic.cli.commands import top
 from kinetic.cli.context import AppContext
 from kinetic.cli.root import call
-from kinetic.errors import CoordinatorLost
+from kinetic.errors import BackendUnavailable, CoordinatorLost
 
 NOW = 1_700_000_000.0
 Capture = pytest.CaptureFixture[str]
@@ -155,9 +155,12 @@ class Backend:
     def __init__(self) -> None:
         self.phases: dict[str, JobStatus] = {}
         self.asked: list[str] = []
+        self.is_away = False
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         self.asked += [ref.job_id for ref in refs]
+        if self.is_away:
+            raise BackendUnavailable("The cluster does not answer.")
         return {ref.job_id: Status(self.phases[ref.job_id]) for ref in refs}
 
     def control(self, job: JobRef) -> Endpoint | None:
@@ -240,6 +243,17 @@ def test_what_has_ended_is_not_looked_at_twice(world: AppContext) -> None:
         assert backend.asked.count("job-00000001") == 1
         world.store.delete(layout.ref("job-00000002"))
         assert watch.poll() == []
+
+
+def test_jobs_stay_while_their_backend_does_not_answer(world: AppContext) -> None:
+    backend: Any = world.backend_of(ref())
+    with top.ActivityWatch(world, set()) as watch:
+        assert len(watch.poll()) == 3
+        backend.is_away = True
+        away = [(line.host, line.state) for line in watch.poll()]
+        assert away == [(None, "UNKNOWN"), (0, "running"), (1, "running")]
+        backend.is_away = False
+        assert len(watch.poll()) == 3
 
 
 def test_status_of_a_running_job_shows_what_its_hosts_are_doing(

@@ -18,7 +18,7 @@ from kinetic._client.board.activity import HostLine, Rates
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic.cli import output
-from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.context import UNKNOWN, AppContext, pass_app
 from kinetic.cli.options import DURATION, jobs_argument, json_option
 from kinetic.errors import KineticError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kinetic._client import asking
     from kinetic._rpc.client import ControlClient
 
-_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
+_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
 _SNAPSHOT_TIMEOUT_S = 1.0
 _FRAME_LINES = 5
 ANSWER_S, _PAUSE_S = 12.0, 0.25
@@ -147,7 +147,7 @@ class ActivityWatch:
                 self._ended.add(ref.job_id)
                 self._disconnect(ref.job_id)
                 continue
-            seen = self._snapshot(ref, is_running=state == JobStatus.RUNNING)
+            seen = self._snapshot(ref, may_run=state != JobStatus.PENDING)
             attempt = None if seen else self._app.gang(ref).current
             found += activity.lines(ref, state, seen, self._rates, self._app.now(), attempt=attempt)
         return found
@@ -164,11 +164,11 @@ class ActivityWatch:
         ]
         return sorted(active, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
 
-    def _snapshot(self, ref: JobRef, *, is_running: bool) -> dict[str, Any] | None:
+    def _snapshot(self, ref: JobRef, *, may_run: bool) -> dict[str, Any] | None:
         from kinetic._backends.base import Controls
 
         if ref.place.is_cluster:
-            return self._told(ref) if is_running else None
+            return self._told(ref) if may_run else None
         try:
             backend = self._app.backend_of(ref)
             address = backend.control(ref) if isinstance(backend, Controls) else None
