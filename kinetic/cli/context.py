@@ -60,7 +60,7 @@ class Standing(NamedTuple):
 
     Attributes:
         state: a `JobStatus`; UNKNOWN when its backend cannot be asked.
-        reason: the backend's reason for the state, or "".
+        reason: the backend's reason for the state, or why it cannot be asked, or "".
         ending: how it ended, if the store has the verdict.
     """
 
@@ -198,9 +198,9 @@ class AppContext:
     def _ask_backend(self, refs: Sequence[JobRef]) -> dict[str, Standing]:
         try:
             statuses = self.backend_of(refs[0]).status(refs)
-        except KineticError:
+        except KineticError as error:
             # A backend that this version or machine cannot ask must not hide the other jobs.
-            return {ref.job_id: Standing(UNKNOWN) for ref in refs}
+            return {ref.job_id: Standing(UNKNOWN, str(error)) for ref in refs}
         return {ref.job_id: self._standing_from(ref, statuses[ref.job_id]) for ref in refs}
 
     def _standing_from(self, ref: JobRef, status: Status) -> Standing:
@@ -210,8 +210,8 @@ class AppContext:
 
         try:
             state, _ = following.standing(self.store, ref, status, self.now())
-        except KineticError:
-            return Standing(UNKNOWN)
+        except KineticError as error:
+            return Standing(UNKNOWN, str(error))
         return Standing(state, status.reason)
 
 

@@ -217,8 +217,11 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
 
     world.job("job-00000001")
     app = AppContext(world.store, missing, missing, world._submit, lambda: NOW)
+    world.job("job-00000002")
     assert call(["jobs", "list"], app) == 0
-    assert "UNKNOWN" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "UNKNOWN" in told.out
+    assert told.err == "Some states are unknown: no such backend\n"
     assert call(["jobs", "prune", "--yes", "--older-than", "1s"], app) == 0
     assert world.store.has(layout.ref("job-00000001"))
 

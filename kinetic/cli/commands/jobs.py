@@ -163,11 +163,14 @@ def list_jobs(
     if group is not None:
         output.notice(f"Batch {app.batch_name(shown[0][0].group_id or group)}:")
     # Most jobs have no reason: the column appears only if one has.
-    columns = (*_COLUMNS, "REASON") if any(found.reason for _, found in shown) else _COLUMNS
+    told = any(found.reason for _, found in shown if found.state != UNKNOWN)
+    columns = (*_COLUMNS, "REASON") if told else _COLUMNS
     rows = [_cells(app, ref, found)[: len(columns)] for ref, found in shown]
     output.table(columns, rows, right=("HOSTS", "TIME", "AGE"), cut="NAME", wrap="REASON")
     if more:
         output.notice("There are more jobs: --all shows them.")
+    for why in dict.fromkeys(found.reason for _, found in shown if found.state == UNKNOWN):
+        output.notice(f"Some states are unknown: {why}")
     return None
 
 
@@ -227,7 +230,7 @@ def _cells(app: AppContext, ref: JobRef, found: Standing) -> tuple[str, ...]:
         found.state,
         ran,
         text.age(now - ref.created_at),
-        found.reason,
+        "" if found.state == UNKNOWN else found.reason,
     )
 
 
