@@ -65,6 +65,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     topology, slices = options.topology, options.most_slices
     single = options.controller == "single"
     several = topology.multi_host or slices > 1 or single
+    joins_slices = topology.kind == "tpu" and slices > 1 and not single
     name = (
         options.backend
         or checks.backend("backend", settings.backend)
@@ -86,6 +87,8 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         queue=settings.queue or "",
         priority=settings.priority or "",
         reservation=settings.reservation or "",
+        local_storage="" if single else settings.local_storage or "",
+        network_devices=settings.network_devices or "" if joins_slices else "",
         controller="single" if single else "",
         leader="head" if options.elastic is not None and name != "local" else "",
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kinetic._core import checks
 from kinetic.errors import UsageError
 
 
@@ -85,6 +86,16 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
         return str(value)
 
     return parse
+
+
+def local_storage(variable: str, value: Any) -> str | None:
+    """A size of memory, or "multi-tier"."""
+    return checks.local_storage(variable.removesuffix("="), value)
+
+
+def network_devices(variable: str, value: Any) -> str | None:
+    """A number of devices, or "all"."""
+    return checks.network_devices(variable.removesuffix("="), value)
 
 
 def level(variable: str, value: Any) -> str:

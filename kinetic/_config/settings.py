@@ -91,6 +91,8 @@ class Settings:
             program.
         queue, priority: the queue of a cluster that admits jobs, and their priority class.
         reservation: reserved machines for jobs and for `kinetic pool add`.
+        local_storage: the memory of pods for local checkpoints: a size, or "multi-tier".
+        network_devices: what each pod of a multi-slice TPU job claims: a number, or "all".
         force_destroy: whether `kinetic up` makes buckets that are removed with what they hold.
         no_tty_debug: allow debug=True without a terminal.
         debug_wait_s: for how long a debug job waits for a debugger before it starts without one.
@@ -131,6 +133,8 @@ class Settings:
     queue: str | None = None
     priority: str | None = None
     reservation: str | None = None
+    local_storage: str | None = None
+    network_devices: str | None = None
     force_destroy: bool = True
     no_tty_debug: bool = False
     debug_wait_s: float = 600.0
@@ -438,6 +442,8 @@ _ROWS: dict[str, _Row] = {
     "queue": _Row("KINETIC_QUEUE", parsers.text),
     "priority": _Row("KINETIC_PRIORITY", parsers.text),
     "reservation": _Row("KINETIC_RESERVATION", parsers.text),
+    "local_storage": _Row("KINETIC_LOCAL_STORAGE", parsers.local_storage),
+    "network_devices": _Row("KINETIC_NETWORK_DEVICES", parsers.network_devices),
     "force_destroy": _Row("KINETIC_FORCE_DESTROY", parsers.flag),
     "no_tty_debug": _Row("KINETIC_NO_TTY_DEBUG", parsers.flag),
     "debug_wait_s": _Row("KINETIC_DEBUG_WAIT_TIMEOUT", parsers.number),

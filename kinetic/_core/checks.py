@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
-from kinetic._core.place import BACKENDS
+from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
@@ -21,8 +21,11 @@ Controller = Literal["single", "multi"]
 """Which processes run the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
 """What an elastic job does when it has lost a slice; see `Options`."""
+NetworkDevices = int | Literal["all"]
+"""How many network devices a pod claims; see `Options`."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([MGT]i?)B?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?"
@@ -59,6 +62,31 @@ def cluster_name(name: str, value: object) -> str | None:
             f"them; it is {found!r:.80}."
         )
     return found
+
+
+def local_storage(name: str, value: object) -> str | None:
+    """Check an optional size of memory, and return it as clusters write it; or "multi-tier"."""
+    found = text(name, value)
+    if found in (None, MULTI_TIER):
+        return found
+    size = _SIZE.fullmatch(found)
+    if size is None or not float(size[1]):
+        raise UsageError(
+            f'{name} must be a size with its unit, such as "60Gi" or "60000Mi", or "{MULTI_TIER}"; '
+            f"it is {found!r:.80}. `kinetic checkpoint size` tells how much a model needs."
+        )
+    return size[1] + size[2]
+
+
+def network_devices(name: str, value: object) -> str | None:
+    """Check an optional number of network devices, or "all"; return it as text."""
+    if value is None or value == ALL_DEVICES:
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit():  # of a flag or a variable
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f'{name} must be a number such as 2, or "all"; it is {value!r}.')
+    return str(count(name, value, least=1))
 
 
 def image(name: str, value: object) -> str | None:

@@ -8,19 +8,19 @@ A new option is a field of `Options` here, and its type for type checkers in `Ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, replace
-from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kinetic._core import checks
 from kinetic._core.accelerators.topology import Topology
+from kinetic._core.option_rows import Flag, Option, Takes, option
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
-    from kinetic._core.checks import Controller, Joins, OnSliceLoss
+    from kinetic._core.checks import Controller, Joins, NetworkDevices, OnSliceLoss
     from kinetic._core.duration import Duration
 
 
@@ -36,6 +36,8 @@ class Keywords(TypedDict, total=False):
     queue: str | None
     priority: str | None
     reservation: str | None
+    local_storage: str | None
+    network_devices: NetworkDevices | None
     timeout: Duration | None
     start_timeout: Duration | None
     hang_timeout: Duration | None
@@ -44,79 +46,6 @@ class Keywords(TypedDict, total=False):
     secrets: Sequence[str] | None
     all_hosts: bool
     joins_jax: Joins
-
-
-class Takes(Enum):
-    """What a flag of the command line takes."""
-
-    TEXT = auto()
-    COUNT = auto()
-    SLICES = auto()
-    DURATION = auto()
-    VARIABLES = auto()
-    NAMES = auto()
-
-
-class Flag(NamedTuple):
-    """The flag of `kinetic run` for an option.
-
-    Attributes:
-        names: of the flag.
-        metavar: the value's name in the help.
-        takes: what kind of value.
-        offers: the name of what a shell completes it with.
-        required: whether it must be given.
-    """
-
-    names: tuple[str, ...]
-    metavar: str = "NAME"
-    takes: Takes = Takes.TEXT
-    offers: str = ""
-    required: bool = False
-
-
-class Option(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        name: as users write it.
-        check: takes the name and the value as written, and returns the value to store.
-        help: for `help(kinetic.run)`, the reference and the command line.
-        default: as documented.
-        flag: of `kinetic run`; None if it has none.
-        becomes: the part of the plan that it determines, together with the settings and the call;
-            "" if it is sent to the hosts unchanged, in `Plan.options`.
-    """
-
-    name: str
-    check: Callable[[str, object], Any]
-    help: str
-    default: Any = None
-    flag: Flag | None = None
-    becomes: str = ""
-
-
-def option(
-    check: Callable[[str, Any], Any],
-    help: str,
-    default: Any = None,
-    *,
-    name: str = "",
-    flag: Flag | None = None,
-    becomes: str = "",
-    unset: Any = MISSING,
-) -> Any:
-    """Make a field of `Options`.
-
-    Args:
-        name: of the option, if it is not the field's.
-        unset: the stored value when the option is not given, if it is not the default.
-    """
-    row = Option(name, check, help, default, flag, becomes)
-    value = default if unset is MISSING else unset
-    if isinstance(value, dict):
-        return field(default_factory=dict, metadata={"option": row})
-    return field(default=value, metadata={"option": row})
 
 
 def _unchecked(_: str, value: Any) -> Any:
@@ -266,6 +195,21 @@ class Options:
         checks.cluster_name,
         "A reservation of the cluster's machines to run on.",
         flag=Flag(("--reservation",)),
+        becomes="place",
+    )
+    local_storage: str | None = option(
+        checks.local_storage,
+        "The memory of each pod's `KINETIC_LOCAL_DIR`, for local checkpoints: a size that is "
+        'reserved, such as "60Gi"; or "multi-tier", the volume of GKE\'s multi-tier checkpointing, '
+        "which outlives pods.",
+        flag=Flag(("--local-storage",), "SIZE|multi-tier"),
+        becomes="place",
+    )
+    network_devices: str | None = option(
+        checks.network_devices,
+        "How many network devices of its machine each pod of a multi-slice TPU job claims "
+        '(GKE\'s DRANET): a number, or "all".',
+        flag=Flag(("--network-devices",), "N|all"),
         becomes="place",
     )
     timeout_s: float | None = option(
@@ -428,6 +372,7 @@ def _check_together(options: Options) -> None:
     if options.controller == "single":
         _check_pathways(options.topology)
     _check_elastic(options)
+    _check_pods(options)
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
         raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
@@ -457,6 +402,23 @@ def _check_elastic(options: Options) -> None:
         raise UsageError(
             "debug=True does not go with slices=(least, most): a breakpoint would hold up the "
             "attempts after it as well. Debug with a fixed number of slices."
+        )
+
+
+def _check_pods(options: Options) -> None:
+    single = options.controller == "single"
+    if options.local_storage is not None and single:
+        raise UsageError(
+            "local_storage= is memory of the hosts that run the function, and with "
+            'controller="single" none of them has the chips. Leave one of them away.'
+        )
+    if options.network_devices is None:
+        return
+    if single or options.most_slices == 1 or options.topology.kind != "tpu":
+        which = 'controller="single"' if single else f"slices={options.slices}"
+        raise UsageError(
+            "network_devices= joins TPU slices whose hosts run the function, and this job has "
+            f"{which} on {options.topology.name}. Leave it away."
         )
 
 

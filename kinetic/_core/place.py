@@ -13,6 +13,10 @@ from kinetic.errors import CorruptRecord
 
 BACKENDS = ("gke", "pathways", "local", "programs", "ray")
 
+MULTI_TIER = "multi-tier"
+"""Local storage that GKE's multi-tier checkpointing keeps on the node."""
+ALL_DEVICES = "all"
+
 MADE_IMAGES = ("bundled", "prebuilt")
 """Images that kinetic makes; any other is a URI."""
 
@@ -32,6 +36,8 @@ class Place:
         queue: the queue that admits the job.
         priority: the priority class, which says which jobs come first.
         reservation: the reserved machines that the job takes.
+        local_storage: the size of each host's folder in memory, such as 60Gi; or `MULTI_TIER`.
+        network_devices: how many network devices each pod claims, or `ALL_DEVICES`.
         controller: "single" where one process has the devices of all slices; else "".
         leader: "head" where a program that runs no function leads the gang; else "".
     """
@@ -47,6 +53,8 @@ class Place:
     queue: str = ""
     priority: str = ""
     reservation: str = ""
+    local_storage: str = ""
+    network_devices: str = ""
     controller: str = ""
     leader: str = ""
 

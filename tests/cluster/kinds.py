@@ -56,6 +56,22 @@ DEFINITIONS = Resource(
 PRIORITIES = Resource(
     "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
 )
+CSI_DRIVERS = Resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", namespaced=False)
+CLAIM_TEMPLATES = Resource(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate"
+)
+DEVICE_CLASSES = Resource(
+    "resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False, counted=True
+)
+CHECKPOINT_CONFIGURATIONS = Resource(
+    "checkpointing.gke.io",
+    "v1",
+    "checkpointconfigurations",
+    "CheckpointConfiguration",
+    namespaced=False,
+    counted=True,
+    custom=True,
+)
 JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", counted=True, custom=True)
 KUEUE = "kueue.x-k8s.io"
 WORKLOADS = Resource(KUEUE, "v1beta2", "workloads", "Workload", counted=True, custom=True)
@@ -78,6 +94,9 @@ ALWAYS = (
     JOBS,
     DEFINITIONS,
     PRIORITIES,
+    CSI_DRIVERS,
+    CLAIM_TEMPLATES,
+    DEVICE_CLASSES,
 )
 QUEUES = (WORKLOADS, LOCAL_QUEUES, CLUSTER_QUEUES)
 

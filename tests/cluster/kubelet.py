@@ -57,6 +57,21 @@ class Pod:
 IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9._/-]+(:[\w.-]+)?(@[\w:]+)?")
 
 
+def _in_volumes(
+    obj: Object, container: Object, env: dict[str, str], folder: Path
+) -> dict[str, str]:
+    """The variables that name a mount of an emptyDir: pods see the whole machine, so each is led to
+    a folder of its own, which is made here and goes with the pod."""
+    empty = {v["name"] for v in obj["spec"].get("volumes") or () if "emptyDir" in v}
+    led = {}
+    for mount in container.get("volumeMounts") or ():
+        if mount["name"] in empty:
+            own = folder / "volumes" / mount["name"]
+            own.mkdir(parents=True, exist_ok=True)
+            led |= {name: str(own) for name, value in env.items() if value == mount["mountPath"]}
+    return led
+
+
 class Kubelet:
     def __init__(
         self,
@@ -253,6 +268,7 @@ class Kubelet:
             "HOSTNAME": obj["spec"].get("hostname") or pod.place[1],
         }
         env |= {k: self.addresses.with_addresses(obj, v) for k, v in given.items()}
+        env |= _in_volumes(obj, spec, env, pod.folder)
         argv = command_of(spec, env, self._entrypoint(state.image))
         folder = Path(spec.get("workingDir") or pod.folder)
         self._say(pod, index, "Created", "Container created")

@@ -81,6 +81,8 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "queue": "team",
         "priority": "high",
         "reservation": None,
+        "local_storage": None,
+        "network_devices": None,
         "joins_jax": "lazy",
         "max_failures": None,
         "slice_timeout": None,

@@ -20,11 +20,12 @@ from manifest_cases import FIELDS, GOLDEN, PLACE, REGENERATE, SETTINGS, misfits,
 from kinetic._backends.kubernetes import manifests, observed
 from kinetic._backends.kubernetes.manifests import MESSAGE_PATTERNS, render, without_messages
 from kinetic._backends.kubernetes.pods import PodSettings
-from kinetic._core.place import Place
+from kinetic._backends.kubernetes.volumes import LOCAL_FOLDER, MULTI_TIER_DRIVER
+from kinetic._core.place import ALL_DEVICES, MULTI_TIER, Place
 from kinetic._core.plan import Dataset, Limits, Plan
 from kinetic._datasets import call_data
 from kinetic._datasets.data import Data
-from kinetic._host.agent import datasets, identity
+from kinetic._host.agent import datasets, identity, local_folder
 from kinetic._host.agent.datasets import Datasets
 from kinetic._store.memory import MemoryStore
 from kinetic.errors import SetupFailed
@@ -67,6 +68,23 @@ CASES = {
                 fused("gs://images/train/labels.csv", is_dir=False),
             ),
         ),
+        SETTINGS,
+    ),
+    "local-storage": (
+        planned("tpu-v6e-16", place=replace(PLACE, local_storage="60Gi")),
+        SETTINGS,
+    ),
+    "multi-tier": (
+        planned(
+            "tpu-v6e-16",
+            slices=2,
+            place=replace(PLACE, local_storage=MULTI_TIER),
+            env={"KINETIC_LOCAL_DIR": "/ramdisk"},
+        ),
+        SETTINGS,
+    ),
+    "network-devices": (
+        planned("tpu-v6e-16", slices=2, place=replace(PLACE, network_devices="2")),
         SETTINGS,
     ),
     "simulated": (
@@ -113,11 +131,17 @@ def pod_of(workload):
     return as_job(workload)["spec"]["template"]
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("version", ["1.30", "1.33", kubernetes_validate.latest_version()])
+VERSIONS = ("1.30", "1.33", kubernetes_validate.latest_version())
+NEED_A_NEW_CLUSTER = {"network-devices"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [(n, v) for n in CASES for v in (VERSIONS[-1:] if n in NEED_A_NEW_CLUSTER else VERSIONS)],
+)
 def test_documents_are_valid(name, version):
-    workload, secret = render(*CASES[name])
-    for document in (as_job(workload), secret):
+    workload, secret, *others = render(*CASES[name])
+    for document in (as_job(workload), secret, *others):
         kubernetes_validate.validate(document, version, strict=True)
     if workload["kind"] == "JobSet":
         assert workload["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -158,6 +182,7 @@ PLANS = st.builds(
         queue=st.sampled_from(["", "team-a"]),
         priority=st.sampled_from(["", "high"]),
         reservation=st.sampled_from(["", "next-week"]),
+        local_storage=st.sampled_from(["", "60Gi", MULTI_TIER]),
     ),
     st.sets(VARIABLES, max_size=3),
 )
@@ -272,8 +297,8 @@ def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
     data = call_data.load([], {str(tmp_path): Data("gs://images/", fuse=True)}, cache_dir=tmp_path)
     plan = planned(data=data.data)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    (mount,) = pod_of(render(plan, SETTINGS)[0])["spec"]["containers"][0]["volumeMounts"]
-    assert mount["mountPath"] == str(tmp_path)
+    mounts = pod_of(render(plan, SETTINGS)[0])["spec"]["containers"][0]["volumeMounts"]
+    assert [mount["mountPath"] for mount in mounts] == [str(tmp_path), LOCAL_FOLDER]
     who = identity.from_environ(env_of(render(plan, SETTINGS)[0]))
     store = MemoryStore()
     assert datasets.prepare(who, plan, store, tmp_path) == Datasets()
@@ -281,6 +306,96 @@ def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
     here = Dataset("gs://images/labels.csv", False, mount="/labels.csv", fuse=True)
     with pytest.raises(SetupFailed, match="is not mounted on this host, at /_kinetic/"):
         datasets.prepare(who, planned(data=(here,)), store, tmp_path)
+
+
+# -- memory for checkpoints, network devices -------------------------------------------------------
+
+
+def local_volume(plan, settings=SETTINGS):
+    """The volume of a host's folder in memory, and what its container says of it."""
+    workload = render(plan, settings)[0]
+    spec = pod_of(workload)["spec"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "local"]
+    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "local"]
+    assert env_of(workload)["KINETIC_LOCAL_DIR"] == mount["mountPath"]
+    return volume, mount["mountPath"], spec["containers"][0].get("resources", {})
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu-l4", "tpu-v6e-16"])
+def test_every_host_has_a_folder_in_memory(accelerator):
+    volume, folder, resources = local_volume(planned(accelerator))
+    assert volume == {"name": "local", "emptyDir": {"medium": "Memory"}}
+    assert folder == LOCAL_FOLDER
+    assert "memory" not in json.dumps(resources)
+
+
+def test_memory_of_a_size_is_reserved():
+    for accelerator in ("cpu", "tpu-v6e-16"):
+        plan = planned(accelerator, place=replace(PLACE, local_storage="60Gi"))
+        volume, _, resources = local_volume(plan)
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "60Gi"}
+        assert resources["requests"]["memory"] == "60Gi"
+        assert "memory" not in resources.get("limits", {})
+
+
+def test_the_folder_is_where_the_function_wants_it():
+    plan = planned("tpu-v6e-16", env={"KINETIC_LOCAL_DIR": "/ramdisk"})
+    assert local_volume(plan)[1] == "/ramdisk"
+
+
+def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
+    plan = planned("tpu-v6e-16", place=replace(PLACE, local_storage=MULTI_TIER))
+    volume, _, resources = local_volume(plan)
+    assert volume["csi"] == {"driver": MULTI_TIER_DRIVER}
+    assert "memory" not in json.dumps(resources)
+    simulated, _, _ = local_volume(plan, replace(SETTINGS, simulated=True))
+    assert simulated["emptyDir"] == {"medium": "Memory"}, "any node will do"
+
+
+@pytest.mark.parametrize(
+    ("storage", "simulated", "is_ours"),
+    [
+        ("", False, True),
+        ("60Gi", False, True),
+        (MULTI_TIER, False, False),
+        (MULTI_TIER, True, True),
+    ],
+)
+def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
+    storage, simulated, is_ours
+):
+    plan = planned("tpu-v6e-16", place=replace(PLACE, local_storage=storage))
+    settings = replace(SETTINGS, simulated=simulated)
+    who = identity.from_environ(env_of(render(plan, settings)[0], pod=3))
+    home = local_folder.prepare(who, plan)
+    assert (home is not None) == is_ours
+    if home is not None:
+        assert home.variables(moved_in=False) == {"KINETIC_LOCAL_DIR": LOCAL_FOLDER}
+        assert not home.is_shared
+
+
+@pytest.mark.parametrize(
+    ("asked", "amount"),
+    [
+        ("2", {"allocationMode": "ExactCount", "count": 2}),
+        (ALL_DEVICES, {"allocationMode": "All"}),
+    ],
+)
+def test_pods_of_several_slices_claim_network_devices(asked, amount):
+    plan = planned("tpu-v6e-16", slices=2, place=replace(PLACE, network_devices=asked))
+    workload, _, template = render(plan, SETTINGS)
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "netdev.google.com"} | amount
+    spec = pod_of(workload)["spec"]
+    (claim,) = spec["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
+    owner = workload | {"metadata": workload["metadata"] | {"uid": "1-2-3"}}
+    (reference,) = manifests.owned(template, owner)["metadata"]["ownerReferences"]
+    assert (reference["kind"], reference["uid"]) == ("JobSet", "1-2-3")
+    simulated = render(plan, replace(SETTINGS, simulated=True))
+    assert len(simulated) == 2
+    assert "claims" not in json.dumps(simulated).lower()
 
 
 def test_a_jobset_for_versions_that_do_not_look_at_messages():

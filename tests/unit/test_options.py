@@ -42,6 +42,28 @@ class Trainer:
         ({"queue": "a b"}, "queue must be a name of at most 63 letters"),
         ({"priority": "x" * 64}, "priority must be a name"),
         ({"reservation": 7}, "reservation must be a string"),
+        ({"local_storage": 60}, "local_storage must be a string"),
+        ({"local_storage": "60"}, 'local_storage must be a size with its unit, such as "60Gi"'),
+        ({"local_storage": "0Gi"}, "local_storage must be a size"),
+        ({"local_storage": "mtc"}, "or \"multi-tier\"; it is 'mtc'"),
+        (
+            {"local_storage": "1Gi", "controller": "single", "accelerator": "tpu-v6e-16"},
+            "local_storage= is memory of the hosts that run the function",
+        ),
+        ({"network_devices": 0}, "network_devices must be 1 or more"),
+        ({"network_devices": True}, "network_devices must be a number such as 2"),
+        ({"network_devices": "two"}, "a number such as 2, or \"all\"; it is 'two'"),
+        ({"network_devices": 2, "accelerator": "tpu-v6e-16"}, "this job has slices=1 on tpu-v6e"),
+        ({"network_devices": 2, "slices": 2}, "this job has slices=2 on cpu. Leave it away"),
+        (
+            {
+                "network_devices": "all",
+                "slices": 2,
+                "controller": "single",
+                "accelerator": "tpu-v6e-16",
+            },
+            'this job has controller="single" on tpu-v6e-16',
+        ),
         ({"slices": 0}, "slices must be 1 or more"),
         ({"slices": -1}, "slices must be 1 or more"),
         ({"slices": True}, "slices must be a whole number"),
@@ -112,6 +134,20 @@ def test_bad_options_fail_at_decoration(options, words):
     with pytest.raises(type(caught.value)) as again:
         kinetic.run("cpu")(add).with_options(**options)
     assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("60Gi", "60Gi"), ("57579Mi", "57579Mi"), ("60.5 GB", "60.5G"), ("multi-tier", "multi-tier")],
+)
+def test_memory_for_local_checkpoints(given, stored):
+    assert kinetic.run("cpu", local_storage=given)(add).options.local_storage == stored
+
+
+@pytest.mark.parametrize(("given", "stored"), [(2, "2"), ("2", "2"), ("all", "all"), (None, None)])
+def test_network_devices(given, stored):
+    made = kinetic.run("tpu-v6e-16", slices=2, network_devices=given)(add)
+    assert made.options.network_devices == stored
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ CLUSTER = Place(
     queue="team-a-queue",
     priority="high",
     reservation="next-week",
+    local_storage="60Gi",
 )
 OPTIONS = {
     "backend": "gke",
@@ -43,6 +44,7 @@ OPTIONS = {
     "queue": "team-a-queue",
     "priority": "high",
     "reservation": "next-week",
+    "local_storage": "60Gi",
 }
 
 
@@ -182,6 +184,29 @@ def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, 
 def test_several_hosts_are_a_job_set_whatever_they_are(accelerator, slices, backend):
     there = chosen({"KINETIC_CLUSTER": "c"}, accelerator=accelerator, slices=slices)
     assert there.place.backend == backend
+
+
+def test_what_pods_get_by_settings_goes_to_jobs_that_can_use_it():
+    cluster = {"KINETIC_CLUSTER": "c", "KINETIC_LOCAL_STORAGE": "60GB"}
+    environ = cluster | {"KINETIC_NETWORK_DEVICES": "2"}
+    two = chosen(environ, slices=2).place
+    assert (two.local_storage, two.network_devices) == ("60G", "2")
+    assert chosen(environ).place.network_devices == ""
+    assert chosen(environ, accelerator="gpu-l4", slices=2).place.network_devices == ""
+    single = chosen(environ, slices=2, controller="single").place
+    assert (single.local_storage, single.network_devices) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("KINETIC_LOCAL_STORAGE", "plenty", 'KINETIC_LOCAL_STORAGE must be a size .*"multi-tier"'),
+        ("KINETIC_NETWORK_DEVICES", "x", "KINETIC_NETWORK_DEVICES must be a number such as 2"),
+    ],
+)
+def test_settings_of_pods_that_cannot_work(variable, value, words):
+    with pytest.raises(errors.UsageError, match=words):
+        chosen({variable: value})
 
 
 # -- a single controller ---------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class KubernetesBackend:
             )
 
     def render(self, plan: Plan) -> list[Document]:
-        """Return the workload, and the Secret without its values."""
+        """Return the workload, the Secret without its values, and what else the workload owns."""
         self._check_hosts(plan)
         told = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or images.of(plan).uri
@@ -151,13 +151,17 @@ class KubernetesBackend:
             self._supply().build_behind(plan, installed, tell)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Create the workload, then the Secret, which is deleted with it."""
+        """Create the workload, then the rest, which is deleted with it. The Secret is the last:
+        without it the submission was interrupted."""
         _check(secrets)
-        workload, secret = documents
+        workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         made = self._create_workload(resource, workload)
         self._has_answered = True
         try:
+            for each in others:
+                kind = BY_KIND[each["apiVersion"], each["kind"]]
+                self._create_patiently(kind, manifests.owned(each, made))
             self._create_patiently(SECRETS, _with_values(secret, made, ref.job_id, secrets))
         except BackendUnavailable:  # And it could not be deleted.
             raise

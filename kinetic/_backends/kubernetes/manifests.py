@@ -1,4 +1,5 @@
-"""What is created in a cluster for a job: a workload and its Secret.
+"""What is created in a cluster for a job: a workload, its Secret, and the template of what its pods
+claim.
 
 In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernetes package.
 
@@ -17,10 +18,11 @@ import copy
 from collections.abc import Mapping
 
 from kinetic._backends.base import Document
-from kinetic._backends.kubernetes import pathways, pods
+from kinetic._backends.kubernetes import pathways, pods, volumes
 from kinetic._backends.kubernetes.nodes import POOL_LABEL
 from kinetic._backends.kubernetes.observed import EXCLUSIVE, HOSTS, JOBSET, QUEUE_LABEL
 from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
+from kinetic._backends.kubernetes.resources import CLAIM_TEMPLATES
 from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
 
@@ -47,10 +49,12 @@ _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | taken for taken in _TAKEN
 
 
 def render(plan: Plan, settings: PodSettings) -> list[Document]:
-    """Return the workload of a plan and its Secret, whose values are still empty."""
+    """Return the workload of a plan, its Secret, whose values are still empty, and what else it
+    owns."""
     if plan.place.has_single_controller:
         return [_controlled(plan, settings), _secret(plan)]
-    return [_jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings), _secret(plan)]
+    workload = _jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings)
+    return [workload, _secret(plan), *_claim_templates(plan, settings)]
 
 
 def with_secrets(
@@ -72,6 +76,16 @@ def with_secrets(
     """
     own = {"token": token, "tls.crt": certificate, "tls.key": key}
     theirs = {pods.secret_key(name): value for name, value in values.items()}
+    return owned(secret, owner) | {"stringData": secret["stringData"] | own | theirs}
+
+
+def owned(document: Document, owner: Document) -> Document:
+    """Return a document that the cluster deletes with its owner.
+
+    Args:
+        document: as rendered.
+        owner: the workload, as the API server created it.
+    """
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -80,8 +94,7 @@ def with_secrets(
         "controller": False,
         "blockOwnerDeletion": False,
     }
-    metadata = secret["metadata"] | {"ownerReferences": [reference]}
-    return secret | {"metadata": metadata, "stringData": secret["stringData"] | own | theirs}
+    return document | {"metadata": document["metadata"] | {"ownerReferences": [reference]}}
 
 
 def _metadata(plan: Plan, more: Mapping[str, str] | None = None) -> Document:
@@ -227,3 +240,16 @@ def _secret(plan: Plan) -> Document:
         "type": "Opaque",
         "stringData": dict.fromkeys(keys, ""),
     }
+
+
+def _claim_templates(plan: Plan, settings: PodSettings) -> list[Document]:
+    if not plan.place.network_devices or settings.simulated:
+        return []
+    return [
+        {
+            "apiVersion": CLAIM_TEMPLATES.api_version,
+            "kind": "ResourceClaimTemplate",
+            "metadata": _metadata(plan),
+            "spec": volumes.claim_template(plan),
+        }
+    ]

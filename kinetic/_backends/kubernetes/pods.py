@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from kinetic._backends.base import Document
-from kinetic._backends.kubernetes import names
+from kinetic._backends.kubernetes import names, volumes
 from kinetic._backends.kubernetes.nodes import (
     GPU,
     GPU_LABEL,
@@ -31,7 +31,7 @@ from kinetic._backends.kubernetes.observed import (
     PATHWAYS_HEAD,
     RESTART_LABEL,
 )
-from kinetic._core.plan import BUCKETS, Dataset, Plan
+from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
 
 CONTAINER = "kinetic"
@@ -48,7 +48,6 @@ SECRETS = {
     "KINETIC_TLS_KEY": "tls.key",
 }
 """The gang's own secrets: variables, and their keys in the job's Secret."""
-_GCSFUSE = "gcsfuse.csi.storage.gke.io"
 
 
 @dataclass(frozen=True)
@@ -107,18 +106,29 @@ def remarks(plan: Plan) -> Document:
 
 def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
     """Return the template of the pods of a plan's hosts."""
-    mounts = _mounts(plan)
+    buckets = volumes.buckets(plan)
     own: Document = {DEFAULT_CONTAINER: CONTAINER}
-    if mounts:
+    if buckets:
         own["gke-gcsfuse/volumes"] = "true"
+    mounted = [
+        *buckets,
+        *volumes.local(plan, simulated=settings.simulated),
+        *volumes.cache(settings.cache_dir),
+    ]
     spec = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": max(
             LEAST_GRACE_S, math.ceil(plan.limits.grace_s) + GRACE_MARGIN_S
         ),
         **_placed(plan, settings, on_chips=not plan.place.has_single_controller),
-        "containers": [_container(plan, settings, mounts, in_jobset=in_jobset)],
-        "volumes": [volume for volume, _ in mounts] + _cache_volumes(settings),
+        "containers": [
+            _container(plan, settings, [each.mount for each in mounted], in_jobset=in_jobset)
+        ],
+        "volumes": [each.volume for each in mounted],
+        "resourceClaims": [
+            {"name": name, "resourceClaimTemplateName": workload_name(plan)}
+            for name in _claims(plan, settings)
+        ],
     }
     return {"metadata": _metadata(plan, own), "spec": _given(spec)}
 
@@ -152,7 +162,7 @@ def _placed(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document:
 def _container(
     plan: Plan,
     settings: PodSettings,
-    mounts: list[tuple[Document, Document]],
+    mounts: list[Document],
     *,
     in_jobset: bool,
 ) -> Document:
@@ -160,8 +170,6 @@ def _container(
     ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
     if plan.options.debug:
         ports.append({"name": "debugpy", "containerPort": DEBUG_PORT})
-    on_chips = not (settings.simulated or plan.place.has_single_controller)
-    cache = [{"name": "cache", "mountPath": settings.cache_dir}] if settings.cache_dir else []
     return _given(
         {
             "name": CONTAINER,
@@ -169,9 +177,9 @@ def _container(
             "command": [settings.python, *run],
             "env": _env(plan, settings, in_jobset=in_jobset),
             "ports": ports,
-            "resources": _resources(plan) if on_chips else {},
+            "resources": _resources(plan, settings),
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": [mount for _, mount in mounts] + cache,
+            "volumeMounts": mounts,
         }
     )
 
@@ -209,6 +217,8 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document
         literals["KINETIC_DEBUG_PORT"] = str(DEBUG_PORT)
     if settings.cache_dir:
         literals["KINETIC_POD_CACHE"] = settings.cache_dir
+    if folder := volumes.local_folder(plan):
+        literals[volumes.LOCAL_DIR] = folder
     fields = {
         "KINETIC_HOST_ADDRESS": "status.podIP",
         "KINETIC_POD_INDEX": f"metadata.annotations['{POD_INDEX}']",
@@ -262,40 +272,21 @@ def _tolerations(plan: Plan) -> list[Document]:
     return found
 
 
-def _resources(plan: Plan) -> Document:
-    """All chips of a machine; a cpu job requests nothing."""
-    if resource := _resource(plan):
-        amount = {resource: str(plan.topology.chips_per_host)}
-        return {"limits": amount, "requests": dict(amount)}
-    return {}
+def _resources(plan: Plan, settings: PodSettings) -> Document:
+    """All chips of a machine, the memory of its folder, its network devices."""
+    if settings.simulated or plan.place.has_single_controller:
+        return {}
+    resource, memory = _resource(plan), volumes.reserved(plan)
+    chips = {resource: str(plan.topology.chips_per_host)} if resource else {}
+    claims = [{"name": name} for name in _claims(plan, settings)]
+    requests = chips | ({"memory": memory} if memory else {})
+    return _given({"limits": chips, "requests": requests, "claims": claims})
+
+
+def _claims(plan: Plan, settings: PodSettings) -> list[str]:
+    """The names of what each pod claims."""
+    return [volumes.NETWORK] if plan.place.network_devices and not settings.simulated else []
 
 
 def _resource(plan: Plan) -> str:
     return {"tpu": TPU, "gpu": GPU}.get(plan.topology.kind, "")
-
-
-# -- volumes ---------------------------------------------------------------------------------------
-
-
-def _mounts(plan: Plan) -> list[tuple[Document, Document]]:
-    """Buckets that the cluster mounts: volumes, and their mounts in the container."""
-    return [
-        _mount(f"data-{number}", plan.data[number], folder)
-        for number, folder in plan.mounted_by_cluster().items()
-    ]
-
-
-def _mount(name: str, data: Dataset, folder: str) -> tuple[Document, Document]:
-    bucket, _, path = data.source.removeprefix(BUCKETS).partition("/")
-    inside = (path if data.is_dir else path.rpartition("/")[0]).strip("/")
-    options = f"implicit-dirs,only-dir={inside}" if inside else "implicit-dirs"
-    attributes = {"bucketName": bucket, "mountOptions": options}
-    csi = {"driver": _GCSFUSE, "readOnly": True, "volumeAttributes": attributes}
-    return {"name": name, "csi": csi}, {"name": name, "mountPath": folder, "readOnly": True}
-
-
-def _cache_volumes(settings: PodSettings) -> list[Document]:
-    if not settings.cache_dir:
-        return []
-    where = {"path": settings.cache_dir, "type": "DirectoryOrCreate"}
-    return [{"name": "cache", "hostPath": where}]

@@ -63,6 +63,12 @@ LOCAL_QUEUES = tuple(
     Resource("kueue.x-k8s.io", kind.version, "localqueues") for kind in QUEUE_WORKLOADS
 )
 DEPLOYMENTS = Resource("apps", "v1", "deployments")
+CLAIM_TEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates")
+DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", namespaced=False)
+CSI_DRIVERS = Resource("storage.k8s.io", "v1", "csidrivers", namespaced=False)
+CHECKPOINT_CONFIGURATIONS = Resource(
+    "checkpointing.gke.io", "v1", "checkpointconfigurations", namespaced=False
+)
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False
 )
@@ -72,5 +78,6 @@ BY_KIND = {
     ("v1", "Secret"): SECRETS,
     ("v1", "Pod"): PODS,
     ("v1", "Service"): SERVICES,
+    ("resource.k8s.io/v1", "ResourceClaimTemplate"): CLAIM_TEMPLATES,
 }
 """The kinds of documents that kinetic renders, by apiVersion and kind."""

@@ -1,4 +1,4 @@
-"""The folder of a simulated host in this machine's memory: kept from attempt to attempt.
+"""The folder of a host in its machine's memory: kept from attempt to attempt.
 
 In: identity, plan. Out: a `Home` for the worker; folders.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kinetic._core.place import MULTI_TIER
 from kinetic._core.plan import Plan
 from kinetic._host.agent.identity import Identity
 from kinetic._host.worker.home import Home
@@ -16,13 +17,19 @@ VARIABLE = "KINETIC_LOCAL_DIR"
 
 
 def prepare(identity: Identity, plan: Plan) -> Home | None:
-    """Make the folder of a host; None where nothing is simulated, in pods, whose folders nobody
-    would remove, and where the machine has no file system in memory.
+    """Make the folder of a simulated host, or find that of a pod; None where there is none.
+
+    In the volume of GKE's multi-tier checkpointing a service of the cluster says which process of
+    JAX a host is, so that folder is left alone.
 
     Raises:
         OSError: the folder that the user named in `env=` cannot be made.
     """
-    if not identity.simulated or identity.is_pod:
+    if identity.is_pod:
+        folder = identity.base_env.get(VARIABLE, "")
+        is_managed = plan.place.local_storage == MULTI_TIER and not identity.simulated
+        return Home(folder, folder, identity.seat, 1) if folder and not is_managed else None
+    if not identity.simulated:
         return None
     hosts = identity.hosts if identity.elastic is None else plan.hosts
     name = f"host-{identity.seat}"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kinetic._client.board import text
-from kinetic._core.options import TABLE, Flag, Option, Takes
+from kinetic._core.option_rows import Flag, Option, Takes
+from kinetic._core.options import TABLE
 from kinetic.cli import exit_codes, misplaced, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import print_failure

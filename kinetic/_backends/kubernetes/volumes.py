@@ -1,0 +1,100 @@
+"""What the pod of a host has mounted, and which network devices it claims.
+
+In: a plan. Out: volumes with their mounts, and the template of a claim, as plain documents. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kinetic._backends.base import Document
+from kinetic._core.place import ALL_DEVICES, MULTI_TIER
+from kinetic._core.plan import BUCKETS, Dataset, Plan
+
+LOCAL_DIR = "KINETIC_LOCAL_DIR"
+LOCAL_FOLDER = "/_kinetic/local"
+"""The folder in memory, unless `env=` names another."""
+MULTI_TIER_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
+DEVICE_CLASS = "netdev.google.com"
+"""Network devices of TPU machines, as GKE's managed DRANET offers them."""
+NETWORK = "network"
+"""The name of the claim in its pod."""
+_GCSFUSE = "gcsfuse.csi.storage.gke.io"
+
+
+class Mounted(NamedTuple):
+    """A volume of the pod, and its mount in the container."""
+
+    volume: Document
+    mount: Document
+
+
+def buckets(plan: Plan) -> list[Mounted]:
+    """Return the buckets that the cluster mounts."""
+    return [
+        _bucket(f"data-{number}", plan.data[number], folder)
+        for number, folder in plan.mounted_by_cluster().items()
+    ]
+
+
+def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
+    bucket, _, path = data.source.removeprefix(BUCKETS).partition("/")
+    inside = (path if data.is_dir else path.rpartition("/")[0]).strip("/")
+    options = f"implicit-dirs,only-dir={inside}" if inside else "implicit-dirs"
+    attributes = {"bucketName": bucket, "mountOptions": options}
+    csi = {"driver": _GCSFUSE, "readOnly": True, "volumeAttributes": attributes}
+    mount = {"name": name, "mountPath": folder, "readOnly": True}
+    return Mounted({"name": name, "csi": csi}, mount)
+
+
+def cache(folder: str) -> list[Mounted]:
+    """Return the folder of the node that its pods share; none if it is ""."""
+    if not folder:
+        return []
+    where = {"path": folder, "type": "DirectoryOrCreate"}
+    mount = {"name": "cache", "mountPath": folder}
+    return [Mounted({"name": "cache", "hostPath": where}, mount)]
+
+
+def local_folder(plan: Plan) -> str:
+    """Return where a host's folder in memory is mounted; "" if it has none."""
+    if plan.place.has_single_controller:
+        return ""
+    return plan.options.env.get(LOCAL_DIR) or LOCAL_FOLDER
+
+
+def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
+    """Return the folder in memory for local checkpoints. Without a size it takes what is free, and
+    only when it is written to.
+
+    Args:
+        plan: of the job.
+        simulated: whether nodes need not have what the plan asks for.
+    """
+    folder, storage = local_folder(plan), "" if simulated else plan.place.local_storage
+    if not folder:
+        return []
+    volume: Document
+    if storage == MULTI_TIER:
+        volume = {"csi": {"driver": MULTI_TIER_DRIVER}}
+    else:
+        volume = {"emptyDir": {"medium": "Memory"} | ({"sizeLimit": storage} if storage else {})}
+    return [Mounted({"name": "local"} | volume, {"name": "local", "mountPath": folder})]
+
+
+def reserved(plan: Plan) -> str:
+    """Return the memory that a pod requests for its folder; "" for none."""
+    storage = plan.place.local_storage
+    return "" if storage == MULTI_TIER else storage
+
+
+def claim_template(plan: Plan) -> Document:
+    """Return the spec of the template from which each pod gets its claim of network devices."""
+    asked = plan.place.network_devices
+    amount: Document = (
+        {"allocationMode": "All"}
+        if asked == ALL_DEVICES
+        else {"allocationMode": "ExactCount", "count": int(asked)}
+    )
+    request = {"name": NETWORK, "exactly": {"deviceClassName": DEVICE_CLASS} | amount}
+    return {"spec": {"devices": {"requests": [request]}}}
