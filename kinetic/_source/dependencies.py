@@ -28,6 +28,8 @@ _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
 OWN = ("cryptography>=42", "grpcio>=1.71", "protobuf>=5.29", "setproctitle>=1.3.3")
 """What kinetic itself needs on a host, besides cloudpickle, which must match the caller's."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
+ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
+"""What Orbax needs to read and write a bucket, which none of its packages brings along."""
 _NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
@@ -114,6 +116,8 @@ def for_hosts(
         lines.append(_as_here("pathwaysutils", installed))
     if "keras" in installed and "keras" not in there:
         lines.append(f"keras=={installed['keras']}")
+    if bucket and not there.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in there:
+        lines.append(ORBAX_FOR_BUCKETS)
     options = dict.fromkeys(declared.lines.options)
     return _made((*options, *lines, *_own(installed, bucket), *also), declared.source)
 

@@ -20,7 +20,7 @@ import pytest
 from checkpoint_fakes import PATIENCE_S, Crowd, on_all
 
 from kinetic._core import checkpoint_size
-from kinetic._in_job.checkpoint import opening, positions
+from kinetic._in_job.checkpoint import opening, persistent, positions
 from kinetic._in_job.checkpoint.cadence import cadence
 from kinetic._in_job.checkpoint.peers import Alone
 from kinetic._in_job.checkpoint.syncing import Moments, Wish
@@ -376,3 +376,12 @@ def test_the_size_of_the_seventy_billion():
 )
 def test_sizes_are_text(size, words):
     assert checkpoint_size.in_gigabytes(size) == words
+
+
+def test_what_orbax_lacks_for_a_bucket_is_named():
+    missing = ImportError("Please install gcsfs to access Google Storage")
+    with (
+        pytest.raises(CheckpointError, match="name it in the project's dependencies"),
+        persistent._explained("opened", "gs://bucket/run"),
+    ):
+        raise missing

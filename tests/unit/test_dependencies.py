@@ -324,6 +324,21 @@ def test_a_script_of_no_project_has_the_accelerators_and_ours():
     assert of_kinetic(INSTALLED).lines == OWN
 
 
+@pytest.mark.parametrize(
+    ("named", "bucket", "added"),
+    [
+        ("orbax-checkpoint==0.11\n", True, ["gcsfs"]),
+        ("orbax\ngcsfs==2025.1\n", True, []),
+        ("orbax-checkpoint\n", False, []),
+        ("numpy\n", True, []),
+    ],
+)
+def test_where_orbax_writes_to_a_bucket_it_can(project, named, bucket, added):
+    write(project, "requirements.txt", named)
+    made = for_hosts(found(project), "cpu", {}, bucket=bucket)
+    assert [line for line in made.lines if line.startswith("gcsfs") and line not in named] == added
+
+
 def test_our_own_needs_are_those_of_the_package():
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = about["optional-dependencies"]

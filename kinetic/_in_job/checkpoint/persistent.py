@@ -253,6 +253,11 @@ def _first_line(error: BaseException) -> str:
 
 def _advice(error: BaseException) -> str:
     words = str(error)
+    if isinstance(error, ImportError) and "gcsfs" in words:
+        return (
+            " Orbax needs the package gcsfs for buckets: name it in the project's dependencies, or "
+            "have it in the image."
+        )
     if "No space left" in words or "Disk quota" in words:
         return " Free some space there, or keep fewer checkpoints with keep=."
     if isinstance(error, PermissionError) or "ermission denied" in words:
