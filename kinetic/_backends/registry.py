@@ -158,14 +158,19 @@ def cluster_checks(settings: Settings) -> tuple[Check, ...]:
     """Ask the configured cluster whether it can run jobs; () if none is configured."""
     if not has_cluster(settings):
         return ()
-    from kinetic._backends.kubernetes import checks
+    from kinetic._backends.kubernetes import addons, checks
     from kinetic._backends.kubernetes.api import Patience
     from kinetic._config.settings import variables
 
     try:
         api = _connected(_cluster(settings), variables(), Patience(connect_s=5.0, tries=2))
         facts = checks.gather(
-            api, service_account=settings.service_account, queue=settings.queue or ""
+            api,
+            service_account=settings.service_account,
+            queue=settings.queue or "",
+            asked=addons.asked(
+                settings.local_storage, settings.network_devices, simulated=settings.pod_simulated
+            ),
         )
     except KineticError as error:
         return (checks.Check("cluster", checks.Level.PROBLEM, str(error)),)

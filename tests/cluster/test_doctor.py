@@ -13,6 +13,8 @@ pytest.importorskip("kubernetes_validate")
 from gcs import Double, serving
 
 from cluster.fake import FakeCluster
+from cluster.kinds import CHECKPOINT_CONFIGURATIONS, CSI_DRIVERS, DEVICE_CLASSES
+from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, MULTI_TIER_DRIVER
 from kinetic._client.doctor import examination, facts
 from kinetic._client.doctor.checks import Machine, StoreAccess
 from kinetic._store.memory import MemoryStore
@@ -170,3 +172,24 @@ def test_rules_of_a_bucket_that_delete_what_jobs_need(
     found = examined()
     assert found["store access"][0] == "ok"
     assert "store expiry" not in found
+
+
+def test_what_settings_ask_for_in_addition(
+    configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_STORAGE", "multi-tier")
+    monkeypatch.setenv("KINETIC_NETWORK_DEVICES", "all")
+    found = examined()
+    assert found["multi-tier"][0] == found["network devices"][0] == "problem"
+    assert "is not enabled" in found["multi-tier"][1]
+    configured.store.create(CSI_DRIVERS, {"metadata": {"name": MULTI_TIER_DRIVER}})
+    configured.store.create(DEVICE_CLASSES, {"metadata": {"name": DEVICE_CLASS}})
+    assert "has no CheckpointConfiguration" in examined()["multi-tier"][1]
+    configured.api.discovery.custom.add(CHECKPOINT_CONFIGURATIONS)
+    spec = {"cloudStorageBucketName": "b", "inMemoryVolumeSize": "60Gi"}
+    configured.store.create(CHECKPOINT_CONFIGURATIONS, {"metadata": {"name": "c"}, "spec": spec})
+    found = examined()
+    assert "c does not tolerate google.com/tpu" in found["multi-tier"][1]
+    assert found["network devices"] == ("ok", "pods can claim them")
+    monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
+    assert not examined().keys() & {"multi-tier", "network devices"}

@@ -12,7 +12,15 @@ from test_kubernetes_waiting import node
 from kinetic._backends.kubernetes import checks
 from kinetic._backends.kubernetes.answers import Forbidden
 from kinetic._backends.kubernetes.api import Api, Listing, Selection, Version
-from kinetic._backends.kubernetes.checks import RIGHTS, Facts, Level, checks_of, gather, why_not
+from kinetic._backends.kubernetes.checks import (
+    FOR_NETWORKS,
+    RIGHTS,
+    Facts,
+    Level,
+    checks_of,
+    gather,
+    why_not,
+)
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, PODS, Resource
 from kinetic.errors import BackendUnavailable, NotFound
@@ -172,5 +180,5 @@ def test_the_roles_of_the_documentation_are_the_rights_that_are_checked() -> Non
     }
     assert granted == {
         ("Role" if to.namespaced else "ClusterRole", to.group, to.plural, verb)
-        for verb, to in ((right.verb, right.resource) for right in RIGHTS)
+        for verb, to in ((right.verb, right.resource) for right in (*RIGHTS, *FOR_NETWORKS))
     }

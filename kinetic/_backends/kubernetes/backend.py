@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kinetic._backends import stored
 from kinetic._backends.base import Document, HostStatus, LogRequest, Status
 from kinetic._backends.kubernetes import (
+    addons,
     images,
     losses,
     manifests,
@@ -120,7 +121,12 @@ class KubernetesBackend:
             raise PreflightError(certificate.MISSING)
         if plan.place.has_single_controller:
             pathways.check(self._pods)
-        preflight.check(api, _pods_of(plan), self._pods.service_account)
+        asked = addons.asked(
+            plan.place.local_storage,
+            plan.place.network_devices,
+            simulated=self._pods.simulated,
+        )
+        preflight.check(api, _pods_of(plan), self._pods.service_account, asked)
 
     def _check_hosts(self, plan: Plan) -> None:
         if self.name == "gke" and plan.hosts > 1:

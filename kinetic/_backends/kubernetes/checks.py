@@ -11,14 +11,16 @@ from dataclasses import field
 from enum import StrEnum
 from functools import partial
 
-from kinetic._backends.kubernetes import controllers
+from kinetic._backends.kubernetes import addons, controllers
 from kinetic._backends.kubernetes import nodes as pools
+from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks, Trouble
 from kinetic._backends.kubernetes.answers import Forbidden, no_namespace, not_installed
 from kinetic._backends.kubernetes.api import Api, Version
 from kinetic._backends.kubernetes.controllers import JobSets, Queues
 from kinetic._backends.kubernetes.nodes import NodePool
 from kinetic._backends.kubernetes.observed import Document
 from kinetic._backends.kubernetes.resources import (
+    CLAIM_TEMPLATES,
     EVENTS,
     JOBS,
     JOBSETS,
@@ -81,14 +83,24 @@ RIGHTS = (
 shorter."""
 
 
-def needed(hosts: int) -> tuple[Right, ...]:
+FOR_NETWORKS = _rights(CLAIM_TEMPLATES, "create", Need.SEVERAL_HOSTS)
+"""What `network_devices=` needs in addition."""
+NOTHING_ASKED = Asked()
+
+
+def _all_rights(asked: Asked) -> tuple[Right, ...]:
+    return RIGHTS + (FOR_NETWORKS if asked.networks else ())
+
+
+def needed(hosts: int, asked: Asked = NOTHING_ASKED) -> tuple[Right, ...]:
     """Return the permissions without which a job cannot be created, seen and removed; if others are
     missing, less is known of it, and the doctor says so."""
     workload = JOBS if hosts == 1 else JOBSETS
     return tuple(
         right
-        for right in RIGHTS
-        if (right.resource == workload and right.verb in ("create", "list", "delete"))
+        for right in _all_rights(asked)
+        if right in FOR_NETWORKS
+        or (right.resource == workload and right.verb in ("create", "list", "delete"))
         or (right.resource in (SECRETS, PODS) and right.verb in ("create", "list"))
     )
 
@@ -106,6 +118,7 @@ class Facts:
         nodes: None if they may not be listed.
         service_account: the account that pods use, or "".
         has_account: whether it exists; None when unknown.
+        multi_tier, networks: what jobs ask of the cluster in addition; None if they do not.
     """
 
     server: str
@@ -118,21 +131,28 @@ class Facts:
     nodes: Sequence[Document] | None = None
     service_account: str = ""
     has_account: bool | None = None
+    multi_tier: MultiTier | None = None
+    networks: Networks | None = None
 
 
-def gather(api: Api, *, service_account: str = "", queue: str = "") -> Facts:
+def gather(
+    api: Api, *, service_account: str = "", queue: str = "", asked: Asked = NOTHING_ASKED
+) -> Facts:
     """Ask a cluster everything, a few calls at a time.
 
     Args:
         api: the cluster.
         service_account: the account of pods, or "".
         queue: the queue that admits jobs, or "".
+        asked: what jobs ask for in addition.
     """
+    rights = _all_rights(asked)
     try:
         version = api.version()
-        answers = at_once(lambda r: api.may(r.verb, r.resource), RIGHTS, CALLS_AT_ONCE)
+        answers = at_once(lambda r: api.may(r.verb, r.resource), rights, CALLS_AT_ONCE)
         jobsets, queues = controllers.jobsets(api), controllers.queues(api, queue)
         has_account = _has_account(api, service_account)
+        multi_tier, networks = _asked_for(api, asked)
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
     found: Sequence[Document] | None
@@ -146,24 +166,29 @@ def gather(api: Api, *, service_account: str = "", queue: str = "") -> Facts:
         server=api.server,
         namespace=api.namespace,
         version=version,
-        rights=dict(zip(RIGHTS, answers, strict=True)),
+        rights=dict(zip(rights, answers, strict=True)),
         jobsets=jobsets,
         queues=queues,
         nodes=found,
         service_account=service_account,
         has_account=has_account,
+        multi_tier=multi_tier,
+        networks=networks,
     )
 
 
-def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
+def gather_for(
+    api: Api, hosts: int, *, service_account: str = "", asked: Asked = NOTHING_ASKED
+) -> Facts:
     """Ask a cluster only what decides whether a job can be created, a few calls at a time.
 
     Args:
         api: the cluster.
         hosts: of the job.
         service_account: the account of pods, or "".
+        asked: what the job asks for in addition.
     """
-    rights = needed(hosts)
+    rights = needed(hosts, asked)
     asks: list[Callable[[], bool | None]] = [
         lambda: hosts == 1 or api.knows(JOBSETS),
         lambda: _has_account(api, service_account),
@@ -171,6 +196,7 @@ def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
     ]
     try:
         has_jobsets, has_account, *allowed = at_once(lambda ask: ask(), asks, CALLS_AT_ONCE)
+        multi_tier, networks = _asked_for(api, asked)
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
     return Facts(
@@ -180,6 +206,15 @@ def gather_for(api: Api, hosts: int, *, service_account: str = "") -> Facts:
         jobsets=JobSets(bool(has_jobsets)),
         service_account=service_account,
         has_account=has_account,
+        multi_tier=multi_tier,
+        networks=networks,
+    )
+
+
+def _asked_for(api: Api, asked: Asked) -> tuple[MultiTier | None, Networks | None]:
+    return (
+        addons.multi_tier(api) if asked.multi_tier else None,
+        addons.networks(api) if asked.networks else None,
     )
 
 
@@ -240,6 +275,7 @@ def checks_of(facts: Facts) -> tuple[Check, ...]:
         _account(facts),
         _pools(facts),
         _queues(facts),
+        *_addons(facts),
     )
 
 
@@ -343,6 +379,24 @@ def _pools(facts: Facts) -> Check:
     return Check("node pools", Level.OK, "; ".join(offered))
 
 
+def _addons(facts: Facts) -> list[Check]:
+    found: list[Check] = []
+    if facts.multi_tier is not None:
+        troubles = addons.memory_troubles(facts.multi_tier, facts.nodes or ())
+        found += _troubled("multi-tier", troubles, addons.described(facts.multi_tier))
+    if facts.networks is not None:
+        troubles = addons.network_troubles(facts.networks)
+        found += _troubled("network devices", troubles, "pods can claim them")
+    return found
+
+
+def _troubled(name: str, troubles: Iterable[Trouble], well: str) -> list[Check]:
+    return [
+        Check(name, Level.PROBLEM if t.is_fatal else Level.WARN, t.detail, t.remedy)
+        for t in troubles
+    ] or [Check(name, Level.OK, well)]
+
+
 def registry(uri: str, fault: str) -> Check:
     """Return the doctor's check of the registry for built images.
 
@@ -378,7 +432,11 @@ def why_not(facts: Facts, *, hosts: int) -> str:
         name = facts.service_account
         text = f"The service account {name} does not exist in namespace {facts.namespace}."
         return f"{text} {_create(facts)}"
-    return ""
+    troubles = [
+        *(addons.missing_memory(facts.multi_tier) if facts.multi_tier else ()),
+        *(addons.network_troubles(facts.networks) if facts.networks else ()),
+    ]
+    return next((f"{t.detail[0].upper()}{t.detail[1:]}. {t.remedy}" for t in troubles), "")
 
 
 @dataclass(frozen=True)
