@@ -90,7 +90,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         local_storage="" if single else settings.local_storage or "",
         network_devices=settings.network_devices or "" if joins_slices else "",
         controller="single" if single else "",
-        leader="head" if options.elastic is not None and name != "local" else "",
+        leader="head" if options.elastic and not single and name != "local" else "",
     )
     _check_elastic(options, name, settings)
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
@@ -107,7 +107,9 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
 
 
 def _check_elastic(options: Options, name: str, settings: Settings) -> None:
-    if options.elastic is not None and name != "programs" and has_cluster(settings):
+    single, programs = options.controller == "single", name == "programs"
+    refused = programs if single else has_cluster(settings) and not programs
+    if options.elastic is not None and refused:
         raise PreflightError(
             f"The {name} backend cannot run elastic jobs yet. Give it a fixed number of slices, "
             f'slices={options.most_slices}, or simulate them here with backend="local".'

@@ -393,10 +393,11 @@ def _check_elastic(options: Options) -> None:
             "retries= restarts a whole job, and an elastic one goes on instead: max_failures= says "
             "how often. Leave retries= away."
         )
-    if options.controller == "single":
+    if options.controller == "single" and options.joins_jax == "program":
         raise UsageError(
-            'slices=(least, most) needs a process on every host, and controller="single" has one '
-            "for all slices: leave one of them away."
+            'A command reaches the slices of controller="single" by itself, and slices=(least, '
+            "most) lets them come and go: run a Python script or module instead (without --), or "
+            "give a fixed number of slices."
         )
     if options.debug:
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.layout import SCHEMA_VERSION
-from kinetic._core.options import Options
+from kinetic._core.options import Elastic, Options
 from kinetic._core.place import Place
 from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord, UnsupportedVersion
@@ -205,6 +205,16 @@ class Plan:
     def platform(self) -> str:
         """What JAX calls the devices: cpu, gpu, tpu, or proxy where Pathways has them."""
         return PROXY if self.place.has_single_controller else self.topology.kind
+
+    @property
+    def elastic_gang(self) -> Elastic | None:
+        """What an elastic job does when hosts of a slice are lost; None for any other job."""
+        return None if self.place.has_single_controller else self.options.elastic
+
+    @property
+    def elastic_controller(self) -> Elastic | None:
+        """What the one process of an elastic job does when a slice is lost; None for any other."""
+        return self.options.elastic if self.place.has_single_controller else None
 
     def mounted_by_cluster(self) -> dict[int, str]:
         """Return the folders that the cluster mounts in each pod: of the data of these numbers, or,

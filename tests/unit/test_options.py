@@ -76,8 +76,13 @@ class Trainer:
         ({"slices": (1, 2), "retries": 1}, "max_failures= says how often. Leave retries= away"),
         ({"slices": (1, 2), "debug": True}, "debug=True does not go with slices=(least, most)"),
         (
-            {"slices": (1, 2), "controller": "single", "accelerator": "tpu-v6e-16"},
-            'controller="single" has one for all slices',
+            {
+                "slices": (1, 2),
+                "controller": "single",
+                "accelerator": "tpu-v6e-16",
+                "joins_jax": "program",
+            },
+            "run a Python script or module instead (without --)",
         ),
         ({"max_failures": 3}, "max_failures= is for elastic jobs"),
         ({"slices": 2, "slice_timeout": 3}, "slice_timeout= is for elastic jobs"),
@@ -202,6 +207,8 @@ def test_elastic_jobs_run_on_simulated_slices_only():
 def test_a_single_controller_has_slices_of_several_hosts():
     remote = kinetic.run("tpu-v6e-16", slices=4, controller="single")(add)
     assert (remote.options.slices, remote.options.controller) == (4, "single")
+    elastic = remote.with_options(slices=(2, 4), max_failures=3, on_slice_loss="shrink").options
+    assert elastic.elastic == Elastic(2, 4, 3, 300.0, shrinks=True)
 
 
 # -- other options for one call --------------------------------------------------------------------

@@ -114,7 +114,7 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if held_up and len(lost) == len(slices):
         return None  # No slice is to blame: all of them stand still.
     if first.exit.kind.fatal or held_up or _broke(first, outcome):
-        return Loss(tuple(sorted(lost)), _line(outcome.reason))
+        return Loss(tuple(sorted(lost)), first_line(outcome.reason))
     return None
 
 
@@ -198,7 +198,7 @@ class Elasticity:
         if self._standing[which] is Standing.TAKES_PART:
             return  # Its attempt is about to end, and says so.
         if self.forming and counts:
-            self._count(Loss((which,), _line(why)))
+            self._count(Loss((which,), first_line(why)))
         self._away(which, now)
 
     def there(self, which: int) -> None:
@@ -211,7 +211,7 @@ class Elasticity:
         if self._forming_since is None:
             return self._due(now)
         if len(self.failures) > self.rules.max_failures:
-            return GiveUp(self._too_many())
+            return GiveUp(too_many(self.rules, self.failures))
         waited_s = now - self._forming_since
         if waited_s >= COMING_S and (late := self._which(Standing.COMING)):
             for which in late:
@@ -223,7 +223,8 @@ class Elasticity:
         if len(ready) == self.rules.most or (enough and goes_on):
             return self._form(ready)
         if over and not self._which(Standing.COMING):
-            return GiveUp(self._too_few(ready))
+            gone = self._which(Standing.AWAY)
+            return GiveUp(too_few(self.rules, self.failures, gone, len(ready)))
         return self._due(now)
 
     # -- details -----------------------------------------------------------------------------------
@@ -262,21 +263,25 @@ class Elasticity:
             self._standing[which] = Standing.TAKES_PART
         return Form(ready)
 
-    def _too_many(self) -> str:
-        most = self.rules.max_failures
-        times = "once" if most == 0 else f"{most + 1} times"
-        return f"Given up: it failed {times}, and max_failures is {most}. {self._history()}"
 
-    def _too_few(self, ready: Sequence[int]) -> str:
-        gone, limit_s = self._which(Standing.AWAY), self.rules.slice_timeout_s
-        left = f"{count_slices(len(ready))} left of at least {self.rules.least}"
-        return (
-            f"Given up: {name_slices(gone)} did not return within {limit_s:g} s (slice_timeout), "
-            f"and there {'is' if len(ready) == 1 else 'are'} {left}. {self._history()}"
-        )
+def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
+    """Say that a job has failed too often, with all its failures."""
+    most = rules.max_failures
+    times = "once" if most == 0 else f"{most + 1} times"
+    return f"Given up: it failed {times}, and max_failures is {most}. {_history(failures)}"
 
-    def _history(self) -> str:
-        return "; ".join(str(failure).rstrip(".") for failure in self.failures) + "."
+
+def too_few(rules: Elastic, failures: Sequence[Failure], gone: Sequence[int], there: int) -> str:
+    """Say that slices did not come back in time, with all failures of the job."""
+    left = f"{count_slices(there)} left of at least {rules.least}"
+    return (
+        f"Given up: {name_slices(gone)} did not return within {rules.slice_timeout_s:g} s "
+        f"(slice_timeout), and there {'is' if there == 1 else 'are'} {left}. {_history(failures)}"
+    )
+
+
+def _history(failures: Sequence[Failure]) -> str:
+    return "; ".join(str(failure).rstrip(".") for failure in failures) + "."
 
 
 def name_slices(which: Sequence[int]) -> str:
@@ -292,6 +297,7 @@ def count_slices(number: int) -> str:
     return f"{number} slice{'' if number == 1 else 's'}"
 
 
-def _line(text: str) -> str:
+def first_line(text: str) -> str:
+    """Return the first line of a text; "" if it has none."""
     lines = text.splitlines()
     return lines[0] if lines else ""

@@ -167,7 +167,7 @@ class Supervisor:
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
         agents = Agents(plan, self._store)
-        elastic = plan.options.elastic
+        elastic = plan.elastic_gang
         agents.fork(
             (self._identity(plan, host, target, token) for host in range(plan.hosts)),
             again=elastic is not None,
@@ -224,7 +224,7 @@ class Supervisor:
         return path
 
     def _identity(self, plan: Plan, host: int, target: str, token: str) -> Identity:
-        request, elastic = self._request, plan.options.elastic
+        request, elastic = self._request, plan.elastic_gang
         place = (
             None
             if elastic is None

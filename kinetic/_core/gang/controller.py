@@ -1,0 +1,121 @@
+"""Whether the function of a single controller is called again after an error, and on which slices.
+
+In: how a call of the function ended, which slices answer. Out: an `Again`, a `GiveUp`, or that the
+error is the function's own. Pure: no I/O, no clock.
+
+Pathways raises JAX's runtime error for whatever has gone wrong on a slice, so its text has to tell.
+
+Promises:
+    1. An exception of the function is never a loss.
+    2. An error that may have other causes counts as a loss if a slice is gone; while all answer it
+       is tried once, and not a second time in a row.
+    3. It gives up when it has failed more than `max_failures` times, and names every failure.
+    4. The next call has at least `least` slices, and waits for others for at most
+       `slice_timeout_s`; one that shrinks waits only while it has too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from kinetic._core.gang.elastic import (
+    Failure,
+    GiveUp,
+    first_line,
+    name_slices,
+    too_few,
+    too_many,
+)
+from kinetic._core.options import Elastic
+from kinetic._core.values import dataclass
+
+_CERTAIN = ("DATA_LOSS",)
+_LIKELY = ("DEADLINE_EXCEEDED", "NOT_FOUND", "INTERNAL")
+_OWN_CODE = ("Callback error", "callback failed")
+"""What JAX says when Python code raises that a computation calls: INTERNAL as well."""
+
+
+class Cause(Enum):
+    """What the text of JAX's runtime error says of its cause."""
+
+    LOSS = auto()
+    PERHAPS_LOSS = auto()
+    """It may have another cause."""
+    OTHER = auto()
+
+
+def cause_of(text: str) -> Cause:
+    """Return what has caused a runtime error of JAX with this text."""
+    if any(word in text for word in _CERTAIN):
+        return Cause.LOSS
+    if any(word in text for word in _OWN_CODE):
+        return Cause.OTHER
+    return Cause.PERHAPS_LOSS if any(word in text for word in _LIKELY) else Cause.OTHER
+
+
+@dataclass(frozen=True)
+class Again:
+    """Call the function again once `wanted` slices answer, or as soon as `enough` do and
+    `slice_timeout_s` has passed."""
+
+    wanted: int
+    enough: int
+
+
+class Calls:
+    """The calls of one function, from the first on all slices to its last."""
+
+    def __init__(self, rules: Elastic) -> None:
+        self.rules = rules
+        self.attempt = 1
+        self.failures: tuple[Failure, ...] = ()
+        self._growths = 0
+        self._in_doubt = False
+
+    @property
+    def most_attempts(self) -> int:
+        """How many calls there may be, as things stand; growing counts as no failure."""
+        return self.rules.max_failures + 1 + self._growths
+
+    def failed(self, cause: Cause, gone: Sequence[int], why: str) -> Again | GiveUp | None:
+        """A call has ended in a runtime error of JAX.
+
+        Args:
+            cause: of the error.
+            gone: slices that do not answer.
+            why: the error, in one line.
+
+        Returns:
+            what follows; None if the error is the function's own.
+        """
+        in_doubt = cause is Cause.PERHAPS_LOSS and not gone
+        if cause is Cause.OTHER or (in_doubt and self._in_doubt):
+            return None
+        self._in_doubt = in_doubt
+        self.failures = (*self.failures, Failure(self.attempt, tuple(gone), first_line(why)))
+        rules = self.rules
+        if len(self.failures) > rules.max_failures:
+            return GiveUp(too_many(rules, self.failures))
+        return Again(rules.least if rules.shrinks else rules.most, rules.least)
+
+    def left(self) -> Again:
+        """The function has left to make room for a slice that is back."""
+        self._growths += 1
+        return Again(self.rules.least, self.rules.least)
+
+    def begins(self) -> None:
+        """The next call begins."""
+        self.attempt += 1
+
+    def too_few(self, there: Sequence[int]) -> GiveUp:
+        """Give up: too few slices have come back in time."""
+        gone = [each for each in range(self.rules.most) if each not in there]
+        return GiveUp(too_few(self.rules, self.failures, gone, len(there)))
+
+    def shown(self) -> str:
+        """Return the last failure as a line of the log."""
+        last, number, most = self.failures[-1], len(self.failures), self.rules.max_failures
+        what = f"{name_slices(last.slices)} lost" if last.slices else "a computation broke"
+        limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
+        return f"{what} (failure {number} {limit}): {last.why}"
