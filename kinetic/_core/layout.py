@@ -59,6 +59,8 @@ TREES = "trees"
 DATA = "data"
 GROUPS = "groups"
 PROBES = "probes"
+SLICES_PIPE = "slices"
+"""In a host's folder, where virtual slices may be lost: a pipe that takes the number of one."""
 
 
 def blob(digest: str) -> str:

@@ -8,9 +8,30 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
+from kinetic._core.options import Elastic
 from kinetic._core.values import dataclass
 from kinetic._host.worker.home import Home
 from kinetic._host.worker.joining import World
+
+
+@dataclass(frozen=True)
+class ElasticSlices:
+    """The slices of one process that outlives the loss of some.
+
+    Attributes:
+        rules: what follows a loss.
+        machines: that the slices have together.
+        away_s: how long a virtual slice that was lost stays away.
+    """
+
+    rules: Elastic
+    machines: int
+    away_s: float
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ElasticSlices:
+        """Rebuild from `asdict`."""
+        return cls(**data | {"rules": Elastic(**data["rules"])})
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,7 @@ class Start:
         places: paths of the declared data that the call holds, by its numbers there.
         mounts: what must be mounted for the data; see `mounts.Mount`.
         home: what makes this host look like a machine of its own, or None.
+        elastic: the slices, where one process has all of them and they may be lost; else None.
     """
 
     payload: str
@@ -59,10 +81,15 @@ class Start:
     places: list[str] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     home: Home | None = None
+    elastic: ElasticSlices | None = None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Start:
         """Rebuild from what `agent.start_message` writes."""
-        home = data.get("home")
-        made = {"world": World(**data["world"]), "home": Home(**home) if home else None}
+        home, elastic = data.get("home"), data.get("elastic")
+        made = {
+            "world": World(**data["world"]),
+            "home": Home(**home) if home else None,
+            "elastic": ElasticSlices.from_json(elastic) if elastic else None,
+        }
         return cls(**data | made)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kinetic._in_job.slices import num_slices
+from kinetic._in_job.slices import SLICES, num_slices, told
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,14 +40,15 @@ def make_mesh(
             "data", over all slices.
         ici: sizes of the axes within a slice, for example `{"fsdp": 4, "tensor": 4}`; their product
             is the number of devices of a slice. By default one axis, "fsdp", over all of them.
-        devices: the devices to use; by default all of `jax.devices()`.
+        devices: the devices to use; by default those of `jax.devices()` whose slice takes part:
+            all, unless an elastic job with a single controller has lost one.
 
     Raises:
         UsageError: the sizes do not fit the slices of this job.
     """
     import jax
 
-    slices = _by_slice(jax.devices() if devices is None else devices)
+    slices = _by_slice(_taking_part(jax.devices()) if devices is None else devices)
     between = _fitted("dcn", {"data": REST} if dcn is None else dcn, len(slices), "slice")
     each = len(slices[0])
     within = _fitted(
@@ -78,6 +79,14 @@ def _laid_out(
         .transpose(order)
         .reshape([many * few for many, few in zip(outer, inner, strict=True)])
     )
+
+
+def _taking_part(devices: Sequence[Any]) -> Sequence[Any]:
+    """Those devices whose slice takes part; a single controller sees the others as well."""
+    taking_part = told(SLICES)
+    if not taking_part:
+        return devices
+    return [device for device in devices if str(device.slice_index) in taking_part.split(",")]
 
 
 def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:

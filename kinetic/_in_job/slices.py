@@ -11,6 +11,8 @@ import os
 INDEX = "KINETIC_SLICE_INDEX"
 COUNT = "KINETIC_NUM_SLICES"
 ATTEMPT = "KINETIC_ATTEMPT"
+SLICES = "KINETIC_SLICES"
+"""Those that take part, where a single controller of an elastic job has them all: "0,2"."""
 
 
 def slice_index() -> int:
@@ -20,7 +22,7 @@ def slice_index() -> int:
 
 
 def num_slices() -> int:
-    """Return the number of slices of this job; 1 outside a job."""
+    """Return the number of slices of this job that take part; 1 outside a job."""
     return int(os.environ.get(COUNT, "1"))
 
 

@@ -14,6 +14,7 @@ from kinetic._core.plan import Plan
 from kinetic._host.agent import searchpath
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.workspace import Workspace
+from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import jaxworld
 from kinetic._host.worker.joining import World
 
@@ -44,7 +45,7 @@ def start_message(
         who.hosts,
         who.host,
         plan.devices_per_host,
-        plan.platform,
+        _platform(who, plan),
         who.simulated,
         slices=_slices(who, plan),
         port=int(port or 0),
@@ -72,7 +73,22 @@ def start_message(
         "all_hosts": plan.options.all_hosts,
         "cells": [vars(cell) for cell in plan.cells],
         "debugger": debugging,
+        "elastic": _elastic(plan),
     }
+
+
+def _platform(who: Identity, plan: Plan) -> str:
+    """Virtual devices take the place of Pathways' only where slices may be lost."""
+    stands_in = plan.elastic_controller is not None
+    return plan.topology.kind if who.simulated and not stands_in else plan.platform
+
+
+def _elastic(plan: Plan) -> dict[str, Any] | None:
+    rules = plan.elastic_controller
+    if rules is None:
+        return None
+    machines = plan.options.most_slices * plan.topology.hosts
+    return asdict(ElasticSlices(rules, machines, plan.limits.slice_away_s))
 
 
 def _environ(
@@ -92,7 +108,7 @@ def _environ(
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
     }
-    if who.elastic is not None:
+    if plan.options.elastic is not None:
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
         own["KINETIC_MAKES_ROOM"] = str(space.root / ROOM_FILE)
     debugging: dict[str, str] = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.plan import PROXY
+from kinetic._host.start import ElasticSlices
 from kinetic._host.worker import joining
 from kinetic._host.worker.joining import World
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
@@ -57,7 +58,7 @@ def environ(
         automatic: whether programs that the function starts join when they first use JAX.
     """
     env = dict(base) | {
-        "JAX_PLATFORMS": "cpu" if world.simulated else world.platform,
+        "JAX_PLATFORMS": _platform(world),
         "KERAS_BACKEND": "jax",
     }
     env["JAX_ENABLE_PREEMPTION_SERVICE"] = (
@@ -84,6 +85,12 @@ def environ(
         | dict(asked)
         | {"KINETIC_WORLD": json.dumps(world.to_json() | {"automatic": automatic})}
     )
+
+
+def _platform(world: World) -> str:
+    """What JAX calls the devices. Virtual ones are a processor's, unless they take the place of
+    Pathways'."""
+    return "cpu" if world.simulated and world.platform != PROXY else world.platform
 
 
 def _threads(devices: int, cores: int) -> int:
@@ -142,9 +149,9 @@ def is_fork_safe() -> bool:
     return processes.threads(os.getpid()) <= 1
 
 
-def enter(world: World, joins: bool | str) -> None:
+def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) -> None:
     """Have this worker join the world: now (True), when JAX is first used ("lazy"), or when the
-    function asks."""
+    function asks. `slices` are those that may be lost while it lives on."""
     joining.complete(os.environ, world, STARTUP)
     if "jax" in sys.modules:
         _configure(world)
@@ -153,11 +160,11 @@ def enter(world: World, joins: bool | str) -> None:
         attach()
     else:
         sys.meta_path.insert(0, Awaiting("jax.distributed", attach))
-    if world.platform == PROXY and not world.simulated and joins != "program":
+    if _platform(world) == PROXY and joins != "program":
         from kinetic._host.worker import proxy
 
-        if proxy.register() and joins is not False:
-            proxy.await_devices(world)
+        if proxy.register(world, slices) and joins is not False:
+            proxy.await_devices(world, is_elastic=slices is not None)
         return
     if joins is not True or world.processes == 1:
         return
@@ -190,7 +197,7 @@ def _configure(world: World) -> None:
     """Set what an already imported JAX would have read from the environment."""
     joining.configure({"jax_enable_preemption_service": False})
     if world.simulated:
-        joining.configure({"jax_platforms": "cpu", "jax_num_cpu_devices": world.devices})
+        joining.configure({"jax_platforms": _platform(world), "jax_num_cpu_devices": world.devices})
 
 
 def leave() -> None:

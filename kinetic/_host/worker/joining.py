@@ -193,7 +193,7 @@ class _Seat:
         from jax._src import distributed, xla_bridge
 
         _tell_slices(self._world)
-        _refuse_profiling()
+        refuse_profiling()
         public.initialize = distributed.initialize = self._wrapped(_plain_initialize(public))
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
@@ -316,7 +316,7 @@ class ProfilingRefused(RuntimeError):
     """A profile of an elastic job was asked for."""
 
 
-def _refuse_profiling() -> None:
+def refuse_profiling() -> None:
     """Have JAX's profiler say no in an elastic job; `trace` is made of `start_trace`."""
     from jax._src import profiler
 

@@ -214,7 +214,29 @@ def _attempt(channel: Channel, start: Start) -> Message:
     except _Ended as ended:
         return ended.message | {"leftover_threads": report.leftover_threads()}
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
-    return _run(channel, func, args, kwargs, start)
+    return _run(channel, _called_again(func, start), args, kwargs, start)
+
+
+def _called_again(func: Any, start: Start) -> Any:
+    """Have a function called again when a slice was lost, where that needs no other process. A
+    program has its own way: one that knows Pathways calls its training again itself."""
+    slices, code = start.elastic, getattr(func, "__code__", None)
+    if slices is None or (code is not None and code.co_filename == report.SENT_CODE):
+        return func
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from kinetic._host.worker.controller import Controller
+
+        room_file = start.env["KINETIC_MAKES_ROOM"]
+        controller = Controller(slices.rules, start.world, room_file, os.environ.update)
+        return controller.call(_awaited, func, args, kwargs)
+
+    return call
+
+
+def _awaited(func: Any, args: Any, kwargs: Any) -> Any:
+    value = func(*args, **kwargs)
+    return _await(value) if hasattr(type(value), "__await__") else value
 
 
 def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> Message:
@@ -467,4 +489,4 @@ def _set_jax_options(start: Start) -> None:
 
 
 def _join(start: Start) -> None:
-    jaxworld.enter(start.world, start.joins_jax)
+    jaxworld.enter(start.world, start.joins_jax, start.elastic)

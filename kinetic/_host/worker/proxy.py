@@ -1,31 +1,58 @@
 """Devices of Pathways: a single controller reaches them through the proxy beside it.
 
-In: the world of a single controller. Out: a JAX with the devices of all machines.
+In: the world of a single controller. Out: a JAX with the devices of all machines; which slices
+answer; a function that pathwaysutils calls again when a slice is lost.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
 
+from kinetic._host.start import ElasticSlices
+from kinetic._host.worker import joining, virtual_slices
 from kinetic._host.worker.joining import JoinError, World
+from kinetic._host.worker.virtual_slices import VirtualSlices
+
+MISSING = "The image, or the project's requirements, must have pathwaysutils."
+POLL_S = 10.0
+"""How often slices are probed; each time computes something on each of them."""
+VIRTUAL_POLL_S = 0.25
+"""The same for virtual ones."""
 
 
-def register() -> bool:
-    """Register Pathways with JAX; return whether its package is installed."""
+def register(world: World, slices: ElasticSlices | None) -> bool:
+    """Register Pathways with JAX, or what stands in for it; return whether its package is
+    installed.
+
+    Args:
+        world: of this process.
+        slices: those that may be lost; else None.
+
+    Raises:
+        JoinError: an elastic job cannot do without.
+    """
     try:
         import pathwaysutils
     except ImportError as error:
+        if slices is not None:
+            raise JoinError(f"{error}. {MISSING}") from error
         print(  # noqa: T201
-            f"kinetic: JAX cannot reach the devices of Pathways: {error}. The image, or the "
-            "project's requirements, must have pathwaysutils.",
+            f"kinetic: JAX cannot reach the devices of Pathways: {error}. {MISSING}",
             file=sys.stderr,
         )
         return False
     pathwaysutils.initialize()
+    joining.refuse_profiling()  # It has brought a profiler of its own.
+    if world.simulated and slices is not None:
+        _use_virtual(virtual_slices.install(world, slices.machines, slices.away_s))
     return True
 
 
-def await_devices(world: World) -> None:
+def await_devices(world: World, *, is_elastic: bool) -> None:
     """Wait until the devices of all machines are there: the function starts with all or not at all.
     The gang's `start_timeout` ends the wait.
 
@@ -40,3 +67,131 @@ def await_devices(world: World) -> None:
         raise JoinError(f"Pathways cannot be reached: {error}") from error
     if found < world.devices:  # A chip may be more than one device.
         raise JoinError(f"Pathways has {found} devices, and the job asked for {world.devices}.")
+    if is_elastic:
+        _await_slices(world)
+
+
+def _await_slices(world: World) -> None:
+    """Devices of elastic slices are listed also while their machines are missing."""
+    from pathwaysutils.elastic import elastic
+
+    try:
+        elastic.wait_for_slices(world.slices, poll_s(world), world.limit_s)
+    except TimeoutError as error:
+        raise JoinError(f"Not all slices answer: {error}") from error
+
+
+def poll_s(world: World) -> float:
+    """How often the slices of this world are probed, in seconds."""
+    return VIRTUAL_POLL_S if world.simulated else POLL_S
+
+
+def _use_virtual(slices: VirtualSlices) -> None:
+    """Have pathwaysutils take lost virtual slices for lost: the processor that they share would
+    answer its probes."""
+    from pathwaysutils.elastic import elastic
+
+    answering = elastic.DefaultSliceHealthChecker.validate
+
+    def validate(checker: Any) -> frozenset[int]:
+        return frozenset(answering(checker)) - slices.away()
+
+    elastic.DefaultSliceHealthChecker.validate = validate
+
+
+class Slices:
+    """The slices of Pathways, and the calls of a function on those that answer.
+
+    Args:
+        world: of this process.
+        room_file: exists while a slice is there that takes no part.
+    """
+
+    def __init__(self, world: World, room_file: str) -> None:
+        from pathwaysutils.elastic import manager
+
+        class Manager(manager.Manager):  # type: ignore[misc, unused-ignore]
+            """Leaves a file while a slice is back."""
+
+            _available: Collection[int] = frozenset()
+
+            @property
+            def available_inactive_slices(self) -> Collection[int]:
+                return self._available
+
+            @available_inactive_slices.setter
+            def available_inactive_slices(self, found: Collection[int]) -> None:
+                self._available = found
+                if found:
+                    Path(room_file).touch()
+                else:
+                    Path(room_file).unlink(missing_ok=True)
+
+        vendor = logging.getLogger("pathwaysutils.elastic")
+        if vendor.level == logging.NOTSET:
+            vendor.setLevel(logging.CRITICAL)  # What it says is told in kinetic's words.
+        self._manager = Manager()
+        self._poll_s = poll_s(world)
+
+    @property
+    def taking_part(self) -> tuple[int, ...]:
+        """Those that the current call may use."""
+        return tuple(sorted(self._manager.active_slice_indices))
+
+    def answering(self) -> tuple[int, ...]:
+        """Return those that answer now."""
+        from pathwaysutils.elastic import elastic
+
+        return tuple(sorted(elastic.get_active_slice_indices(self._manager.slice_to_devices)))
+
+    def wait(self, count: int, limit_s: float) -> tuple[int, ...]:
+        """Wait until so many answer, or the time is over; return those that do."""
+        from pathwaysutils.elastic import elastic
+
+        try:
+            found = elastic.wait_for_slices(
+                count, self._poll_s, limit_s, self._manager.slice_to_devices
+            )
+        except TimeoutError:
+            return self.answering()
+        return tuple(sorted(found))
+
+    def call(
+        self,
+        func: Callable[[], Any],
+        *,
+        least: int,
+        limit_s: float,
+        begins: Callable[[], None],
+        goes_on: Callable[[Exception], bool],
+    ) -> Any:
+        """Call the function, again and again, on the slices that answer; return its value.
+
+        Args:
+            func: raises `scale_up()` to be called again on more slices, and a runtime error of JAX
+                for the loss of one.
+            least: slices that each call needs.
+            limit_s: how long a call waits for them.
+            begins: called before each call.
+            goes_on: is told what `func` has raised, and decides whether it is called again.
+
+        Raises:
+            TimeoutError: there were too few slices in time.
+            RuntimeError: `goes_on` has said no.
+        """
+        retry = self._manager.elastic_retry(
+            minimum_slice_count=least,
+            poll_interval=self._poll_s,
+            timeout=limit_s,
+            pre_callback=begins,
+            retry_policy=lambda _, error: goes_on(error),
+        )
+        return retry(func)()
+
+
+def scale_up() -> Exception:
+    """Return what ends a call to make room for a slice that is back."""
+    from pathwaysutils.elastic.manager import ScaleUpSignalError
+
+    error: Exception = ScaleUpSignalError()
+    return error

@@ -37,9 +37,10 @@ ENCLOSED_BYTES = 1 << 16
 disk space or write permission."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
 """A larger pickle is never sent in the message, which would copy it in the agent's memory."""
-_OWN_CODE = (str(Path(__file__).parents[2]) + "/", "<kinetic>")
-"""Files of kinetic's own code, left out of users' tracebacks; "<kinetic>" is what `kinetic run`
-sends."""
+SENT_CODE = "<kinetic>"
+"""File name of the code that `kinetic run` sends to start a program."""
+_OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
+"""Files of kinetic's own code, left out of users' tracebacks."""
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
 """Files of frames between kinetic's and the user's: the event loop of an async function, the import
 system."""

@@ -1,0 +1,160 @@
+"""The one process of an elastic job with a single controller: its function is called again in it
+when a slice was lost, or is back.
+
+In: the rules of the job, a function. Out: its value, or its exception; lines of the host's output
+that tell the story. What follows a loss is decided by `Calls`; pathwaysutils knows the slices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kinetic._core.exits import Leaving
+from kinetic._core.gang.controller import Again, Calls, Cause, cause_of
+from kinetic._core.gang.elastic import GiveUp, count_slices, name_slices
+from kinetic._core.options import Elastic
+from kinetic._host.worker import proxy, streams
+from kinetic._host.worker.joining import World
+from kinetic.errors import HostLost
+
+
+class _Own(BaseException):
+    """The function has ended with an exception of its own. Not an `Exception`: pathwaysutils lets
+    it pass."""
+
+
+class Controller:
+    """Calls a function on the slices that are there.
+
+    Promises:
+        1. Exceptions of the function are its end, and keep their type and traceback.
+        2. Nothing of a call that has failed is kept: its arrays are freed before the next one.
+        3. The function reads its attempt and its slices where all functions do: in the environment.
+    """
+
+    def __init__(
+        self, rules: Elastic, world: World, room_file: str, tell: Callable[[dict[str, str]], None]
+    ) -> None:
+        """`room_file` exists while a slice is back; `tell` changes the function's environment."""
+        self._rules = rules
+        self._slices = proxy.Slices(world, room_file)
+        self._tell = tell
+        self._calls = Calls(rules)
+        self._raised: BaseException | None = None
+        self._given_up = ""
+        self._lost_at = 0.0
+
+    def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function until it returns, or raises an exception of its own.
+
+        Raises:
+            HostLost: it has lost slices too often, or for too long; names every failure.
+        """
+        try:
+            return self._slices.call(
+                lambda: self._attempt(func, args, kwargs),
+                least=self._rules.least,
+                limit_s=self._rules.slice_timeout_s,
+                begins=self._begin,
+                goes_on=self._goes_on,
+            )
+        except _Own:
+            pass
+        except TimeoutError:
+            self._given_up = self._calls.too_few(self._slices.answering()).reason
+        except RuntimeError:
+            if not (self._given_up or self._raised):
+                raise
+        if self._raised is not None:
+            raise self._raised
+        raise HostLost(self._given_up, hosts=(0,))
+
+    def _attempt(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        lost: Exception
+        try:
+            return func(*args, **kwargs)
+        except Leaving:
+            lost = proxy.scale_up()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the function's
+            self._raised = error
+            found = _loss_in(error)
+            if found is None:
+                raise _Own from None
+            lost = found
+        raise lost  # Without the frames of the function, and what they hold.
+
+    def _begin(self) -> None:
+        """Tell the function where it stands."""
+        slices, most = self._slices.taking_part, self._rules.most
+        told = {"NUM_SLICES": str(len(slices)), "SLICES": ",".join(map(str, slices))}
+        self._tell({f"KINETIC_{name}": value for name, value in told.items()})
+        self._raised = None
+        if not self._lost_at:
+            return
+        self._calls.begins()
+        self._tell({"KINETIC_ATTEMPT": str(self._calls.attempt)})
+        on = f"{name_slices(slices)} of {most}" if len(slices) < most else f"all {most} slices"
+        _say(f"attempt {self._calls.attempt} of {self._calls.most_attempts} begins on {on}.")
+        _say(f"recovered after {time.monotonic() - self._lost_at:.1f} s.")
+        self._lost_at = 0.0
+
+    def _goes_on(self, error: Exception) -> bool:
+        self._lost_at = time.monotonic()
+        before = self._slices.taking_part
+        answering = self._slices.answering()
+        if isinstance(error, type(proxy.scale_up())):
+            if back := [each for each in answering if each not in before]:
+                _say(f"{name_slices(back)} back: the next attempt begins with more slices.")
+            self._calls.left()
+            return True
+        gone = [each for each in before if each not in answering]
+        decision = self._calls.failed(cause_of(str(error)), gone, str(error))
+        if decision is None:
+            return False
+        self._raised = None
+        _say(self._calls.shown())
+        gc.collect()
+        if isinstance(decision, Again):
+            decision = self._wait(decision, answering)
+        if isinstance(decision, GiveUp):
+            self._given_up = decision.reason
+        return not self._given_up
+
+    def _wait(self, again: Again, answering: tuple[int, ...]) -> Again | GiveUp:
+        """Wait for the slices that the next call needs."""
+        if len(answering) >= again.wanted:
+            if len(answering) < self._rules.most:
+                _say(f"shrinking to {count_slices(len(answering))} until it is back.")
+            return again
+        away = [each for each in range(self._rules.most) if each not in answering]
+        limit_s = self._rules.slice_timeout_s
+        limit = f"for at most {limit_s:g} s (slice_timeout)"
+        _say(f"waiting for {name_slices(away)} to return, {limit}.")
+        found = self._slices.wait(again.wanted, limit_s)
+        return again if len(found) >= again.enough else self._calls.too_few(found)
+
+
+def _loss_in(error: BaseException) -> Exception | None:
+    """Return what JAX says of a loss that has raised this, or led to it; None if nothing does. What
+    may have another cause counts only if nobody has made another exception of it."""
+    from jax.errors import JaxRuntimeError
+
+    at: BaseException | None = error
+    seen: set[int] = set()
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        cause = cause_of(str(at)) if isinstance(at, JaxRuntimeError) else Cause.OTHER
+        if cause is Cause.LOSS or (cause is Cause.PERHAPS_LOSS and at is error):
+            lost: Exception = JaxRuntimeError(str(at))
+            return lost
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        streams.say(f"kinetic: {text}")

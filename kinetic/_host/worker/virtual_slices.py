@@ -1,0 +1,217 @@
+"""A stand-in for Pathways: one process whose virtual devices come in slices that can be lost.
+
+In: the world, a pipe in which each line names a slice to lose. Out: a JAX whose "proxy" backend has
+virtual devices; arrays that fail as they do once Pathways has lost their slice.
+
+What a slice holds when it is lost is replaced by XLA's own error arrays. So whatever is computed
+from it fails in XLA itself, when somebody waits for it, with a runtime error whose text has
+DATA_LOSS. What comes to lie on the slice while it is away is replaced as well, at the latest after
+`SWEEP_S`. The arithmetic is that of the processor throughout: what has been copied to the host in
+time is right.
+
+It needs interfaces of JAX that are not public; `check` names those that are missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from kinetic._core import layout
+from kinetic._host.worker.joining import JoinError, World
+from kinetic._system import pipes
+
+PATIENCE_S = 0.2
+"""How long a search waits for threads that wait for arrays, before it is tried again."""
+SWEEP_S = 0.02
+"""How often lost slices are searched for arrays."""
+STARTING_S = 1.0
+"""How long a slice is away at least: its machines have to start."""
+_LOST = "_kinetic_lost"
+"""Attribute of an array that was replaced."""
+
+
+class VirtualSlices:
+    """The slices of this process, of which some may be lost.
+
+    Args:
+        pipe: where a line with the number of a slice loses it.
+        away_s: how long a lost slice stays away.
+        slices: how many there are.
+    """
+
+    def __init__(self, pipe: Path, away_s: float, slices: int) -> None:
+        self.turns = _Turns()
+        self._away_s = max(away_s, STARTING_S)
+        self._slices = slices
+        self._back_at: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._fd = pipes.listen(pipe)
+
+    def away(self) -> frozenset[int]:
+        """Return the slices that are lost."""
+        with self._lock:
+            return frozenset(self._back_at)
+
+    def watch(self) -> None:
+        """Do so in a thread of its own."""
+        threading.Thread(target=self._watch, name="kinetic-virtual-slices", daemon=True).start()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # The function has closed the descriptor.
+            while True:
+                pause_s = SWEEP_S if self._back_at else None
+                if select.select([self._fd], [], [], pause_s)[0]:
+                    self._lose(os.read(self._fd, 4096).decode(errors="replace").split())
+                self._sweep()
+
+    def _lose(self, named: Collection[str]) -> None:
+        lost = {int(word) for word in named if word.isdigit() and int(word) < self._slices}
+        with self._lock:
+            self._back_at |= dict.fromkeys(lost, time.monotonic() + self._away_s)
+
+    def _sweep(self) -> None:
+        gone = self.away()
+        if gone and not self.turns.alone(lambda: self._replace_arrays(gone)):
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._back_at = {each: at for each, at in self._back_at.items() if at > now}
+
+    def _replace_arrays(self, gone: Collection[int]) -> None:
+        import jax
+        from jax._src import xla_bridge
+
+        if not xla_bridge.backends_are_initialized():
+            return
+        for array in jax.live_arrays():
+            # Another thread may delete it in between.
+            with contextlib.suppress(RuntimeError, ValueError):
+                lost = sorted({d.slice_index for d in array.sharding.device_set} & {*gone})
+                if lost and not getattr(array, _LOST, False):
+                    _replace(array, lost)
+
+
+class _Turns:
+    """Lets arrays be replaced only while no thread waits for one: JAX waits without the lock of the
+    interpreter, and would go on with an array that is gone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._closed = False
+
+    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that waits for arrays, in turn."""
+
+        def in_turn(*args: Any, **kwargs: Any) -> Any:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._closed)
+                self._waiting += 1
+            try:
+                return wait(*args, **kwargs)
+            finally:
+                with self._changed:
+                    self._waiting -= 1
+                    self._changed.notify_all()
+
+        return in_turn
+
+    def alone(self, act: Callable[[], None]) -> bool:
+        """Act while nobody waits; return whether that came about. Not for long: who waits may do so
+        for a computation that calls somebody who wants to wait as well."""
+        with self._changed:
+            self._closed = True
+            try:
+                if not self._changed.wait_for(lambda: not self._waiting, PATIENCE_S):
+                    return False
+                act()
+                return True
+            finally:
+                self._closed = False
+                self._changed.notify_all()
+
+
+def _replace(array: Any, lost: Collection[int]) -> None:
+    import jax
+    from jax.experimental import transfer
+
+    like = jax.ShapeDtypeStruct(
+        array.shape, array.dtype, sharding=array.sharding, weak_type=array.weak_type
+    )
+    names = ", ".join(map(str, lost))
+    error = transfer.make_error_array(like, f"DATA_LOSS: slice {names} is down (simulated)")
+    array._replace_with(error)
+    setattr(array, _LOST, True)
+
+
+def install(world: World, machines: int, away_s: float) -> VirtualSlices:
+    """Have JAX's backend "proxy" made of virtual devices, before it starts. The pipe lies in the
+    host's folder.
+
+    Args:
+        world: of this process.
+        machines: that the slices have together.
+        away_s: how long a lost slice stays away.
+
+    Raises:
+        JoinError: this JAX lacks what that takes.
+    """
+    missing = check()
+    if missing:
+        import jax
+
+        raise JoinError(
+            f"Virtual slices cannot be lost with JAX {jax.__version__}: it has no "
+            f"{' and no '.join(missing)}. Use another version of JAX, or give a fixed number of "
+            "slices."
+        )
+    from jax._src import xla_bridge
+    from jax._src.lib import xla_client
+    from jax.extend.backend import ifrt_proxy
+
+    def client(*target_and_options: Any) -> Any:
+        return xla_bridge.make_cpu_client()
+
+    ifrt_proxy.get_client = client
+    each = math.ceil(world.devices / machines)
+    xla_client.Device.task_id = property(lambda device: device.id // each)
+    pipe = Path(world.file).parent / layout.SLICES_PIPE
+    slices = VirtualSlices(pipe, away_s, world.slices)
+    for owner, name in _waits():
+        setattr(owner, name, slices.turns.waiting(getattr(owner, name)))
+    slices.watch()
+    return slices
+
+
+def _waits() -> list[tuple[Any, str]]:
+    """Where JAX waits for arrays without the lock of the interpreter."""
+    from jax._src import array
+    from jax._src.lib import xla_client
+
+    return [
+        (array.ArrayImpl, "block_until_ready"),
+        (array.ArrayImpl, "_single_device_array_to_np_array_did_copy"),
+        (xla_client, "batched_block_until_ready"),
+    ]
+
+
+def check() -> list[str]:
+    """Return the names of what this JAX lacks for slices that can be lost."""
+    from jax._src import array, xla_bridge
+    from jax.experimental import transfer
+
+    wanted = [
+        (array.ArrayImpl, "_replace_with"),
+        (xla_bridge, "make_cpu_client"),
+        (transfer, "make_error_array"),
+        *_waits(),
+    ]
+    return [name for owner, name in wanted if not hasattr(owner, name)]

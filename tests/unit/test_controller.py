@@ -1,0 +1,252 @@
+"""A function that is called again in its own process, with the losses of pathwaysutils' own
+simulator of faults: no part of kinetic's stand-in takes part.
+
+In: programs with four devices in two slices. Out: what they print.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+BEFORE = """
+import os, sys, time
+from pathlib import Path
+
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib import _jax
+from pathwaysutils.test.mock_fault_injection import DeviceLossSimulator
+
+import kinetic
+from kinetic._core.options import Elastic
+from kinetic._host.worker.controller import Controller
+from kinetic._host.worker.joining import World
+
+_jax.Device.slice_index = property(lambda device: device.id // 2)
+slices = {0: jax.devices()[:2], 1: jax.devices()[2:]}
+room = Path(sys.argv[1], "room")
+os.environ |= {"KINETIC_MOST_SLICES": "2", "KINETIC_MAKES_ROOM": str(room)}
+world = World("127.0.0.1:1", 1, 0, 4, "proxy", simulated=True, slices=2)
+faults = DeviceLossSimulator()
+
+def call(func, **rules):
+    rules = {"least": 1, "most": 2, "max_failures": 3, "slice_timeout_s": 60.0} | rules
+    with faults:
+        return Controller(Elastic(**rules), world, str(room), os.environ.update).call(func)
+
+def steps(count, lose_at=-1):
+    '''Sum over a mesh of the slices that take part.'''
+    mesh = kinetic.make_mesh()
+    split = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    x = jax.device_put(np.ones(8, "float32"), split)
+    step = jax.jit(lambda x: x + 1)
+    for number in range(count):
+        if number == lose_at:
+            faults.mark_slice_lost(1, slices)
+        x = step(x)
+    jax.block_until_ready(x)
+    return len(x.devices()), float(np.asarray(x)[0])
+
+"""
+
+
+def run(tmp_path, program):
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE + program, str(tmp_path)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "NPROC": "16"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    story = [line for line in done.stderr.splitlines() if line.startswith("kinetic: ")]
+    return done.stdout.splitlines(), story
+
+
+def test_it_shrinks_after_a_loss_and_grows_back_at_a_step(tmp_path):
+    said, story = run(
+        tmp_path,
+        """
+def train():
+    attempt = kinetic.attempt()
+    result = steps(5, lose_at=2 if attempt == 1 else -1)
+    print(attempt, kinetic.num_slices(), *result, flush=True)
+    if attempt == 2:
+        faults.mark_slice_connected(1, slices)
+        while not kinetic.should_reform():
+            time.sleep(0.01)
+        kinetic.reform()
+    return "done"
+
+print(call(train, shrinks=True), room.exists())
+""",
+    )
+    assert said == ["2 1 2 6.0", "3 2 4 6.0", "done False"]
+    lost, shrinking, second, _, back, third, _ = story
+    assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 3): DATA_LOSS: ")
+    assert shrinking == "kinetic: shrinking to 1 slice until it is back."
+    assert second == "kinetic: attempt 2 of 4 begins on slice 0 of 2."
+    assert back == "kinetic: slice 1 back: the next attempt begins with more slices."
+    assert third == "kinetic: attempt 3 of 5 begins on all 2 slices."
+
+
+def test_it_waits_for_the_slice_and_keeps_its_mesh(tmp_path):
+    said, story = run(
+        tmp_path,
+        """
+import threading
+
+def come_back():
+    time.sleep(1)
+    faults.mark_slice_connected(1, slices)
+
+def train():
+    if kinetic.attempt() == 1:
+        threading.Thread(target=come_back).start()
+    return kinetic.attempt(), *steps(5, lose_at=2 if kinetic.attempt() == 1 else -1)
+
+print(*call(train))
+""",
+    )
+    assert said == ["2 4 6.0"]
+    waits = "kinetic: waiting for slice 1 to return, for at most 60 s (slice_timeout)."
+    assert story[1:3] == [waits, "kinetic: attempt 2 of 4 begins on all 2 slices."]
+
+
+LOSING = """
+def train():
+    return steps(5, lose_at=0)
+
+from kinetic.errors import HostLost
+try:
+    call(train, {rules})
+except HostLost as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ("max_failures=0", "Given up: it failed once, and max_failures is 0. attempt 1: slice 1"),
+        (
+            "least=2, slice_timeout_s=0.5",
+            "Given up: slice 1 did not return within 0.5 s (slice_timeout), and there is 1 slice "
+            "left of at least 2. attempt 1: slice 1 lost: DATA_LOSS",
+        ),
+    ],
+)
+def test_it_gives_up_with_the_whole_history(tmp_path, rules, words):
+    (said,), _ = run(tmp_path, LOSING.replace("{rules}", rules))
+    assert said.startswith(words)
+
+
+def test_exceptions_of_the_function_are_its_end(tmp_path):
+    said, story = run(
+        tmp_path,
+        """
+import traceback
+calls = []
+
+def fails():
+    calls.append(1)
+    raise ValueError("own")
+
+def own_code():
+    calls.append(1)
+    def callback(x):
+        raise ZeroDivisionError
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    jax.block_until_ready(jax.pure_callback(callback, shape, 1.0))
+
+def late():
+    calls.append(1)
+    raise TimeoutError("own")
+
+def leaves():
+    calls.append(1)
+    sys.exit(3)
+
+for func in (fails, own_code, late, leaves):
+    try:
+        call(func)
+    except BaseException as error:
+        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        print(type(error).__name__, len(calls), func.__name__ in names, error.__context__)
+    calls.clear()
+""",
+    )
+    assert said == [
+        "ValueError 1 True None",
+        "JaxRuntimeError 1 True None",
+        "TimeoutError 1 True None",
+        "SystemExit 1 True None",
+    ]
+    assert story == []
+
+
+def test_a_loss_that_a_library_has_wrapped_is_a_loss(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+def train():
+    if kinetic.attempt() == 2:
+        return "again"
+    try:
+        steps(5, lose_at=2)
+    except jax.errors.JaxRuntimeError as error:
+        faults.mark_slice_connected(1, slices)
+        raise OSError("cannot save") from error
+
+print(call(train))
+""",
+    )
+    assert said == ["again"]
+
+
+def test_what_may_be_no_loss_is_tried_once(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+calls = []
+
+def broken():
+    calls.append(1)
+    raise jax.errors.JaxRuntimeError("INTERNAL: the compiler has a bug")
+
+try:
+    call(broken)
+except jax.errors.JaxRuntimeError as error:
+    print(len(calls), error)
+""",
+    )
+    assert said == ["2 INTERNAL: the compiler has a bug"]
+
+
+def test_nothing_of_a_failed_call_is_kept(tmp_path):
+    said, _ = run(
+        tmp_path,
+        """
+import weakref
+seen = []
+
+class Big:
+    pass
+
+def train():
+    if kinetic.attempt() == 2:
+        return seen[0]() is None
+    big = Big()
+    big.itself = big  # only the collector of cycles frees it
+    seen.append(weakref.ref(big))
+    steps(5, lose_at=2)
+
+print(call(train, shrinks=True))
+""",
+    )
+    assert said == ["True"]

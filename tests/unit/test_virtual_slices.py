@@ -1,0 +1,183 @@
+"""Slices of virtual devices that are lost for real: XLA itself fails what was computed from them.
+
+In: programs with eight devices in two slices. Out: values and errors.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kinetic._host.worker import virtual_slices
+from kinetic._host.worker.joining import World
+from kinetic._system import pipes
+
+BEFORE = """
+import os, sys, time
+from kinetic._core.options import Elastic
+from kinetic._host.start import ElasticSlices
+from kinetic._host.worker import jaxworld
+from kinetic._host.worker.joining import World
+from kinetic._system import pipes
+
+folder, away_s = sys.argv[1], float(sys.argv[2])
+world = World("127.0.0.1:1", 1, 0, 8, "proxy", True, slices=2, file=folder + "/world")
+slices = ElasticSlices(Elastic(1, 2, 3, 60.0), machines=4, away_s=away_s)
+jaxworld.enter(world, "lazy", slices)
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pathwaysutils.elastic import elastic
+
+devices = np.array(jax.devices())
+def spread(value, over=devices):
+    return jax.device_put(value, NamedSharding(Mesh(over, ("d",)), PartitionSpec("d")))
+
+def lose(index):
+    from pathlib import Path
+    assert pipes.tell(Path(sys.argv[1], "slices"), f"{index}\\n")
+    while index in elastic.get_active_slice_indices():
+        time.sleep(0.01)
+
+def error_of(act):
+    try:
+        print("no error:", act())
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+
+"""
+HERE = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=True, slices=2)
+
+
+def run(tmp_path, program, away_s=600.0):
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE + program, str(tmp_path), str(away_s)],
+        env=jaxworld_environ(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def jaxworld_environ():
+    from kinetic._host.worker import jaxworld
+
+    return jaxworld.environ(HERE, os.environ, {}, automatic=False)
+
+
+def test_this_jax_has_all_that_is_needed():
+    assert virtual_slices.check() == []
+
+
+def test_devices_look_like_those_of_pathways(tmp_path):
+    assert run(
+        tmp_path,
+        """
+import pathwaysutils
+print(pathwaysutils.is_pathways_backend_used(), jax.process_count(), len(devices))
+print([d.slice_index for d in devices], [d.task_id for d in devices])
+print(sorted(elastic.get_active_slice_indices()))
+""",
+    ) == ["True 1 8", "[0, 0, 0, 0, 1, 1, 1, 1] [0, 0, 1, 1, 2, 2, 3, 3]", "[0, 1]"]
+
+
+def test_what_lies_on_a_lost_slice_fails_and_what_does_not_stays(tmp_path):
+    said = run(
+        tmp_path,
+        """
+all_, first = spread(np.arange(8.0)), spread(np.arange(4.0), devices[:4])
+copied = np.asarray(all_)
+double = jax.jit(lambda x: jnp.sum(x) * x)
+before = double(all_)
+lose(1)
+print(error_of(lambda: np.asarray(all_)))
+print(error_of(lambda: jax.block_until_ready(double(all_))))
+print("DATA_LOSS" in error_of(lambda: jax.block_until_ready(before)))
+print(np.asarray(double(first)).tolist(), copied.sum(), sorted(elastic.get_active_slice_indices()))
+""",
+    )
+    assert said[0] == "INTERNAL: DATA_LOSS: slice 1 is down (simulated)"
+    assert "DATA_LOSS: slice 1 is down (simulated)" in said[1]
+    assert said[2:] == ["True", "[0.0, 6.0, 12.0, 18.0] 28.0 [0]"]
+
+
+def test_a_slice_that_is_back_is_empty_and_works(tmp_path):
+    assert run(
+        tmp_path,
+        """
+old = spread(np.arange(8.0))
+lose(1)
+while len(elastic.get_active_slice_indices()) < 2:
+    time.sleep(0.01)
+print("DATA_LOSS" in error_of(lambda: np.asarray(old)))
+print(float(jax.jit(jnp.sum)(spread(np.arange(8.0)))))
+""",
+        away_s=0.0,
+    ) == ["True", "28.0"]
+
+
+def test_what_comes_to_lie_on_a_slice_that_is_away_is_lost_too(tmp_path):
+    assert run(
+        tmp_path,
+        """
+lose(0)
+new = spread(np.arange(8.0))
+while error_of(lambda: jax.block_until_ready(new)) is None:
+    time.sleep(0.01)
+print("lost")
+""",
+    )[-1:] == ["lost"]
+
+
+def test_errors_have_the_kind_that_pathwaysutils_takes_for_a_loss(tmp_path):
+    assert run(
+        tmp_path,
+        """
+array = spread(np.arange(8.0))
+lose(1)
+try:
+    np.asarray(array)
+except jax.errors.JaxRuntimeError as error:
+    print(elastic.is_error_due_to_slice_down(error))
+""",
+    ) == ["True"]
+
+
+def test_a_pipe_tells_whether_somebody_listens(tmp_path):
+    path = tmp_path / "pipe"
+    assert not pipes.tell(path, "1\n")
+    fd = pipes.listen(path)
+    assert pipes.tell(path, "1\n")
+    assert os.read(fd, 100) == b"1\n"
+    with pytest.raises(BlockingIOError):
+        os.read(fd, 100)
+    os.close(fd)
+    assert not pipes.tell(path, "1\n")
+
+
+def test_who_waits_for_an_array_while_its_slice_is_lost_gets_the_error(tmp_path):
+    """Many times, at any moment: JAX must not go on with an array that is gone."""
+    said = run(
+        tmp_path,
+        """
+import threading
+from pathlib import Path
+
+def wait_for_ever(arrays):
+    while True:
+        jax.block_until_ready(arrays)
+
+for number in range(40):
+    arrays = [spread(np.arange(8.0) + n) for n in range(1 + number % 2)]
+    threading.Thread(target=pipes.tell, args=(Path(sys.argv[1], "slices"), "1\\n")).start()
+    if "DATA_LOSS" not in error_of(lambda: wait_for_ever(arrays)):
+        print("another error")
+print("done")
+""",
+    )
+    assert said == ["done"]
