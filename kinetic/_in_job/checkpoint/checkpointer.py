@@ -291,7 +291,7 @@ class Checkpointer:
         if kind is None:
             self.close()
         else:
-            self._give_up(waits=kind.__name__ not in _ECHOES)
+            self._give_up(waits=self._peers.count == 1 or kind.__name__ not in _ECHOES)
 
     # -- beginning and end -------------------------------------------------------------------------
 
@@ -343,6 +343,9 @@ class Checkpointer:
         def wait() -> None:
             with contextlib.suppress(Exception):
                 self.wait()
+            with contextlib.suppress(Exception):
+                if self._opened is not None and self._peers.count == 1:
+                    self._opened.persistent.close()  # The process may live on.
 
         waiting = threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True)
         waiting.start()
