@@ -26,7 +26,7 @@ from kinetic._client.view import JobView
 from kinetic._core import layout
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.log_format import LogChunk
-from kinetic._core.outcome import Outcome, name_of
+from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._store import index as stored
 from kinetic._store.base import Store
@@ -338,7 +338,8 @@ class JobHandle(JobView, Generic[R_co]):
             agents: signal the agents of the hosts instead of the processes that run the function.
 
         Returns:
-            The hosts that were sent the signal, by index in the job.
+            The hosts that were sent the signal, by index in the job. Where a single controller has
+            all slices, their machines count from 1: it is host 0.
 
         Raises:
             UsageError: there is no such slice, host or signal.
@@ -351,9 +352,10 @@ class JobHandle(JobView, Generic[R_co]):
             raise UsageError(f"Hosts of the backend {self._backend.name!r} cannot be killed.")
         killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
         if not killed:
+            where = killing.named(self.ref, hosts, of_all=True)
             raise NotFound(
-                f"Nothing of {self.job_id} runs on {name_of(hosts, self.hosts)} at present: it "
-                "is starting, or has ended. Nothing was killed."
+                f"Nothing of {self.job_id} runs on {where} at present: it is starting, or has "
+                "ended. Nothing was killed."
             )
         return killed
 

@@ -7,15 +7,22 @@ the valid ones.
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
 
 from kinetic._client.board import shape
+from kinetic._core.outcome import name_hosts, name_of
 from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
+
+_MANY = 1 << 16
+"""Slices of a single controller: a reference does not say how many there are."""
 
 
 def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
     """Return the hosts of a slice, or only its `host`-th one; without a slice, the
     `host`-th of the job.
+
+    The machines of a single controller's slices run no function. They count after the hosts.
 
     Raises:
         UsageError: there is no such slice or host, or none was named.
@@ -27,23 +34,32 @@ def chosen(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
         )
     if slice is None:
         return (_checked(ref, "host", host, ref.hosts),)
+    each = shape.machines_of_a_slice(ref)
     if ref.place.has_single_controller:
-        raise UsageError(
-            f"{ref.job_id} has a single controller, one host with the devices of all slices: omit "
-            "the slice, and name host 0."
-        )
-    topology = shape.topology_of(ref)
-    each = ref.hosts if topology is None else topology.hosts
-    first = _checked(ref, "slice", slice, ref.hosts // each) * each
+        first = ref.hosts + _checked(ref, "slice", slice, _MANY) * each
+    else:
+        first = _checked(ref, "slice", slice, ref.hosts // each) * each
     if host is None:
         return tuple(range(first, first + each))
     return (first + _checked(ref, "host", host, each, f" of slice {slice}"),)
 
 
+def named(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
+    """Return "hosts 4-7", or "hosts 4-7 of 8"; "machines 0-3 of slice 1" where a single controller
+    has the slices."""
+    machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
+    if not machines:
+        return name_of(hosts, ref.hosts) if of_all else name_hosts(hosts)
+    each = shape.machines_of_a_slice(ref)
+    of_slice = name_hosts([machine % each for machine in machines]).replace("host", "machine")
+    return f"{of_slice} of slice {machines[0] // each}"
+
+
 def _checked(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
         some = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
-        raise UsageError(f"There is no {noun} {value!r}{where}: {ref.job_id} has {some}{where}.")
+        has = "" if count == _MANY else f": {ref.job_id} has {some}{where}"
+        raise UsageError(f"There is no {noun} {value!r}{where}{has}.")
     return value
 
 

@@ -19,6 +19,9 @@ def of(hosts: int, accelerator: str, place: Place = Place("local", "gke")) -> Jo
     return JobRef("job-00000001", place, accelerator, "f", "f", 0.0, "/store", hosts=hosts)
 
 
+SINGLE = Place("local", "pathways", controller="single")
+
+
 @pytest.mark.parametrize(
     ("ref", "slice_", "host", "hosts"),
     [
@@ -29,13 +32,13 @@ def of(hosts: int, accelerator: str, place: Place = Place("local", "gke")) -> Jo
         (of(3, "gpu-h100x2"), 2, None, (2,)),
         (of(1, "cpu"), 0, 0, (0,)),
         (of(2, "xpu-of-tomorrow"), 0, 1, (1,)),
+        (of(1, "tpu-v6e-16", SINGLE), 1, None, (5, 6, 7, 8)),
+        (of(1, "tpu-v6e-16", SINGLE), 0, 3, (4,)),
+        (of(1, "tpu-v6e-16", SINGLE), None, 0, (0,)),
     ],
 )
 def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
     assert killing.chosen(ref, slice_, host) == hosts
-
-
-SINGLE = Place("local", "pathways", controller="single")
 
 
 @pytest.mark.parametrize(
@@ -48,12 +51,27 @@ SINGLE = Place("local", "pathways", controller="single")
         (of(8, "tpu-v6e-16"), None, 8, r"no host 8: .* has hosts 0 to 7\."),
         (of(8, "tpu-v6e-16"), None, True, "no host True"),
         (of(1, "cpu"), 1, None, r"no slice 1: job-00000001 has only slice 0\."),
-        (of(1, "tpu-v6e-16", SINGLE), 1, None, "single controller"),
+        (of(1, "tpu-v6e-16", SINGLE), -1, None, r"no slice -1\."),
+        (
+            of(1, "tpu-v6e-16", SINGLE),
+            1,
+            4,
+            r"no host 4 of slice 1: .* has hosts 0 to 3 of slice 1\.",
+        ),
+        (of(1, "tpu-v6e-16", SINGLE), None, 1, r"no host 1: .* has only host 0\."),
     ],
 )
 def test_what_there_is_not_is_refused(ref, slice_, host, says):
     with pytest.raises(UsageError, match=says):
         killing.chosen(ref, slice_, host)
+
+
+def test_machines_of_a_single_controller_are_named_by_their_slice():
+    assert killing.named(of(8, "tpu-v6e-16"), (4, 5, 6, 7)) == "hosts 4-7"
+    assert killing.named(of(8, "tpu-v6e-16"), (4,), of_all=True) == "host 4 of 8"
+    assert killing.named(of(1, "tpu-v6e-16", SINGLE), (5, 6, 7, 8)) == "machines 0-3 of slice 1"
+    assert killing.named(of(1, "tpu-v6e-16", SINGLE), (4,)) == "machine 3 of slice 0"
+    assert killing.named(of(1, "tpu-v6e-16", SINGLE), (0,)) == "host 0"
 
 
 @pytest.mark.parametrize("name", ["KILL", "sigkill", "9", 9, signal.SIGKILL.value, " Kill "])

@@ -26,8 +26,8 @@ from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus, status_of_verdict
 from kinetic._store import files
-from kinetic._system import locks, machine, memory_folder, processes
-from kinetic.errors import CorruptRecord, PreflightError, SubmitError
+from kinetic._system import locks, machine, memory_folder, pipes, processes
+from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageError
 
 # not needed for a list of running jobs, like what is imported in functions
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class LocalBackend:
         usable_cpus: Callable[[], int] = machine.usable_cpus,
         unreachable_after_s: float = 30.0,
         has_debugger: Callable[[], bool] = simulation.has_debugger,
+        has_pathways: Callable[[], bool] = simulation.has_pathways,
         system: str = sys.platform,
     ) -> None:
         self._store = store
@@ -68,6 +69,7 @@ class LocalBackend:
         self._available_memory_bytes = available_memory_bytes
         self._usable_cpus = usable_cpus
         self._has_debugger = has_debugger
+        self._has_pathways = has_pathways
         self._system = system
         self._unreachable_after_s = unreachable_after_s
         self._orphaned_at: dict[str, float] = {}
@@ -89,6 +91,7 @@ class LocalBackend:
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
         self._check_memory(plan)
         simulation.check_debugger(plan, installed=self._has_debugger)
+        simulation.check_pathways(plan, installed=self._has_pathways)
 
     def _check_memory(self, plan: Plan) -> None:
         from kinetic._store import footprints
@@ -267,8 +270,30 @@ class LocalBackend:
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Send the signal to their workers, or to their agents."""
-        return liveness.signal_hosts(self.processes(ref), ref, hosts, signum, agents=agents)
+        """Send the signal to their workers, or to their agents; a virtual slice of a single
+        controller is lost whatever was sent to one of its machines."""
+        here = [host for host in hosts if host < ref.hosts]
+        machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
+        killed = liveness.signal_hosts(self.processes(ref), ref, here, signum, agents=agents)
+        return (*killed, *(ref.hosts + each for each in self._lose(ref, machines)))
+
+    def _lose(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
+        """Lose the slices that have these machines; return those that there are."""
+        if not machines:
+            return ()
+        from kinetic._core.plan import Plan
+
+        plan = Plan.from_json(record.parse(self._store.get(layout.plan(ref.job_id))))
+        if plan.elastic_controller is None:
+            raise UsageError(
+                f"{ref.job_id} has a single controller, one process with all slices, and here they "
+                "can be lost only with slices=(least, most). Name host 0 to kill the controller."
+            )
+        each, most = plan.topology.hosts, plan.options.most_slices
+        there = [machine for machine in machines if machine < each * most]
+        pipe = self._folder(ref) / "work" / "host-0" / layout.SLICES_PIPE
+        lost = pipes.tell(pipe, "".join(f"{n}\n" for n in sorted({m // each for m in there})))
+        return there if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
         """A descriptor of the supervisor's process."""

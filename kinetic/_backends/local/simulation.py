@@ -185,6 +185,27 @@ def has_debugger() -> bool:
     return find_spec("debugpy") is not None
 
 
+def check_pathways(plan: Plan, *, installed: Callable[[], bool]) -> None:
+    """Refuse a single controller whose slices may be lost, if what calls its function again is not
+    installed.
+
+    Raises:
+        PreflightError: with what to install.
+    """
+    if plan.elastic_controller is not None and not installed():
+        raise PreflightError(
+            'slices=(least, most) with controller="single" needs pathwaysutils: pip install '
+            "'kinetic-sdk[pathways]'."
+        )
+
+
+def has_pathways() -> bool:
+    """Whether pathwaysutils is installed here."""
+    from importlib.util import find_spec
+
+    return find_spec("pathwaysutils") is not None
+
+
 def check_reach(plan: Plan) -> None:
     """Refuse data that only a cluster mounts.
 

@@ -24,6 +24,14 @@ def topology_of(ref: JobRef) -> Topology | None:
         return None
 
 
+def machines_of_a_slice(ref: JobRef) -> int:
+    """Return how many machines a slice has, whether or not each runs the function."""
+    try:
+        return resolve(ref.accelerator).hosts
+    except UsageError:
+        return ref.hosts
+
+
 def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
     """Return the slice of a host; None where the job has one slice, or hosts are all there is to
     tell slices by. `slices` are those that take part, where the job is elastic."""

@@ -64,20 +64,20 @@ def kill(
 ) -> int:
     """Kill hosts."""
     from kinetic._client import killing
-    from kinetic._core.outcome import name_hosts
 
     handle = app.handle(job_id)
     hosts, name = killing.chosen(handle.ref, slice_, host), killing.signal_of(signal).name
-    named = f"{name_hosts(hosts)} of {handle.job_id}"
+    ref = handle.ref
+    named = f"{killing.named(ref, hosts)} of {ref.job_id}"
     if not yes and not handle.status().ended:
         _confirm(f"{'the agents of ' if agents else ''}{named}", name)
     killed = handle.kill_hosts(slice_, host, signal=signal, agents=agents)
     if as_json:
         output.json_document({"job_id": handle.job_id, "signal": name, "hosts": list(killed)})
         return exit_codes.OK
-    output.line(f"{name} was sent to {name_hosts(killed)} of {handle.job_id}.")
+    output.line(f"{name} was sent to {killing.named(ref, killed)} of {ref.job_id}.")
     if missed := tuple(sorted(set(hosts) - set(killed))):
-        output.notice(f"Nothing runs on {name_hosts(missed)} at present.")
+        output.notice(f"Nothing runs on {killing.named(ref, missed)} at present.")
     return exit_codes.OK
 
 
