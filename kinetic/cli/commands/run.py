@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -179,6 +179,7 @@ def run(
             "--hang-timeout watches Python code; it cannot tell whether a command stands still. "
             "Use --timeout."
         )
+    _check_elastic(options)
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run: a program prints what it likes.")
     if form is not None and (as_json or not dry_run):
@@ -192,6 +193,18 @@ def run(
         output.line(handle.job_id)
         return exit_codes.OK
     return _follow(app, handle, program, all_hosts)
+
+
+def _check_elastic(options: Mapping[str, Any]) -> None:
+    """Refuse what would have no effect."""
+    rules = ("max_failures", "slice_timeout", "on_slice_loss")
+    given = next((name for name in rules if options[name] is not None), None)
+    if given is not None and options["controller"] == "single":
+        raise UsageError(
+            f"--{given.replace('_', '-')} is for functions that kinetic calls again. With "
+            "--controller single a program that loses a slice goes on by itself, as training with "
+            "pathwaysutils' elastic_retry does: leave the option away, and tell the program."
+        )
 
 
 def _print_plan(view: PlanView, *, as_json: bool) -> int:
