@@ -22,6 +22,7 @@ from kinetic._backends.kubernetes.diagnosis import Kind, Observed, diagnose
 from kinetic._backends.kubernetes.manifests import render
 from kinetic._core import layout
 from kinetic._core.accelerators.families import PATHWAYS_MACHINES
+from kinetic._core.options import MAX_FAILURES
 from kinetic._core.plan import Limits
 from kinetic._core.state import JobStatus
 from kinetic._host.agent import identity
@@ -55,6 +56,7 @@ CASES = {
         ),
         SETTINGS,
     ),
+    "elastic": (planned("tpu-v6e-16", slices=(1, 3), place=SINGLE), SETTINGS),
     "simulated": (
         planned("tpu-v6e-16:spot", place=SINGLE),
         replace(NOWHERE, simulated=True, service_account=""),
@@ -232,6 +234,20 @@ def test_every_known_field_is_there(path):
     assert at(found_in(workload["spec"]), path) == TABLE[path]
 
 
+@pytest.mark.parametrize(("slices", "to_lose"), [((1, 3), 2), ((2, 3), 1), ((3, 3), 1), (3, 0)])
+def test_the_proxy_is_told_how_many_slices_may_be_away(slices, to_lose):
+    workload, _ = render(planned("tpu-v6e-16", slices=slices, place=SINGLE), SETTINGS)
+    args = found_in(workload["spec"])["head"]["proxy"]["args"]
+    told = [arg for arg in args if "elastic" in arg]
+    assert told == ([f"--num_elastic_slices={to_lose}"] if to_lose else [])
+
+
+def test_machines_are_replaced_as_often_as_the_job_survives_losses():
+    workload, _ = render(*CASES["elastic"])
+    machines, starts, losses = 4, 4, MAX_FAILURES
+    assert at(found_in(workload["spec"]), "worker.backoffLimit") == machines * starts * (1 + losses)
+
+
 def test_the_builder_knows_the_machines_that_options_allow():
     from pathwaysutils.experimental.gke.jobset import MACHINE_TYPE_TO_TPU_VERSION_MAP as known
 
@@ -243,7 +259,7 @@ def test_pods_are_found_and_the_one_of_the_controller_is_the_only_host(name):
     plan, settings = CASES[name]
     workload, _ = render(plan, settings)
     shape = observed.shape_of(workload)
-    machines = plan.options.slices * plan.topology.hosts
+    machines = plan.options.most_slices * plan.topology.hosts
     assert [(s.noun, s.pods) for s in shape.sets] == [("host", 1), ("worker", machines)]
     for replicated in workload["spec"]["replicatedJobs"]:
         template = replicated["template"]

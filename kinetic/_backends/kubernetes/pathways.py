@@ -94,13 +94,26 @@ def _built(plan: Plan, settings: PodSettings) -> dict[str, Any]:
         tpu_type=topology.machine_type,
         topology=topology.shape_text,
         num_slices=plan.options.most_slices,
-        max_slice_restarts=_STARTS_OF_A_WORKER * (1 + plan.options.retries),
+        max_slice_restarts=_STARTS_OF_A_WORKER * _attempts(plan),
+        elastic_slices=_slices_to_lose(plan),
         pathways_version=settings.pathways_version,
         head_pod_spec_kwargs={"node_selector": None},
     )
     workload.add_user_workload(settings.image, ["true"], name=CONTAINER)
     made: dict[str, Any] = workload.to_dict()
     return made
+
+
+def _attempts(plan: Plan) -> int:
+    elastic = plan.elastic_controller
+    return 1 + (plan.options.retries if elastic is None else elastic.max_failures)
+
+
+def _slices_to_lose(plan: Plan) -> int:
+    """How many slices may be away at a time without an end to the job. A job that needs all of them
+    may still wait for one."""
+    elastic = plan.elastic_controller
+    return 0 if elastic is None else max(elastic.most - elastic.least, 1)
 
 
 def _with_function(theirs: Document, head: Document) -> Document:
