@@ -70,6 +70,15 @@ def test_json_is_one_list(dry_run):
     assert (told["apiVersion"], told["kind"], kinds(told["items"])) == ("v1", "List", KINDS)
 
 
+def test_what_pods_get_is_shown(dry_run):
+    options = ("--slices", "2", "--local-storage", "60 GB", "--network-devices", "all")
+    told = json.loads(dry_run("--dry-run", "-o", "json", *options)[1].out)["items"]
+    assert kinds(told) == [*KINDS, ("resource.k8s.io/v1", "ResourceClaimTemplate")]
+    pod = told[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "60G"}
+    assert pod["resourceClaims"][0]["resourceClaimTemplateName"] == told[2]["metadata"]["name"]
+
+
 def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     _, told = dry_run("--dry-run", "-o", "yaml")
