@@ -160,6 +160,31 @@ def test_joining_waits_for_the_first_use_unless_it_is_asked_for():
     assert kinetic.run(accelerator=TWO, joins_jax=False)(seen)() == (False, 4, False)
 
 
+@pytest.mark.parametrize(("accelerator", "found"), [(TWO, [0, 0]), ("tpu-v6e-4", [1])])
+def test_no_host_finds_programs_that_the_others_compile(tmp_path, accelerator, found):
+    @kinetic.run(accelerator=accelerator, all_hosts=True)
+    def compiled():
+        import jax
+        import numpy as np
+
+        hits = []
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        mesh = jax.make_mesh((len(jax.devices()),), ("all",))
+        over_all = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("all"))
+        ones = jax.make_array_from_callback((8,), over_all, lambda part: np.ones(8)[part])
+        jax.monitoring.register_event_listener(
+            lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None
+        )
+        return float(jax.jit(lambda x: (x * x).sum())(ones)), len(hits)
+
+    for expected in ([0] * len(found), found):
+        handle = compiled.run_async()
+        assert handle.results(timeout=200) == [(8.0, hits) for hits in expected]
+        handle.cleanup()
+
+
 def test_a_function_that_uses_no_jax_joins_nothing():
     @kinetic.run(accelerator=TWO)
     def plain():

@@ -355,12 +355,13 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
         if uses_proxies(os.environ):
             pass_by_proxies(os.environ, [world.address])
         configure({"jax_check_proxy_envs": False})  # It would warn of what was just fixed.
-        if (
-            world.simulated
-            and world.processes > 1
-            and not jax.config.jax_cpu_collectives_implementation
-        ):
-            configure({"jax_cpu_collectives_implementation": "gloo"})
+        if world.simulated and world.processes > 1:
+            if not jax.config.jax_cpu_collectives_implementation:
+                configure({"jax_cpu_collectives_implementation": "gloo"})
+            # Of processors, each process has keys of its own there, and only process 0 writes: it
+            # would skip what the others compile, and wait for them in Gloo, which gives up after
+            # 30 s.
+            configure({"jax_enable_compilation_cache": False})
         with _claimed(world.file):
             own = {
                 "cluster_detection_method": "deactivate",
