@@ -10,7 +10,7 @@ import re
 
 from kinetic import errors
 from kinetic._core.exits import Exit
-from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts, name_of
+from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict, name_hosts, name_of
 from kinetic._core.values import dataclass
 from kinetic.errors import JobFailed
 
@@ -31,6 +31,7 @@ _NOISE = re.compile(
 """What Python's fault handler prints of the runner's own frames when a worker crashes."""
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
+_TOO_FAR_APART = "Gloo context initialization failed: DEADLINE_EXCEEDED"
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised in the caller, these would end its process or loop instead of reporting the failure."""
@@ -105,16 +106,22 @@ def _noted(original: BaseException, evidence: Evidence, first: HostReport) -> Ba
     else:  # The exception has the remote frames: they are shown with it.
         original.add_note(f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
-        original.add_note(_echo(evidence))
+        original.add_note(_echo(evidence, first.error))
         _cut_to_own(original)
     for note in (*_others(evidence, first), *_tail(evidence, first), _more(evidence, first)):
         original.add_note(note)
     return original
 
 
-def _echo(evidence: Evidence) -> str:
+def _echo(evidence: Evidence, error: RemoteError) -> str:
     """Explain a broken collective for which no host is to blame."""
     gone = [report.host for report in evidence.outcome.reports if report.ok]
+    if not gone and _TOO_FAR_APART in error.message:
+        return (
+            "Between processors, JAX waits for the slowest host of a collective for 30 s when it "
+            "first connects them, and no host has ended: they are too far apart. Is this machine "
+            "too busy for so many hosts, or does one of them compile or load for longer?"
+        )
     if not gone:
         return "This looks like the echo of another host's end; no host reported a cause."
     have, them = ("has", "it") if len(gone) == 1 else ("have", "them")

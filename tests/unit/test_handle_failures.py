@@ -229,6 +229,20 @@ def test_an_echo_is_called_an_echo(store, job, handle):
     )
 
 
+def test_hosts_that_came_too_late_for_each_other_are_said_to(store, job, handle):
+    late = ValueError(
+        "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out "
+        "with key: cpu:gloo/0,1,2048,2049/2 and duration: 29.99999997s"
+    )
+    stopped = [HostReport(host, Exit.STOPPED, "host 0 of 4: …") for host in (1, 2, 3)]
+    put_outcome(store, job, raised(store, job, 0, late, consequence=True), *stopped)
+    with pytest.raises(ValueError, match="Gloo") as caught:
+        handle.result()
+    notes = "\n".join(caught.value.__notes__)
+    assert "no host has ended: they are too far apart" in notes
+    assert "echo" not in notes
+
+
 def test_hosts_that_failed_alike_are_named_together(store, job, handle):
     reports = [
         dataclasses.replace(raised(store, job, host, ValueError("no")), ended_at=NOW + host)
