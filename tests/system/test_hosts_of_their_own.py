@@ -119,14 +119,15 @@ def told():
         if kinetic.slice_index() == 0:
             os._exit(7)
         time.sleep(100)
-    here = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
-    return here.exists() and here.read_text(), jax.process_count()
+    rank, address, _ = Path(os.environ["KINETIC_LOCAL_DIR"], INIT).read_text().split("\n")
+    jax.distributed.initialize(coordinator_address=address, process_id=int(rank))
+    return rank, jax.process_count()
 
 
-def test_a_host_that_is_left_alone_is_told_of_no_other_process(monkeypatch):
+def test_a_host_that_is_left_alone_is_told_that_it_is_the_first(monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     handle = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink")(told).run_async()
-    assert handle.result(timeout=200) == (False, 1)
+    assert handle.result(timeout=200) == ("0", 1)
 
 
 def test_a_folder_that_the_user_names_is_kept_for_other_jobs(tmp_path):

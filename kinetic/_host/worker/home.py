@@ -60,8 +60,7 @@ class Home:
         """
         file = Path(self.folder, memory_folder.JAX_INIT_INFO)
         file.unlink(missing_ok=True)
-        if world.processes > 1:
-            file.write_text(f"{world.process}\n{world.coordinator}\n")
+        file.write_text(f"{world.process}\n{world.coordinator}\n")
 
 
 def enter(home: Home, scratch: str) -> bool:
