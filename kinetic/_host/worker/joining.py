@@ -358,9 +358,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
         if world.simulated and world.processes > 1:
             if not jax.config.jax_cpu_collectives_implementation:
                 configure({"jax_cpu_collectives_implementation": "gloo"})
-            # Of processors, each process has keys of its own there, and only process 0 writes: it
-            # would skip what the others compile, and wait for them in Gloo, which gives up after
-            # 30 s.
+            # Only process 0 would find programs there, and wait 30 s in Gloo for those who compile.
             configure({"jax_enable_compilation_cache": False})
         with _claimed(world.file):
             own = {
