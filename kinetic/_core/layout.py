@@ -214,6 +214,11 @@ def group_stop(group_id: str) -> str:
     return f"{group(group_id)}/stop.json"
 
 
+def group_beat(group_id: str) -> str:
+    """What the process that submits counts up, in a store without locks."""
+    return f"{group(group_id)}/beat.json"
+
+
 def group_end(group_id: str) -> str:
     """Exists when nothing more will be submitted."""
     return f"{group(group_id)}/end.json"

@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import re
+import threading
 
 import pytest
 from batch_cases import NUMBERS, PATIENCE_S, attached, begin, until
@@ -16,12 +17,15 @@ from kinetic import errors
 from kinetic._backends import registry
 from kinetic._client.batch import handle as handles
 from kinetic._client.batch import launch
-from kinetic._client.batch.ledger import BatchRules
+from kinetic._client.batch import manifest as manifests
+from kinetic._client.batch.ledger import BatchRules, Ledger
 from kinetic._client.batch.manifest import Manifest, new_batch
+from kinetic._client.batch.poller import BatchUpdates
 from kinetic._client.batch.progress import BAR_WIDTH
 from kinetic._client.waiter import JobWaiter
 from kinetic._core import layout
 from kinetic._store.local import LocalStore
+from kinetic._store.memory import MemoryStore
 
 
 @pytest.fixture
@@ -94,6 +98,37 @@ def test_a_batch_whose_process_was_killed(store):
         assert ["ended before" in str(e) for e in found[2:]] == [True, True]
         assert set(batch.submission_failures) == {2, 3}
         assert batch.status_counts() == {"SUCCEEDED": 2}
+
+
+def test_without_locks_a_process_that_counts_no_more_was_killed():
+    store, now = MemoryStore(), [0.0]
+    _, manifest = dead(store, 2, 1)
+    ledger = Ledger(2, BatchRules())
+    updates = BatchUpdates(manifest, lambda ref: ref, clock=lambda: now[0])
+    assert [index for index, _ in updates.enter(updates.read(ledger), ledger)] == [0]
+    for number in range(1, 20):
+        now[0] += manifests.SILENT_S / 2
+        manifest.beat(number)
+        assert not updates.read(ledger).over
+    now[0] += manifests.SILENT_S
+    assert not updates.read(ledger).over
+    now[0] += 1
+    update = updates.read(ledger)
+    assert update.over
+    assert list(updates.enter(update, ledger)) == []
+    assert "has not answered for too long" in str(ledger.tasks[1].error)
+
+
+def test_without_locks_the_process_that_submits_counts(monkeypatch):
+    monkeypatch.setattr(manifests, "BEAT_S", 0.01)
+    _, manifest = dead(MemoryStore(), 1, 0)
+    assert manifest.batch.counts
+    lock = manifest.hold()
+    seen = set()
+    while len(seen) < 3:
+        seen.add(manifest.last_beat())
+    lock.release()
+    assert not [each for each in threading.enumerate() if each.name == "kinetic-beat"]
 
 
 def test_jobs_whose_records_were_removed(store):

@@ -6,15 +6,19 @@ In: a store, ids. Out: `Batch`, and what became of its inputs.
 `batch.json` is written once, before the first job, with the id of every try of every input: a job
 whose reference exists was submitted. Nothing is rewritten as jobs come and go. What cannot be known
 in advance (why an input was refused; the job of a function that submits by itself) is a small file
-of its own. While inputs are being submitted, a lock is held.
+of its own. While inputs are being submitted, a lock is held; in a store without locks, a number is
+counted up.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import IO, Any
@@ -24,9 +28,14 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 from kinetic._store.base import Store
 from kinetic._system import locks
-from kinetic.errors import CorruptRecord, NotFound, SubmitError, text_of
+from kinetic.errors import CorruptRecord, KineticError, NotFound, SubmitError, text_of
 
 SCHEMA_VERSION = 1
+BEAT_S = 20.0
+"""How often the process that submits counts up."""
+SILENT_S = 120.0
+"""One that has not counted up for so long is gone."""
+_LEAVE_S = 5.0
 _INPUT = re.compile(r"/(\d{1,9})\.json$")
 _TRY = re.compile(r"/(\d{1,9})-(\d{1,9})\.json$")
 
@@ -43,6 +52,7 @@ class Batch:
         tags: the caller's notes.
         retries: how often an input whose job failed is submitted again.
         jobs: for each input the ids of its tries; empty if a function submits by itself.
+        counts: whether the process that submits counts up instead of holding a lock.
     """
 
     group_id: str
@@ -52,6 +62,7 @@ class Batch:
     tags: Any = field(default_factory=dict)
     retries: int = 0
     jobs: tuple[tuple[str, ...], ...] = ()
+    counts: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal value."""
@@ -125,8 +136,9 @@ def new_batch(
         if known_ids
         else ()
     )
+    counts = store.as_folder() is None
     return Batch(
-        _fresh("grp", set()), total, now, name, {} if tags is None else tags, retries, jobs
+        _fresh("grp", set()), total, now, name, {} if tags is None else tags, retries, jobs, counts
     )
 
 
@@ -255,9 +267,20 @@ class Manifest:
 
     # -- the lock of the submitting process --------------------------------------------------------
 
+    def beat(self, number: int) -> None:
+        """Count up."""
+        self.store.put(layout.group_beat(self.batch.group_id), _json({"beat": number}))
+
+    def last_beat(self) -> bytes:
+        """What was counted last; empty if nothing was."""
+        try:
+            return self.store.get(layout.group_beat(self.batch.group_id))
+        except NotFound:
+            return b""
+
     def hold(self) -> Lock:
         """Take the lock of the process that submits."""
-        return Lock(self.store, self.batch.group_id)
+        return Lock(self)
 
     def is_held(self) -> bool | None:
         """Whether a living process submits; None if that cannot be known here."""
@@ -270,21 +293,39 @@ locks held by this process are noted here."""
 
 
 class Lock:
-    """Held while inputs are submitted; freed by the kernel however its process ends."""
+    """Held while inputs are submitted; freed by the kernel however its process ends. Without locks
+    a thread counts up instead."""
 
-    def __init__(self, store: Store, group_id: str) -> None:
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
         self._file: IO[bytes] | None = None
+        self._released = threading.Event()
+        self._thread: threading.Thread | None = None
+        group_id = manifest.batch.group_id
         self._note = (os.getpid(), group_id)
-        if (folder := store.as_folder()) is not None:
+        if (folder := manifest.store.as_folder()) is not None:
             self._file = open(folder / layout.group(group_id) / "lock", "wb")
             locks.hold_record(self._file.fileno())
+        else:
+            self._thread = threading.Thread(target=self._count, name="kinetic-beat", daemon=True)
+            self._thread.start()
         _held_here.add(self._note)
 
     def release(self) -> None:
         """Release it."""
         _held_here.discard(self._note)
+        self._released.set()
         if self._file is not None:
             self._file.close()
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
+
+    def _count(self) -> None:
+        for number in itertools.count(1):
+            if self._released.wait(BEAT_S):
+                return
+            with contextlib.suppress(KineticError):  # The next one may arrive.
+                self._manifest.beat(number)
 
 
 def is_held(store: Store, group_id: str) -> bool | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kinetic._client.batch.ledger import Ledger, State
-from kinetic._client.batch.manifest import BatchSnapshot, Manifest
+from kinetic._client.batch.manifest import SILENT_S, BatchSnapshot, Manifest
 from kinetic._client.handle import JobHandle
 from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
@@ -49,7 +49,8 @@ class BatchUpdates:
         self._manifest = manifest
         self._open_job = open_job
         self._slowest_s = slowest_s
-        self._patience_s = patience_s
+        self._patience_s = SILENT_S if manifest.batch.counts else patience_s
+        self._beat = b""
         self._clock = clock
         self._every_s = min(FIRST_PAUSE_S, slowest_s)
         self._due = -math.inf
@@ -72,8 +73,11 @@ class BatchUpdates:
             for i, task in enumerate(ledger.tasks)
             if task.state is not State.WAITING or task.tries
         }
+        beat = self._manifest.last_beat() if held is None else b""
         snapshot = self._manifest.snapshot(beyond)
         now = self._clock()
+        if beat != self._beat:
+            self._last, self._beat = now, beat
         if snapshot.jobs or snapshot.refused:
             self._last, self._every_s = now, min(FIRST_PAUSE_S, self._slowest_s)
         self._every_s = min(self._every_s * SLOWER, self._slowest_s)
@@ -103,7 +107,12 @@ class BatchUpdates:
                 self.unavailable[index] = snapshot.unreadable.get(index, self._known_id(index))
                 ledger.miss_waiting(index)
             else:
-                why = "it was not submitted: the process that submitted the batch ended before"
+                why = (
+                    "it was not submitted: the process that submitted the batch ended before, or "
+                    "has not answered for too long"
+                    if self._manifest.batch.counts
+                    else "it was not submitted: the process that submitted the batch ended before"
+                )
                 ledger.refuse_waiting(
                     index, SubmitError(f"Input {index} of {self._manifest.batch.group_id}: {why}.")
                 )
