@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from kinetic._core.exits import Leaving
+from kinetic._core.outcome import name_hosts
 from kinetic._in_job import slices
+from kinetic._in_job.checkpoint import peers
+from kinetic.errors import UsageError
 
+_LIMIT_S = 60.0
 FILE = "KINETIC_MAKES_ROOM"
 MOST = "KINETIC_MOST_SLICES"
 
@@ -53,6 +57,34 @@ def reform() -> NoReturn:
     """Leave, so that the function is called again on all slices that are there.
 
     Call it on all hosts, after `should_reform` and once the state is saved. It does not return, and
-    does not count as a failure.
+    does not count as a failure. Hosts wait here for each other, up to a minute.
+
+    Raises:
+        UsageError: other hosts have not called it within a minute.
     """
+    _meet()
     raise Leaving
+
+
+def _meet() -> None:
+    """Wait for all hosts: those that do not leave would wait for those that did in their next
+    collective."""
+    world = peers.joined(f"kinetic/leaving/{slices.attempt()}")
+    if world is None:
+        return
+    world.tell(f"here/{world.index}", "")
+    try:
+        world.meet("all", _LIMIT_S)
+    except TimeoutError:
+        try:
+            here = world.all_of("here")
+        except Exception:  # noqa: BLE001 - the leader is lost, and the gang knows
+            return
+        if missing := [host for host in range(world.count) if str(host) not in here]:
+            have = "has" if len(missing) == 1 else "have"
+            raise UsageError(
+                f"kinetic.reform() was called on host {world.index}, and {name_hosts(missing)} "
+                f"{have} not called it within {_LIMIT_S:g} s. Call it on all hosts at the same "
+                "step: kinetic.should_reform() gives all of them the same answer. If some of them "
+                "still save, let all hosts wait for them first."
+            ) from None

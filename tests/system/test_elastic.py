@@ -23,7 +23,7 @@ import kinetic
 from kinetic import errors
 from kinetic._core import layout
 from kinetic._core.events import parse
-from kinetic.errors import HostLost, JobCancelled
+from kinetic.errors import HostLost, JobCancelled, UsageError
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
@@ -526,6 +526,28 @@ def test_what_forks_is_killed(begin, tmp_path):
     os.kill(job.below_supervisor("kinetic-stem"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
+
+
+def leave_alone(leaver):
+    """One host leaves, the others go on."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    from kinetic._in_job import elastic
+
+    elastic._LIMIT_S = 2.0
+    multihost_utils.process_allgather(np.zeros(1))
+    if jax.process_index() == leaver:
+        kinetic.reform()
+    while True:
+        multihost_utils.process_allgather(np.zeros(1))
+
+
+@pytest.mark.parametrize("leaver", [0, 3])
+def test_a_host_that_leaves_alone_is_told_and_holds_nobody_up(leaver):
+    with pytest.raises(UsageError, match=rf"called on host {leaver}, and hosts .* have not called"):
+        elastic(function=leave_alone)(leaver)
 
 
 # -- profiles --------------------------------------------------------------------------------------

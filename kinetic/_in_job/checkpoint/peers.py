@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -195,14 +196,32 @@ def of_this_world() -> Peers:
     from jax._src import distributed
 
     client = getattr(getattr(distributed, "global_state", None), "client", None)
-    needed = ("wait_at_barrier", "key_value_set", "blocking_key_value_get", "key_value_dir_get")
-    if client is None or not all(hasattr(client, name) for name in needed):
+    if client is None or not _is_known(client):
         raise CheckpointError(
             f"kinetic.Checkpointer does not know the coordination service of JAX "
             f"{jax.__version__}, which the hosts of a job need to agree on a step. Use another "
             "version of JAX, or one process."
         )
     return World(client, jax.process_index(), count, f"kinetic/checkpoints/{next(_worlds)}")
+
+
+def joined(name: str) -> World | None:
+    """Return the processes that this one has joined, under a name that they all use; None if it has
+    joined none, or as far as this JAX has no coordination service that we know."""
+    if "jax" not in sys.modules:
+        return None
+    from jax._src import distributed
+
+    state: Any = getattr(distributed, "global_state", None)
+    client, count = getattr(state, "client", None), getattr(state, "num_processes", None) or 1
+    if client is None or count == 1 or not _is_known(client):
+        return None
+    return World(client, int(state.process_id), count, name)
+
+
+def _is_known(client: Any) -> bool:
+    needed = ("wait_at_barrier", "key_value_set", "blocking_key_value_get", "key_value_dir_get")
+    return all(hasattr(client, name) for name in needed)
 
 
 def forget_worlds() -> None:

@@ -1,0 +1,69 @@
+"""Checkpoints of elastic jobs whose hosts are taken away.
+
+In: SIGTERM for the agent of one host. Out: the step that all hosts have saved, and go on with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from gangs import processes, wait_until
+
+import kinetic
+from kinetic._system import memory_folder
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(60)]
+
+
+def train(folder):
+    """Step without end in the first attempt, three more times in the others; note where each host
+    begins."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    attempt, host = kinetic.attempt(), jax.process_index()
+    everywhere = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), "x"), P())
+    blank = np.zeros(4, np.float32)
+    state = {"w": jax.make_array_from_callback((4,), everywhere, lambda part: blank[part])}
+    update = jax.jit(lambda w: w + 1, out_shardings=everywhere)
+    with kinetic.Checkpointer(Path(folder, "run"), local_every=None) as ckpt:
+        state, start = ckpt.restore(state)
+        Path(folder, f"{attempt}-{host}").write_text(json.dumps([start, float(state["w"][0])]))
+        step = start
+        while attempt == 1 or step < start + 3:
+            state = {"w": update(state["w"])}
+            ckpt.save(step, state)
+            Path(folder, f"step-{attempt}-{host}").write_text(str(step))
+            step += 1
+            time.sleep(0.02)
+    return step, float(state["w"][0])
+
+
+@pytest.mark.parametrize(("on_loss", "host"), [("shrink", 1), ("wait", 0)])
+def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
+    home, tmp_path, monkeypatch, on_loss, host
+):
+    monkeypatch.setenv("KINETIC_GRACE_S", "100")
+    run = kinetic.run("cpu:2", slices=(1, 2), on_slice_loss=on_loss, max_failures=3)
+    job = run(train).run_async(str(tmp_path))
+    mark = tmp_path / f"step-1-{host}"
+    wait_until(lambda: mark.exists() and int(mark.read_text() or 0) >= 3, "step 3 was not reached")
+    os.kill(processes(job)[1][host], signal.SIGTERM)
+    step, weight = job.result(timeout=400)
+    logs = job.logs(attempt=1)
+    (saved,) = re.findall(r"step (\d+) is saved on all hosts, which end now\.", logs)
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("2-*")]
+    assert len(found) == 2 or on_loss == "shrink"  # the slice may be back already
+    assert {tuple(each) for each in found} == {(int(saved) + 1, int(saved) + 1.0)}
+    assert step == weight, "no step was lost, and none was done twice"
+    assert "Traceback" not in job.logs(all_hosts=True)
+    job.cleanup()
+    assert not memory_folder.of_job(job.job_id).exists()
