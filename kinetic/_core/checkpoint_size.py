@@ -56,6 +56,11 @@ def room_for(part_bytes: float, margin: float = MARGIN) -> int:
     return math.ceil(part_bytes * COPIES * (1 + margin))
 
 
+def quantity(size_bytes: float) -> str:
+    """Return a size as Kubernetes takes it, rounded up: 57579Mi."""
+    return f"{math.ceil(size_bytes / 2**20)}Mi"
+
+
 def in_gigabytes(size_bytes: float) -> str:
     """Return a size as text, in units of 1000: 60.375 GB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

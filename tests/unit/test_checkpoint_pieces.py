@@ -144,7 +144,8 @@ def test_hosts_that_share_a_memory_need_room_for_all_of_them():
     with pytest.raises(
         CheckpointError,
         match=r"the parts of 2 hosts of the state have 2 MB, two copies of them need 4 MB, and "
-        r"/memory has 3 MB\. Ask for at least 4.6 MB",
+        r"/memory has 3 MB\. Ask for at least 4.6 MB of memory there \(on a cluster: "
+        r'local_storage="3Mi"\)',
     ):
         check([a_room(), a_room("machine/2"), a_room()][::2])
     with pytest.raises(CheckpointError, match=r"host 1's part of the state has 1 MB.* has 2 MB"):

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinetic._core.checkpoint_size import COPIES, in_gigabytes, room_for
+from kinetic._core.checkpoint_size import COPIES, in_gigabytes, quantity, room_for
 from kinetic._core.values import dataclass
 from kinetic._system import filesystems, machine
 from kinetic.errors import CheckpointError
@@ -83,10 +83,11 @@ def check(rooms: Sequence[Room]) -> None:
         if has < part * COPIES:
             one = len(hosts) == 1
             whose = f"host {hosts[0]}'s part" if one else f"the parts of {len(hosts)} hosts"
+            each = quantity(room_for(max(room.part_bytes for room in sharing)))
             raise CheckpointError(
                 f"The local tier does not fit: {whose} of the state {'has' if one else 'have'} "
                 f"{in_gigabytes(part)}, two copies of {'it' if one else 'them'} need "
                 f"{in_gigabytes(part * COPIES)}, and {sharing[0].folder} has {in_gigabytes(has)}. "
-                f"Ask for at least {in_gigabytes(room_for(part))} of memory there, or say "
-                "local_every=None."
+                f"Ask for at least {in_gigabytes(room_for(part))} of memory there (on a cluster: "
+                f'local_storage="{each}"), or say local_every=None.'
             )

@@ -306,7 +306,7 @@ def size(
     if not (0 < params < math.inf and 0 < bytes_per_param < math.inf):
         raise UsageError("--params and --bytes-per-param are numbers above zero.")
     needed = Size(params, _hosts(hosts, accelerator), bytes_per_param, margin / 100)
-    ask = f"{math.ceil(needed.host_bytes / 2**20)}Mi"
+    ask = checkpoint_size.quantity(needed.host_bytes)
     has = None if ramdisk is None else _bytes(ramdisk)
     if as_json:
         output.json_document(_document(needed, ask, has))
