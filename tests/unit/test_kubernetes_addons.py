@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_kubernetes_waiting import node
 
-from kinetic._backends.kubernetes import addons, checks, preflight
+from kinetic._backends.kubernetes import addons, checks, nodes, preflight
 from kinetic._backends.kubernetes.addons import Asked, MultiTier, Networks
 from kinetic._backends.kubernetes.answers import Forbidden, NotInstalled
 from kinetic._backends.kubernetes.api import Api, Listing, Version
@@ -122,7 +122,7 @@ def test_memory_on_some_pools_only() -> None:
     [("1Ki", 1024), ("1.5G", 1_500_000_000), ("7", 7), ("2k", 2000), ("", 0), ("3 Gi", 0)],
 )
 def test_quantities(quantity: str, size: int) -> None:
-    assert addons.bytes_of(quantity) == size
+    assert nodes.bytes_of(quantity) == size
 
 
 def test_network_devices() -> None:

@@ -390,3 +390,24 @@ def test_node_pools_are_read_from_nodes() -> None:
     cpu = {"metadata": {"name": "c", "labels": {}}, "status": {"conditions": []}}
     spot = node("s", "spot", "2x2", **{"cloud.google.com/gke-spot": "true"})
     assert [p.spot for p in nodes.pools_of([cpu, spot])] == [True, False]
+
+
+NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory. preemption: none"
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "hopeless"),
+    [("60Gi", "50Gi", True), ("60Gi", "61440Mi", False), ("60Gi", "720Gi", False)],
+)
+def test_memory_that_no_node_has_is_not_waited_for(asked: str, has: str, hopeless: bool) -> None:
+    wanted, there = jobset(1), node("n0", "tpus", "4x4")
+    template = wanted["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    template["spec"]["containers"][0]["resources"] = {"requests": {"memory": asked}}
+    there["status"]["allocatable"]["memory"] = has
+    found = of(Observed(wanted, [pod(0, NO_MEMORY)], nodes=[there]), now=NOW)
+    assert found.hopeless == hopeless
+    if hopeless:
+        assert found.kind is Kind.NO_NODE_POOL
+        assert "has the 60Gi of memory that a pod asks for; they have up to 50Gi" in found.sentence
+    else:
+        assert found.kind is Kind.NO_ROOM

@@ -7,7 +7,6 @@ the doctor and for preflights.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ from kinetic._core.place import MULTI_TIER
 from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([kMGTP]|[KMGTP]i)?", re.ASCII)
 _KEEPS_PODS_OUT = ("NoSchedule", "NoExecute")
 _ENABLE = (
     "Ask an administrator to enable the add-on HighScaleCheckpointing (GKE Standard, "
@@ -183,7 +181,7 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
         yield Trouble(f"{this} names no bucket", correct)
     if "/" in bucket:
         yield Trouble(f"{this} has the bucket {bucket}: the name alone is expected", correct)
-    wanted = bytes_of(str(size or ""))
+    wanted = pools.bytes_of(str(size or ""))
     if not wanted:
         yield Trouble(f"{this} has no size of memory: inMemoryVolumeSize is {size!r}", correct)
     if error := (configuration.get("status") or {}).get("error"):
@@ -193,8 +191,8 @@ def _wrong_with(configuration: Document, nodes: Sequence[Document]) -> Iterator[
             text = f"{this} does not tolerate {taint}, which the nodes of {_pool(node)} have"
             yield Trouble(text, correct)
             return
-        memory = str(((node.get("status") or {}).get("allocatable") or {}).get("memory") or "")
-        has = bytes_of(memory)
+        memory = pools.memory_of(node)
+        has = pools.bytes_of(memory)
         if wanted and has and wanted >= has:
             text = f"{this} asks for {size} of memory, and nodes of {_pool(node)} have {memory}"
             yield Trouble(text, f"Leave room for what functions need. {correct}")
@@ -222,16 +220,6 @@ def _tolerates(toleration: Document, taint: Document) -> bool:
         return False
     is_any = toleration.get("operator") == "Exists"
     return is_any or (toleration.get("value") or "") == (taint.get("value") or "")
-
-
-def bytes_of(quantity: str) -> int:
-    """Return the bytes of a quantity as clusters write it, such as 60Gi; 0 if it is none."""
-    found = _QUANTITY.fullmatch(quantity)
-    if found is None:
-        return 0
-    unit = found[2] or ""
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(found[1]) * base ** " KMGTP".index(unit[:1].upper() or " "))
 
 
 def _accelerator(node: Document) -> str:

@@ -6,6 +6,7 @@ jobs that find no node. Pure. A pool that is scaled to zero has no nodes and is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from kinetic._backends.kubernetes.observed import Document, condition, labels, metadata
@@ -20,6 +21,7 @@ RESERVATION_LABEL = "cloud.google.com/reservation-name"
 MACHINE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TPU, GPU = "google.com/tpu", "nvidia.com/gpu"
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([kMGTP]|[KMGTP]i)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,22 @@ def chips_of(node: Document) -> int:
     """Return how many chips or GPUs a node offers to pods."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     return int(offered.get(TPU) or offered.get(GPU) or 0)
+
+
+def memory_of(node: Document) -> str:
+    """Return how much memory a node offers to pods, as the cluster writes it; "" when unknown."""
+    offered = (node.get("status") or {}).get("allocatable") or {}
+    return str(offered.get("memory") or "")
+
+
+def bytes_of(quantity: str) -> int:
+    """Return the bytes of a quantity as clusters write it, such as 60Gi; 0 if it is none."""
+    found = _QUANTITY.fullmatch(quantity)
+    if found is None:
+        return 0
+    unit = found[2] or ""
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(found[1]) * base ** " KMGTP".index(unit[:1].upper() or " "))
 
 
 def takes_pods(node: Document) -> bool:

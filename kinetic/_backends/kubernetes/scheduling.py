@@ -132,12 +132,25 @@ def _from_nodes(
         offers = _offers(nodes)
         text = f"No node of the cluster has {kind or 'what the pods ask for'}."
         return Finding(Kind.NO_NODE_POOL, f"{text} {offers}{_says(scheduler)}", hosts=hosts)
+    if there and (memory := _too_large(of, there)):
+        text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
+        most = max(map(pools.memory_of, there), key=pools.bytes_of)
+        advice = f"they have up to {most}. local_storage= reserves memory: ask for less."
+        return Finding(Kind.NO_NODE_POOL, f"{text}; {advice} {_says(scheduler)}", hosts=hosts)
     if there and _most(there) < of.pods_each:
         text = f"Only {_most(there)} of the {of.pods_each} nodes of a slice with {kind} are there."
         return Finding(Kind.PARTIAL_SLICE, f"{text} {_says(scheduler)}", hosts=hosts)
     count = f"The {len(there)} nodes" if there else "The nodes"
     text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
     return Finding(Kind.NO_ROOM, f"{text} {_of_head(of)}{_says(scheduler)}", hosts=hosts)
+
+
+def _too_large(of: PodSet, there: Sequence[Document]) -> str:
+    """The memory that a pod requests, if no node is as large; else ""."""
+    container: Document = next(iter((of.template.get("spec") or {}).get("containers") or ()), {})
+    memory = str(((container.get("resources") or {}).get("requests") or {}).get("memory") or "")
+    sizes = [pools.bytes_of(pools.memory_of(node)) for node in there]
+    return memory if all(sizes) and pools.bytes_of(memory) > max(sizes) else ""
 
 
 def _of_head(of: PodSet) -> str:
