@@ -296,7 +296,7 @@ def test_a_damaged_file_stops_whoever_would_read_it(tmp_path: Path) -> None:
 def test_a_decorated_function_sees_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     profiles.change(settings.profiles_file(), lambda before: before.added("dev", DEV))
-    with pytest.raises(PreflightError, match="is of the cluster dev"):
+    with pytest.raises(PreflightError, match="get-credentials dev"):
         kinetic.run(accelerator="cpu")(int).run_async()
 
 
