@@ -92,7 +92,7 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
         controller="single" if single else "",
         leader="head" if options.elastic and not single and name != "local" else "",
     )
-    _check_elastic(options, name, settings)
+    _check_elastic(options, name)
     if name in ("local", "programs") or (settings.cluster_settings and name in _makers):
         return Selection(place)
     if name == "ray":
@@ -106,13 +106,12 @@ def select(options: Options, settings: Settings, *, system: str = sys.platform) 
     return Selection(stand_in, notice)
 
 
-def _check_elastic(options: Options, name: str, settings: Settings) -> None:
-    single, programs = options.controller == "single", name == "programs"
-    refused = programs if single else has_cluster(settings) and not programs
-    if options.elastic is not None and refused:
+def _check_elastic(options: Options, name: str) -> None:
+    if options.elastic and options.controller == "single" and name == "programs":
         raise PreflightError(
-            f"The {name} backend cannot run elastic jobs yet. Give it a fixed number of slices, "
-            f'slices={options.most_slices}, or simulate them here with backend="local".'
+            "The programs backend cannot run elastic jobs yet that have a single controller. Give "
+            f"it a fixed number of slices, slices={options.most_slices}, or simulate them with "
+            'backend="local".'
         )
 
 

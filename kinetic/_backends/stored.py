@@ -13,7 +13,7 @@ from pathlib import Path
 from kinetic._backends import attempt_logs
 from kinetic._backends.base import LogRequest, Status
 from kinetic._backends.local.log_reader import LogReader
-from kinetic._core import layout, record
+from kinetic._core import events, layout, record
 from kinetic._core.log_format import LogChunk
 from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
@@ -41,6 +41,15 @@ def verdict(store: Store, ref: JobRef) -> Status | None:
     except CorruptRecord:
         return Status(JobStatus.FAILED)
     return Status(status_of_verdict(outcome.verdict), outcome.reason)
+
+
+def has_begun(store: Store, ref: JobRef) -> bool:
+    """Return whether all hosts of an attempt were ever there, as the job's leader says."""
+    try:
+        told = events.parse(store.get(layout.events(ref.job_id)))
+    except NotFound:
+        return False
+    return any(event.kind is events.EventKind.READY for event in told)
 
 
 def logs(

@@ -315,14 +315,14 @@ def judge_leaderless(
     Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang that never ran,
     or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame,
     whatever the others reported: they lost their leader; (4) a failure reported by host 0 itself
-    stands.
+    stands; under a head, that of any host whose function has failed by itself.
     """
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:
         return outcome
-    own = next((r for r in reports if r.host == 0), None)
+    own = next((r for r in reports if (_ends_the_job(r) if head else r.host == 0)), None)
     if own is not None and own.exit.kind.rank < CONSEQUENCE_RANK and not own.ok:
-        return judge(hosts, reports, blamed=(0,), now=now, attempt=attempt)
+        return judge(hosts, reports, blamed=(own.host,), now=now, attempt=attempt)
     reported = {r.host for r in reports}
     others = [r for r in told if r.host not in reported]
     lost = tuple(r.host for r in others if r.exit is Exit.AGENT_LOST)
@@ -349,6 +349,10 @@ def judge_leaderless(
     rest = [r for r in (*reports, *others) if r.host != 0]
     why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {seen}" if seen else "")
     return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
+
+
+def _ends_the_job(report: HostReport) -> bool:
+    return program_code(report) is ProgramCode.CODE_FAILED
 
 
 def _idle(told: Sequence[HostReport]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +18,11 @@ from dataclasses import replace
 from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.exits import Exit
+from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.elastic import (
     Decision,
     Elasticity,
+    Failure,
     Form,
     GiveUp,
     Loss,
@@ -35,7 +37,7 @@ from kinetic._core.gang.messages import Place
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import Outcome
 from kinetic._core.plan import Plan
-from kinetic._host import leader
+from kinetic._host import leader, questions
 from kinetic._host.agent.log_writer import HostLog
 from kinetic._host.crew import Crew
 from kinetic._host.leader import Attempt
@@ -68,14 +70,20 @@ class ElasticLeader:
         store: Store,
         crew: Crew,
         *,
+        attempt: int = 1,
+        failures: tuple[Failure, ...] = (),
+        is_cancelled: Callable[[], bool] | None = None,
+        reads_questions: bool = False,
         heartbeat_timeout_s: float,
         has_records: Callable[[], bool],
         on_ready: Callable[[], None] = lambda: None,
         on_agents: Callable[[int], None] = lambda attempt: None,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_agents` is called with the attempt when there are other agents, or another
-        attempt."""
+        """`attempt` is the first, and `failures` are those of the ones before, where this head
+        replaces one that was lost. `is_cancelled` says whether SIGTERM means that the job was
+        cancelled; otherwise a cluster takes this head away. `on_agents` is called with the attempt
+        when there are other agents, or another attempt."""
         self._plan = plan
         self._store = store
         self._crew = crew
@@ -85,7 +93,9 @@ class ElasticLeader:
         self._make_room = make_room
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._each = plan.topology.hosts
-        self._policy = Elasticity(elastic, plan.limits.slice_away_s)
+        self._policy = Elasticity(elastic, plan.limits.slice_away_s, attempt, failures)
+        self._is_cancelled = is_cancelled
+        self._reads_questions = reads_questions
         self._events = EventLog(store, layout.events(plan.job_id))
         self._dead: set[int] = set()
         """Seats whose agents have ended, and were not started again."""
@@ -117,16 +127,19 @@ class ElasticLeader:
         )
         await coordinator.start()
         loop = asyncio.get_running_loop()
-        handlers = {signal.SIGTERM: self._cancel, signal.SIGCHLD: self._reap}
+        handlers = {signal.SIGTERM: self._on_sigterm, signal.SIGCHLD: self._reap}
         for signum, handler in handlers.items():
             loop.add_signal_handler(signum, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
         self._reap()
-        watching = asyncio.create_task(self._watch_records())
+        watching = [asyncio.create_task(self._watch_records())]
+        if self._reads_questions:
+            watching.append(asyncio.create_task(self._answer_questions()))
         try:
             self._ended = await self._lead_attempts()
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
         self._over = True
         self._lobby.close()
         if self._ended.outcome.ok:
@@ -326,6 +339,19 @@ class ElasticLeader:
         )
 
     # -- what happens ------------------------------------------------------------------------------
+
+    def _on_sigterm(self) -> None:
+        if self._is_cancelled is None or self._is_cancelled():
+            self._cancel()
+            return
+        # The head that replaces this one goes on; the hosts wait for it.
+        self._events.close()
+        os._exit(ProgramCode.TAKEN_AWAY)
+
+    async def _answer_questions(self) -> None:
+        await questions.answer(
+            self._store, self._plan.job_id, self._coordinator, lambda: self._gang
+        )
 
     def _cancel(self, reason: str = "The job was cancelled.") -> None:
         self._coordinator.cancel(reason)

@@ -20,18 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core import layout, record
-from kinetic._core.exits import ProgramCode
+from kinetic._core.exits import Exit, ProgramCode
+from kinetic._core.gang.elastic import Failure, too_many
 from kinetic._core.gang.messages import Place
 from kinetic._core.options import Elastic
-from kinetic._core.outcome import Outcome, Verdict, program_code
+from kinetic._core.outcome import Outcome, Verdict, judge_leaderless, program_code
 from kinetic._core.plan import Plan
-from kinetic._host import leader
+from kinetic._host import leader, pod
 from kinetic._host.agent import datasets, identity
 from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agents import Agents
 from kinetic._host.leader import Attempt
-from kinetic._store import files
+from kinetic._store import attempts, files
 from kinetic._store.base import Store
 from kinetic._system import memory_folder, processes
 from kinetic._system.processes import Process
@@ -54,6 +55,9 @@ class Head:
         """Lead the job; return once the outcome is written."""
         # Until it is served, and again when it has finished.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        if self._who.is_pod and self._store.has(layout.outcome(self._plan.job_id)):
+            sys.stderr.write(f"kinetic.runner: {self._plan.job_id} has ended.\n")
+            return ProgramCode.DELIVERED
         ended = self._attempt()
         shutil.rmtree(self._who.scratch, ignore_errors=True)
         memory_folder.remove_unused(self._plan.job_id)
@@ -62,13 +66,47 @@ class Head:
         return ProgramCode.DELIVERED if first is None else program_code(first)
 
     def _attempt(self) -> Attempt:
+        attempt = 1
         try:
-            return self._lead()
+            if self._who.is_pod and (lost := self._lost()) is not None:
+                if lost.ok or lost.verdict is not Verdict.FAILED or _is_final(lost):
+                    return Attempt(lost)  # Nobody was left to say it.
+                leader.repeat(self._store, self._plan.job_id, lost)
+            failures: tuple[Failure, ...] = ()
+            if self._who.is_pod:
+                attempt, failures = self._led_before()
+            if len(failures) > self._elastic.max_failures:
+                why = too_many(self._elastic, failures)
+                outcome = attempts.verdict(self._store, self._plan.job_id, attempt - 1)
+                return Attempt(replace(outcome, reason=why, given_up=why))
+            return self._lead(attempt, failures)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
             reason = f"The head could not lead the job: {type(error).__name__}: {error}"
-            return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=time.time()))
+            now = time.time()
+            return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
 
-    def _lead(self) -> Attempt:
+    def _lost(self) -> Outcome | None:
+        """The verdict on the attempt that another head has led and left, or None: a cluster
+        replaces the pod of a head without saying so."""
+        number = attempts.newest(self._store, self._plan.job_id)
+        formed = pod.formed(self._plan, self._store, number)
+        if formed is None:
+            return None
+        reports = attempts.reports(self._store, self._plan.job_id, number, formed)
+        return judge_leaderless(formed, reports, head=True, now=time.time(), attempt=number)
+
+    def _led_before(self) -> tuple[int, tuple[Failure, ...]]:
+        """The attempt to begin with, and the failures of those before."""
+        store, job_id = self._store, self._plan.job_id
+        number = attempts.newest(store, job_id)
+        told = {each: attempts.verdict(store, job_id, each) for each in range(1, number)}
+        return number, tuple(
+            Failure(each, (), outcome.reason)
+            for each, outcome in told.items()
+            if any(report.exit is not Exit.LEFT for report in outcome.reports)
+        )
+
+    def _lead(self, attempt: int, failures: tuple[Failure, ...]) -> Attempt:
         from kinetic._host.crew import DistantCrew
         from kinetic._host.elastic_leader import ElasticLeader
 
@@ -80,9 +118,21 @@ class Head:
             self._elastic,
             self._store,
             crew,
+            attempt=attempt,
+            failures=failures,
+            is_cancelled=self._is_cancelled if who.is_pod else None,
+            reads_questions=who.is_pod,
             heartbeat_timeout_s=10 * who.heartbeat_s,
             has_records=lambda: self._store.has(layout.plan(plan.job_id)),
         ).lead(who.endpoint, who.key)
+
+    def _is_cancelled(self) -> bool:
+        return pod.is_cancelled(self._store, self._plan.job_id)
+
+
+def _is_final(outcome: Outcome) -> bool:
+    """Whether the function has failed by itself, and would again."""
+    return outcome.first is not None and program_code(outcome.first) is ProgramCode.CODE_FAILED
 
 
 def _starting(programs: Path) -> Callable[[int], bool]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kinetic._core import layout, record
+from kinetic._core import layout
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
@@ -29,7 +29,7 @@ from kinetic._host.agents import Agents, cause_of_death, delivered, import_gang_
 from kinetic._store import attempts, footprints, index
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
-from kinetic.errors import KineticError, NotFound, StoreFull
+from kinetic.errors import StoreFull
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,15 +44,11 @@ ROLL_CALL_S = 10.0
 """How long hosts that are programs may take to ask for another attempt, once all have reported."""
 LOOK_EVERY_S = 0.5
 """How often the leader checks that the job's records still exist."""
-DUMP_S = 5.0
-"""How long hosts may take to dump their stacks."""
 CANCELLED = "The job was cancelled before its next attempt. The last one:"
 ENDED_EARLY = "Its program ended before all hosts had joined."
 LOST = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 LOOK_FAR_EVERY_S = 10.0
 """The same in a store where each check is a request."""
-LOOK_SOON_S, WATCHED_S = 2.0, 30.0
-"""... while somebody watches what the hosts are doing, and for how long after the last question."""
 
 
 @dataclass(frozen=True)
@@ -259,45 +255,9 @@ class Leader:
         coordinator.cancel("The job's records were removed while it ran.")
 
     async def _answer_questions(self, coordinator: Coordinator) -> None:
-        """Answer callers that do not reach the leader's port: they ask in the store, for stacks or
-        for what the hosts are doing. Who has asked for the latter asks again."""
-        import asyncio
+        from kinetic._host import questions
 
-        async def stacks() -> dict[str, object]:
-            found = await coordinator.dump_stacks(DUMP_S)
-            return {"stacks": {str(host): text for host, text in found.items()}}
-
-        async def activity() -> dict[str, object]:
-            return {"activity": self._gang.snapshot()}
-
-        place = self._plan.job_id, self._gang.spec.attempt
-        questions = (
-            (layout.stacks_wanted(*place), layout.stacks(*place), stacks),
-            (layout.activity_wanted(*place), layout.activity(*place), activity),
-        )
-        answered: dict[str, str] = {}
-        watched_until = 0.0
-        while True:
-            is_watched = time.monotonic() < watched_until
-            await asyncio.sleep(
-                min(self._look_every_s, LOOK_SOON_S) if is_watched else self._look_every_s
-            )
-            for wanted, key, answer in questions:
-                with contextlib.suppress(KineticError):  # It is asked again, or answered next time.
-                    asked = await asyncio.to_thread(self._question, wanted)
-                    if asked in ("", answered.get(wanted)):
-                        continue
-                    data = json.dumps({"id": asked} | await answer()).encode()
-                    await asyncio.to_thread(self._store.put, key, data)
-                    answered[wanted] = asked
-                    if answer is activity:
-                        watched_until = time.monotonic() + WATCHED_S
-
-    def _question(self, key: str) -> str:
-        try:
-            return str(record.parse(self._store.get(key))["id"])
-        except (NotFound, LookupError):
-            return ""
+        await questions.answer(self._store, self._plan.job_id, coordinator, lambda: self._gang)
 
     @property
     def _look_every_s(self) -> float:

@@ -17,7 +17,7 @@ MOST_TAKEN_AWAY = 100
 """How many attempts of a job do not count because its cluster took a host away."""
 
 if TYPE_CHECKING:
-    from kinetic._core.outcome import HostReport
+    from kinetic._core.outcome import HostReport, Outcome
 
 
 def newest(store: Store, job_id: str) -> int:
@@ -58,6 +58,18 @@ def check(store: Store, job_id: str, attempt: int) -> None:
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
         attempts = "one attempt" if last == 1 else f"attempts 1 to {last}"
         raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {attempts}.")
+
+
+def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
+    """Return the verdict on an attempt that another one has followed.
+
+    Raises:
+        NotFound: none has.
+    """
+    from kinetic._core import record
+    from kinetic._core.outcome import Outcome
+
+    return Outcome.from_json(record.parse(store.get(layout.attempt_outcome(job_id, attempt))))
 
 
 def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:

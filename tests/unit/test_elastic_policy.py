@@ -11,6 +11,7 @@ from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import (
     COMING_S,
     Elasticity,
+    Failure,
     Form,
     GiveUp,
     Loss,
@@ -273,3 +274,24 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
         if machine.forming:
             assert len(machine.failures) <= failures, "it gives up as soon as there are more"
             assert now - since <= 50.0 + COMING_S
+
+
+def test_one_that_takes_over_goes_on_counting():
+    before = (Failure(1, (2,), "killed"), Failure(2, (), "the head, which led the job, was lost"))
+    machine = Elasticity(Elastic(1, 3, 2, 60.0), attempt=3, failures=before)
+    assert (machine.attempt, machine.slices) == (3, (0, 1, 2))
+    machine.failed(Loss((0,), "killed again"), 0.0)
+    decision = machine.decide(0.0)
+    assert isinstance(decision, GiveUp)
+    for told in ("it failed 3 times", "attempt 1: slice 2 lost: killed", "attempt 2: the head"):
+        assert told in decision.reason
+    assert "attempt 3: slice 0 lost: killed again" in decision.reason
+
+
+def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
+    machine = elasticity()
+    machine.failed(Loss((1,), DIED), 0.0)
+    machine.lost(1, DIED, 1.0, counts=False)
+    assert machine.stays_away(1)
+    machine.lost(1, DIED, 2.0)
+    assert [failure.slices for failure in machine.failures] == [(1,), (1,)]

@@ -82,3 +82,17 @@ def test_of_a_gang_that_was_never_led_the_host_that_the_backend_names_is_to_blam
         outcome = judge_leaderless(2, [], told=told, reason="its pod failed", led=led, now=9.0)
         assert outcome.blamed == blamed
         assert not outcome.ok
+
+
+def test_a_head_that_is_lost_is_to_blame_and_no_host():
+    stopped = [HostReport(h, Exit.STOPPED, "The coordinator does not answer.") for h in range(2)]
+    outcome = judge_leaderless(4, stopped, head=True, reason="its pod was evicted", now=9.0)
+    assert outcome.given_up == "the head, which led the job, was lost: its pod was evicted"
+    assert outcome.first.exit is Exit.AGENT_LOST
+    assert outcome.reports[1] == stopped[1]
+
+
+def test_without_its_head_a_job_whose_function_has_raised_ends_with_the_exception():
+    raised = HostReport(0, Exit.RAISED, "on purpose")
+    outcome = judge_leaderless(4, [raised], head=True, now=9.0)
+    assert (outcome.first, outcome.given_up) == (raised, "")

@@ -35,6 +35,7 @@ def fused(source, *, is_dir=True, mount=""):
     return Dataset(source, is_dir, mount=mount, fuse=True)
 
 
+ELASTIC = replace(PLACE, backend="pathways", leader="head")
 CASES = {
     "cpu": (planned("cpu"), SETTINGS),
     "cpu-2-4-slices": (planned("cpu:2", slices=4), SETTINGS),
@@ -44,6 +45,14 @@ CASES = {
     "tpu-v5litepod-8": (planned("tpu-v5litepod-8"), SETTINGS),
     "tpu-v6e-16": (planned("tpu-v6e-16"), SETTINGS),
     "tpu-v6e-16-2-slices": (planned("tpu-v6e-16", slices=2), SETTINGS),
+    "tpu-v6e-16-elastic": (
+        planned("tpu-v6e-16", slices=(1, 2), place=replace(ELASTIC, queue="team-a")),
+        SETTINGS,
+    ),
+    "simulated-elastic": (
+        planned("tpu-v6e-8", slices=(2, 3), place=ELASTIC),
+        PodSettings(image="none", store_uri="/store", simulated=True, service_account=""),
+    ),
     "tpu-v5p-32": (planned("tpu-v5p-32"), SETTINGS),
     "tpu7x-8": (planned("tpu7x-8"), SETTINGS),
     "spot": (planned("tpu-v6e-16:spot", retries=3), SETTINGS),
@@ -117,18 +126,18 @@ def test_every_golden_file_has_its_case():
 # -- the API server takes them ---------------------------------------------------------------------
 
 
-def as_job(workload):
-    """The Job that is made for each slice, or the Job itself."""
+def as_job(workload, of="host"):
+    """The Job that is made for each slice, or another one, or the Job itself."""
     if workload["kind"] == "Job":
         return workload
-    (replicated,) = workload["spec"]["replicatedJobs"]
+    (replicated,) = (r for r in workload["spec"]["replicatedJobs"] if r["name"] == of)
     metadata = replicated["template"]["metadata"] | {"name": workload["metadata"]["name"]}
     spec = replicated["template"]["spec"]
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def pod_of(workload):
-    return as_job(workload)["spec"]["template"]
+def pod_of(workload, of="host"):
+    return as_job(workload, of)["spec"]["template"]
 
 
 VERSIONS = ("1.30", "1.33", kubernetes_validate.latest_version())
@@ -141,7 +150,8 @@ NEED_A_NEW_CLUSTER = {"network-devices"}
 )
 def test_documents_are_valid(name, version):
     workload, secret, *others = render(*CASES[name])
-    for document in (as_job(workload), secret, *others):
+    names = [r["name"] for r in workload["spec"].get("replicatedJobs", [{"name": "host"}])]
+    for document in (*(as_job(workload, each) for each in names), secret, *others):
         kubernetes_validate.validate(document, version, strict=True)
     if workload["kind"] == "JobSet":
         assert workload["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -188,7 +198,7 @@ PLANS = st.builds(
 )
 
 
-def env_of(workload, slice_=0, pod=0):
+def env_of(workload, slice_=0, pod=0, of="host"):
     """The environment of a pod, as the cluster makes it."""
     values = {
         "status.podIP": "10.0.0.1",
@@ -197,7 +207,7 @@ def env_of(workload, slice_=0, pod=0):
         "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "2",
     }
     env = {}
-    (container,) = pod_of(workload)["spec"]["containers"]
+    (container,) = pod_of(workload, of)["spec"]["containers"]
     for each in container["env"]:
         if "value" in each:
             env[each["name"]] = each["value"].replace("$$", "$")
@@ -249,6 +259,46 @@ def test_every_pod_knows_who_it_is_and_the_first_one_leads(name):
         assert {(who.is_pod, who.restarts) for who in hosts} == {(True, 2)}
         leader = "kinetic-job-00c0ffee-host-0-0.kinetic-job-00c0ffee:7777"
         assert {who.target for who in hosts[1:]} == {leader}
+
+
+def test_the_head_of_an_elastic_job_leads_and_has_no_chips():
+    plan, settings = CASES["tpu-v6e-16-elastic"]
+    workload, _ = render(plan, settings)
+    head = identity.from_environ(env_of(workload, of="head"))
+    seats = [
+        identity.from_environ(env_of(workload, slice_, pod))
+        for slice_ in range(2)
+        for pod in range(4)
+    ]
+    assert (head.leads, head.target, head.key) == (
+        True,
+        "10.0.0.1:7777",
+        "kinetic-job-00c0ffee/tls.key",
+    )
+    assert [who.host for who in seats] == list(range(8)), "slices come before the head"
+    assert {(who.leads, who.key) for who in seats} == {(False, "")}
+    leader = "kinetic-job-00c0ffee-head-0-0.kinetic-job-00c0ffee:7777"
+    assert {who.target for who in seats} == {leader}
+    assert workload["spec"]["coordinator"]["replicatedJob"] == "head"
+    spec = pod_of(workload, "head")["spec"]
+    assert "nodeSelector" not in spec
+    assert spec["containers"][0]["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}}
+    shape = observed.shape_of(workload)
+    assert (shape.hosts, shape.leader) == (9, 8)
+
+
+def test_with_its_head_an_elastic_job_ends_and_a_slice_does_not_end_it():
+    plan, settings = CASES["tpu-v6e-16-elastic"]
+    spec = render(plan, settings)[0]["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["head"]}
+    assert spec["failurePolicy"] == {"maxRestarts": 0}
+    slices, head = (r["template"]["spec"] for r in spec["replicatedJobs"])
+    assert slices["backoffLimit"] == 4 * 1000
+    assert head["backoffLimit"] == plan.options.elastic.max_failures
+    assert {rule["action"] for rule in slices["podFailurePolicy"]["rules"]} == {"Ignore"}
+    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    both = [r["template"]["metadata"]["annotations"] for r in spec["replicatedJobs"]]
+    assert [exclusive in each for each in both] == [True, False]
 
 
 def test_secrets_are_filled_in_last_and_go_with_their_workload():

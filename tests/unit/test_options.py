@@ -198,12 +198,6 @@ def test_an_elastic_job_has_a_least_and_a_most():
     assert usual == Elastic(2, 2, MAX_FAILURES, 90.0)
 
 
-def test_elastic_jobs_run_on_simulated_slices_only():
-    remote = kinetic.run("cpu", slices=(1, 2), backend="pathways", cluster="c", project="p")(add)
-    with pytest.raises(errors.PreflightError, match="cannot run elastic jobs yet"):
-        remote(1)
-
-
 def test_a_single_controller_has_slices_of_several_hosts():
     remote = kinetic.run("tpu-v6e-16", slices=4, controller="single")(add)
     assert (remote.options.slices, remote.options.controller) == (4, "single")

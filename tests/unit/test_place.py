@@ -238,6 +238,21 @@ def test_its_slices_may_come_and_go_here_and_on_a_cluster():
 
 
 @pytest.mark.parametrize(
+    ("environ", "options", "leader"),
+    [
+        ({}, {}, ""),
+        ({}, {"backend": "programs"}, "head"),
+        ({"KINETIC_CLUSTER": "c"}, {}, "head"),
+        ({"KINETIC_CLUSTER": "c"}, {"backend": "local"}, ""),
+    ],
+)
+def test_elastic_jobs_have_a_head_where_hosts_are_programs(environ, options, leader):
+    elastic = chosen(environ, slices=(1, 2), **options)
+    assert (elastic.place.leader, elastic.place.has_head) == (leader, bool(leader))
+    assert not chosen(environ, slices=2, **options).place.has_head
+
+
+@pytest.mark.parametrize(
     ("accelerator", "shape"),
     [
         ("gpu-h100x8", "2 slices of gpu-h100x8 (2 hosts x 8 GPUs)"),

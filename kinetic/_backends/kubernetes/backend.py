@@ -1,5 +1,5 @@
 """The Kubernetes backend: one host is a Job, several are a JobSet, and so is a single controller;
-host 0's pod leads the gang.
+host 0's pod leads the gang, or the head of an elastic job.
 
 In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; the
 state of jobs in the cluster. Output and verdicts are read from the store, where hosts leave them,
@@ -247,14 +247,18 @@ class KubernetesBackend:
             return verdict
         if status.phase is JobStatus.FAILED and _is_led(workload, look.pods(ref)):
             return Status(JobStatus.RUNNING, states.ENDING, status.hosts)
+        pending = status.phase is JobStatus.PENDING
+        if pending and ref.place.has_head and stored.has_begun(self._store, ref):
+            # It does without a slice, or waits for one.
+            return Status(JobStatus.RUNNING, status.reason, status.hosts)
         return self._explained(ref, look, workload, status)
 
     def _led(self, ref: JobRef, look: Look, workload: Document, status: Status) -> Status:
         """A running job. One whose leader's node is lost has failed: the cluster keeps its pods
         until the node is removed."""
-        leader = [pod for pod in current_pods(workload, look.pods(ref)) if pod.host == 0]
+        leader = [pod for pod in current_pods(workload, look.pods(ref)) if pod.leads]
         lost = losses.why_given_up(leader)
-        if lost is None:
+        if lost is None or ref.place.has_head:  # A head is replaced, and goes on.
             return status
         attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
         if attempts.may_follow(self._store, ref.job_id, attempt, retries):
@@ -449,9 +453,9 @@ def _check(secrets: Mapping[str, str]) -> None:
 
 
 def _is_led(workload: Document, pods: Sequence[Document]) -> bool:
-    """Whether host 0 still runs, so that it judges. A JobSet has failed with the first of its Jobs,
-    and then deletes the others."""
-    leader = (pod for pod in current_pods(workload, pods) if pod.host == 0)
+    """Whether the leader still runs, so that it judges. A JobSet has failed with the first of its
+    Jobs, and then deletes the others."""
+    leader = (pod for pod in current_pods(workload, pods) if pod.leads)
     return any(pod.stage is Stage.RUNNING and pod.is_ready for pod in leader)
 
 
@@ -470,9 +474,9 @@ def _phase_in(known: Mapping[int, HostStatus], host: int, status: Status) -> Job
 
 
 def _pods_of(plan: Plan) -> int:
-    """How many pods a job has: with a single controller its own and one on each machine."""
+    """How many pods a job has: one on each machine, and that of a single controller or a head."""
     machines = plan.options.most_slices * plan.topology.hosts
-    return machines + plan.place.has_single_controller
+    return machines + (plan.place.has_single_controller or plan.place.has_head)
 
 
 def _with_values(

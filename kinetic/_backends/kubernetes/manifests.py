@@ -9,7 +9,9 @@ the leader. Both are Indexed, and their pods have one template. Pods are restart
 counting if the host's machine was taken away: a restarted host sees in the store how far its job
 is, and no function runs more often than `retries` allows.
 
-The JobSet of a single controller is made by `pathways`.
+The JobSet of an elastic job has one pod more, the head, which leads and runs no function: with it
+the job ends. Pods of slices come and go: a lost one is replaced alone, so that the others, and the
+head, stay. The JobSet of a single controller is made by `pathways`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from kinetic._backends.base import Document
 from kinetic._backends.kubernetes import pathways, pods, volumes
 from kinetic._backends.kubernetes.nodes import POOL_LABEL
-from kinetic._backends.kubernetes.observed import EXCLUSIVE, HOSTS, JOBSET, QUEUE_LABEL
+from kinetic._backends.kubernetes.observed import EXCLUSIVE, HEAD, HOSTS, JOBSET, QUEUE_LABEL
 from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
 from kinetic._backends.kubernetes.resources import CLAIM_TEMPLATES
 from kinetic._core.exits import ProgramCode
@@ -45,6 +47,12 @@ _TAKEN_AWAY = (
     {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
 )
 """Pods that the cluster took away; the leader's exit code says so for others, too."""
+_RESTARTS_OF_A_HOST = 1000
+"""How often each pod of an elastic job's slice may fail: a Job that has failed is not started
+again, and its JobSet fails with it. `max_failures=` ends the job long before; what is taken away
+does not count."""
+_FREE = [{"action": "Ignore"} | taken for taken in _TAKEN_AWAY]
+"""Pods that the cluster took away are replaced at once, and without counting."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | taken for taken in _TAKEN_AWAY)]
 
 
@@ -53,7 +61,10 @@ def render(plan: Plan, settings: PodSettings) -> list[Document]:
     owns."""
     if plan.place.has_single_controller:
         return [_controlled(plan, settings), _secret(plan)]
-    workload = _jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings)
+    if plan.place.has_head:
+        workload = _elastic(plan, settings)
+    else:
+        workload = _jobset(plan, settings) if plan.hosts > 1 else _job(plan, settings)
     return [workload, _secret(plan), *_claim_templates(plan, settings)]
 
 
@@ -117,9 +128,7 @@ def _admission(plan: Plan) -> dict[str, str]:
 
 
 def _job(plan: Plan, settings: PodSettings) -> Document:
-    # Pods that were taken away are replaced without counting.
-    rules = [_CODE_FAILED, *({"action": "Ignore"} | taken for taken in _TAKEN_AWAY)]
-    spec = _job_spec(plan, settings, rules, plan.options.retries, in_jobset=False)
+    spec = _job_spec(plan, settings, [_CODE_FAILED, *_FREE], plan.options.retries, in_jobset=False)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -170,6 +179,31 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
             "ttlSecondsAfterFinished": _kept_s(plan),
         },
     }
+
+
+def _elastic(plan: Plan, settings: PodSettings) -> Document:
+    """Slices come before the head, so that their pods have the numbers of hosts."""
+    jobset = _jobset(plan, settings)
+    spec, elastic = jobset["spec"], plan.options.elastic
+    slices = spec["replicatedJobs"][0]["template"]["spec"]
+    slices["backoffLimit"] = plan.topology.hosts * _RESTARTS_OF_A_HOST
+    slices["podFailurePolicy"] = {"rules": _FREE}
+    head: Document = {
+        "metadata": {"labels": pods.labels(plan), "annotations": pods.remarks(plan)},
+        "spec": {
+            "backoffLimit": 0 if elastic is None else elastic.max_failures,
+            "completionMode": "Indexed",
+            "completions": 1,
+            "parallelism": 1,
+            "podFailurePolicy": {"rules": [_CODE_FAILED, *_FREE]},
+            "template": pods.template(plan, settings, in_jobset=True, is_head=True),
+        },
+    }
+    spec["replicatedJobs"].append({"name": HEAD, "replicas": 1, "template": head})
+    spec["coordinator"] = {"replicatedJob": HEAD, "jobIndex": 0, "podIndex": 0}
+    spec["failurePolicy"] = {"maxRestarts": 0}
+    spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": [HEAD]}
+    return jobset
 
 
 def _job_spec(

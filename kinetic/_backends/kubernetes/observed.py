@@ -19,9 +19,10 @@ from kinetic._core.values import dataclass
 Document = dict[str, Any]
 
 JOBSET = "JobSet"
-HOSTS, PATHWAYS_HEAD, PATHWAYS_WORKERS = "host", "pathways-head", "pathways-worker"
-"""Names of replicated Jobs: of hosts; with Pathways, of the pod that runs the function and of the
-pods with its devices."""
+HOSTS, HEAD = "host", "head"
+"""Names of replicated Jobs: of hosts, and of the pod that leads an elastic job."""
+PATHWAYS_HEAD, PATHWAYS_WORKERS = "pathways-head", "pathways-worker"
+"""With Pathways, of the pod that runs the function and of the pods with its devices."""
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
@@ -72,8 +73,8 @@ class PodSet:
         pods_each: pods of each Job.
         first_host: index of the host of its first pod.
         template: the pod's template.
-        noun: what users call one of its pods. Workers of Pathways run no function: they have their
-            own numbers, and are hosts only here.
+        noun: what users call one of its pods. Workers of Pathways and heads run no function: they
+            have their own numbers, and are hosts only here.
     """
 
     name: str
@@ -100,6 +101,11 @@ class GangShape:
     def hosts(self) -> int:
         """How many pods there are when it is complete."""
         return sum(s.pods for s in self.sets)
+
+    @property
+    def leader(self) -> int:
+        """The index of the pod that leads: the head's, or that of the first host."""
+        return next((s.first_host for s in self.sets if s.name == HEAD), 0)
 
     def set_of(self, pod: Document) -> PodSet:
         """Return the set that a pod belongs to."""
@@ -144,7 +150,7 @@ def _is_jobset(workload: Document) -> bool:
 def _set_of(name: str, replicas: int, job: Document, first_host: int) -> PodSet:
     parallelism = job.get("parallelism", 1)
     each = min(parallelism, job.get("completions") or parallelism)
-    noun = "worker" if name == PATHWAYS_WORKERS else "host"
+    noun = {PATHWAYS_WORKERS: "worker", HEAD: "head"}.get(name, "host")
     return PodSet(name, replicas, each, first_host, job.get("template") or {}, noun)
 
 
@@ -184,7 +190,8 @@ class Pod:
         finished_at: when its container ended, in whole seconds, as text.
         image: of its container.
         memory_limit: of its container, as written, or "".
-        noun, number: what users call it: "host 2", or "worker 0" for one of Pathways.
+        noun, number: what users call it: "host 2", "head 0", or "worker 0" for one of Pathways.
+        leads: whether it leads the gang.
     """
 
     name: str
@@ -211,6 +218,7 @@ class Pod:
     memory_limit: str
     noun: str
     number: int
+    leads: bool = False
 
     @property
     def called(self) -> str:
@@ -274,6 +282,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         memory_limit=((container.get("resources") or {}).get("limits") or {}).get("memory") or "",
         noun=of.noun,
         number=host - of.first_host,
+        leads=host == shape.leader,
     )
 
 

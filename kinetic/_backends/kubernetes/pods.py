@@ -26,6 +26,7 @@ from kinetic._backends.kubernetes.nodes import (
 )
 from kinetic._backends.kubernetes.observed import (
     DEFAULT_CONTAINER,
+    HEAD,
     HOSTS,
     JOB_INDEX_LABEL,
     PATHWAYS_HEAD,
@@ -48,6 +49,8 @@ SECRETS = {
     "KINETIC_TLS_KEY": "tls.key",
 }
 """The gang's own secrets: variables, and their keys in the job's Secret."""
+HEAD_REQUESTS = {"cpu": "1", "memory": "1Gi"}
+"""What the head of an elastic job asks for: it holds one connection to each host."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class PodSettings:
         simulated: whether virtual devices of the processor replace chips.
         service_account: "" for the namespace's default.
         cache_dir: a folder of the node that its pods share, for installed packages; "" for none.
-        head_pool: the node pool for the pod of a single controller; "" for any.
+        head_pool: the node pool for the pod of a single controller, or the head of an elastic job;
+            "" for any.
         pathways_version: the tag of Pathways' own images.
     """
 
@@ -85,7 +89,9 @@ def workload_name(plan: Plan) -> str:
 
 
 def leading_job(plan: Plan) -> str:
-    """Return the name of the replicated Job whose first pod is host 0."""
+    """Return the name of the replicated Job whose first pod leads."""
+    if plan.place.has_head:
+        return HEAD
     return PATHWAYS_HEAD if plan.place.has_single_controller else HOSTS
 
 
@@ -104,15 +110,18 @@ def remarks(plan: Plan) -> Document:
     return {"kinetic.dev/name": plan.name}
 
 
-def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
-    """Return the template of the pods of a plan's hosts."""
-    buckets = volumes.buckets(plan)
+def template(
+    plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool = False
+) -> Document:
+    """Return the template of the pods of a plan's hosts, or of its head, which runs no function."""
+    buckets = () if is_head else volumes.buckets(plan)
+    on_chips = not (plan.place.has_single_controller or is_head)
     own: Document = {DEFAULT_CONTAINER: CONTAINER}
     if buckets:
         own["gke-gcsfuse/volumes"] = "true"
     mounted = [
         *buckets,
-        *volumes.local(plan, simulated=settings.simulated),
+        *(() if is_head else volumes.local(plan, simulated=settings.simulated)),
         *volumes.cache(settings.cache_dir),
     ]
     spec = {
@@ -120,14 +129,20 @@ def template(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> Document:
         "terminationGracePeriodSeconds": max(
             LEAST_GRACE_S, math.ceil(plan.limits.grace_s) + GRACE_MARGIN_S
         ),
-        **_placed(plan, settings, on_chips=not plan.place.has_single_controller),
+        **_placed(plan, settings, on_chips=on_chips),
         "containers": [
-            _container(plan, settings, [each.mount for each in mounted], in_jobset=in_jobset)
+            _container(
+                plan,
+                settings,
+                [each.mount for each in mounted],
+                in_jobset=in_jobset,
+                is_head=is_head,
+            )
         ],
         "volumes": [each.volume for each in mounted],
         "resourceClaims": [
             {"name": name, "resourceClaimTemplateName": workload_name(plan)}
-            for name in _claims(plan, settings)
+            for name in (() if is_head else _claims(plan, settings))
         ],
     }
     return {"metadata": _metadata(plan, own), "spec": _given(spec)}
@@ -165,6 +180,7 @@ def _container(
     mounts: list[Document],
     *,
     in_jobset: bool,
+    is_head: bool,
 ) -> Document:
     run = ["-c", _verbatim(settings.bootstrap)] if settings.bootstrap else ["-m", "kinetic.runner"]
     ports: list[Document] = [{"name": "gang", "containerPort": PORT}]
@@ -175,9 +191,11 @@ def _container(
             "name": CONTAINER,
             "image": settings.image,
             "command": [settings.python, *run],
-            "env": _env(plan, settings, in_jobset=in_jobset),
+            "env": _env(plan, settings, in_jobset=in_jobset, is_head=is_head),
             "ports": ports,
-            "resources": _resources(plan, settings),
+            "resources": {"requests": dict(HEAD_REQUESTS)}
+            if is_head
+            else _resources(plan, settings),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
         }
@@ -198,7 +216,7 @@ def _given(document: Document) -> Document:
 # -- the environment -------------------------------------------------------------------------------
 
 
-def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document]:
+def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -> list[Document]:
     workload = workload_name(plan)
     single = plan.place.has_single_controller
     leader = f"{workload}-{leading_job(plan)}-0-0.{workload}" if in_jobset else "127.0.0.1"
@@ -211,13 +229,16 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool) -> list[Document
         "KINETIC_JOIN_TIMEOUT_S": f"{plan.limits.start_timeout_s:g}",
         "KINETIC_TEE": "1",
     }
+    if plan.place.has_head:
+        literals["KINETIC_ROLE"] = "head" if is_head else "seat"
     if settings.simulated:
         literals["KINETIC_SIMULATED"] = "1"
     if plan.options.debug:
         literals["KINETIC_DEBUG_PORT"] = str(DEBUG_PORT)
     if settings.cache_dir:
         literals["KINETIC_POD_CACHE"] = settings.cache_dir
-    if folder := volumes.local_folder(plan):
+    folder = "" if is_head else volumes.local_folder(plan)
+    if folder:
         literals[volumes.LOCAL_DIR] = folder
     fields = {
         "KINETIC_HOST_ADDRESS": "status.podIP",

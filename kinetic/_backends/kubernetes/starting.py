@@ -52,5 +52,5 @@ def starting(pods: Sequence[Pod]) -> list[Pod]:
 
 
 def leads(pods: Sequence[Pod]) -> bool:
-    """Whether host 0 runs: it then watches the start of its gang itself."""
-    return any(pod.host == 0 and pod.stage is Stage.RUNNING for pod in pods)
+    """Whether the leader runs: it then watches the start of its gang itself."""
+    return any(pod.leads and pod.stage is Stage.RUNNING for pod in pods)

@@ -31,7 +31,7 @@ from kinetic._backends.base import (
 )
 from kinetic._backends.local import family, liveness, simulation
 from kinetic._backends.programs import folders
-from kinetic._core import events, layout, record
+from kinetic._core import record
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.log_format import LogChunk
 from kinetic._core.plan import Plan
@@ -43,7 +43,7 @@ from kinetic._store.base import Store
 from kinetic._system import machine, memory_folder, processes
 from kinetic._system.connection import SocketConnection
 from kinetic._system.processes import Process
-from kinetic.errors import KineticError, NotFound, PreflightError, SubmitError
+from kinetic.errors import KineticError, PreflightError, SubmitError
 
 UNREACHABLE_AFTER_S = 10.0
 """A leader that does not answer for this long is lost: as long as it waits for a silent host."""
@@ -240,10 +240,7 @@ class ProgramsBackend:
     def _is_ready(self, ref: JobRef) -> bool:
         if ref.hosts == 1:
             return True  # There are no other hosts to wait for.
-        with contextlib.suppress(NotFound):
-            told = events.parse(self._store.get(layout.events(ref.job_id)))
-            return any(event.kind is events.EventKind.READY for event in told)
-        return False
+        return stored.has_begun(self._store, ref)
 
 
 def _document(plan: Plan, host: int, role: str = "") -> Document:

@@ -131,14 +131,21 @@ def _broke(first: HostReport, outcome: Outcome) -> bool:
 
 
 class Elasticity:
-    """The state machine. Attempt 1 begins with it, on all slices."""
+    """The state machine. An attempt begins with it, on all slices."""
 
-    def __init__(self, rules: Elastic, away_s: float = 0.0) -> None:
-        """`away_s`: how long a lost slice stays away, where the slices are simulated."""
+    def __init__(
+        self,
+        rules: Elastic,
+        away_s: float = 0.0,
+        attempt: int = 1,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        """Begin, or go on with this attempt after those of a leader that was lost.
+        `away_s`: how long a lost slice stays away, where the slices are simulated."""
         self.rules = rules
         self._away_s = away_s
-        self.attempt = 1
-        self.failures: tuple[Failure, ...] = ()
+        self.attempt = attempt
+        self.failures = failures
         self.slices = tuple(range(rules.most))
         """That take part in the current attempt, or took part in the last one."""
         self._growths = 0

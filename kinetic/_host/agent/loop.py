@@ -78,7 +78,7 @@ class Agent:
         self._ready = self._alone
         self._armed = self._started = self._stopping = self._all_done = False
         self._preemption = Preemption(identity, plan.options.env)
-        self._report_stored = self._delivered = False
+        self._report_stored = self._delivered = self._finished = False
         self._link_at: float | None = None
         self._state = Activity.PREPARING
         self._report: HostReport | None = None
@@ -91,7 +91,6 @@ class Agent:
         self._started_at = 0.0
         self._supervisor = os.getppid()
         self._view: HostView | None = None
-        self._finished = False
         self.nothing_follows = False  # Every host has returned, or nobody leads any more.
         self._gate: Gate | None = None
         if plan.options.debug:
@@ -315,7 +314,8 @@ class Agent:
     def _coordinator_lost(self, detail: str) -> None:
         """End the worker, leave the report in the store, finish."""
         self._give_up(Exit.STOPPED, detail)
-        self._finished, self.nothing_follows = True, not self._who.is_led_from_afar
+        self._finished = True
+        self.nothing_follows |= not self._who.is_led_from_afar
 
     def _give_up(self, how: Exit, detail: str) -> None:
         """End the worker, and report this unless there is a report already."""

@@ -22,6 +22,7 @@ WORLD_FILE = "world"
 """In the host's folder: which process has joined the world; see `joining`."""
 ROOM_FILE = "makes-room"
 """In the host's folder: exists when a function of an elastic job should leave."""
+_OF_SLICES = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 _PYTHONPATH = "PYTHONPATH"
 
 
@@ -119,9 +120,22 @@ def _environ(
     options = plan.options
     asked = dict(options.env) | dict(who.secrets)
     overrides = own | debugging | asked | _python_path(who, plan, space, asked)
-    return jaxworld.environ(
-        world, who.base_env, overrides, automatic=options.joins_jax == "program"
-    )
+    if who.is_pod and who.elastic is not None and plan.topology.kind == "tpu":
+        base = {k: v for k, v in who.base_env.items() if k not in _OF_SLICES}
+        overrides = _of_slices(who, plan, world) | overrides
+    else:
+        base = dict(who.base_env)
+    return jaxworld.environ(world, base, overrides, automatic=options.joins_jax == "program")
+
+
+def _of_slices(who: Identity, plan: Plan, world: World) -> dict[str, str]:
+    """What libtpu must know to join the slices of this attempt. The cluster has told the pod of all
+    that the job may have: with those, libtpu would wait for slices that are lost."""
+    slices = _slices(who, plan)
+    if slices == 1 or who.simulated:
+        return {}
+    address = world.coordinator.rpartition(":")[0]
+    return dict(zip(_OF_SLICES, (address, str(slices), str(_slice_of(who, plan))), strict=True))
 
 
 def _slice_of(who: Identity, plan: Plan) -> int:

@@ -1,0 +1,183 @@
+"""Elastic jobs on a cluster: pods are killed, and the job goes on under its head.
+
+In: jobs with slices=(least, most), a cluster. Out: values, attempts, which pods stay; nothing is
+left in the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from cluster.fixtures import SHARES_FILES
+from gangs import wait_until
+
+import kinetic
+from kinetic.errors import HostLost, JobCancelled
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.settles_within(30),
+    pytest.mark.skipif(not SHARES_FILES, reason="pods must share files with this machine"),
+]
+LIMIT_S = 300
+
+
+def train(folder):
+    """Step with a collective until somebody says that it is enough; make room when asked."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    attempt, host = kinetic.attempt(), jax.process_index()
+    while True:
+        here = Path(folder, "enough").exists()
+        enough = multihost_utils.process_allgather(np.array([here])).any()
+        Path(folder, f"{attempt}-{host}").touch()
+        if enough:
+            return attempt, jax.process_count(), kinetic.num_slices()
+        if kinetic.should_reform():
+            kinetic.reform()
+        time.sleep(0.05)
+
+
+def fail(folder):
+    if os.environ["KINETIC_HOST_INDEX"] == "1":
+        raise ValueError("no luck")
+    time.sleep(600)
+
+
+class Job:
+    """A job of two slices of two hosts, and its pods."""
+
+    def __init__(self, cluster, folder, function=train, **options):
+        self.cluster, self.folder = cluster, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        remote = kinetic.run("tpu-v6e-8", slices=(1, 2), **options)(function)
+        self.handle = remote.run_async(str(folder))
+
+    def reaches(self, attempt, hosts=4):
+        """Wait until all hosts of an attempt step."""
+        marks = [self.folder / f"{attempt}-{host}" for host in range(hosts)]
+        wait_until(
+            lambda: all(mark.exists() for mark in marks),
+            f"attempt {attempt} does not run\n{self.cluster.describe()}",
+        )
+        return self
+
+    def pods(self):
+        """The uid of each pod that is to stay, by its name without the random letters."""
+        found = {}
+        for pod in self.cluster.objects("pods"):
+            meta = pod["metadata"]
+            if self.handle.job_id in meta["name"] and "deletionTimestamp" not in meta:
+                found[meta["name"].partition(f"{self.handle.job_id}-")[2][:-6]] = meta["uid"]
+        return found
+
+    def lose(self, name):
+        """Delete a pod by force."""
+        (lost,) = (
+            pod["metadata"]["name"]
+            for pod in self.cluster.objects("pods")
+            if f"{self.handle.job_id}-{name}-" in pod["metadata"]["name"]
+            and "deletionTimestamp" not in pod["metadata"]
+        )
+        self.cluster.delete_pod(lost, force=True)
+
+    def is_enough(self):
+        (self.folder / "enough").touch()
+        return self.handle.result(timeout=LIMIT_S)
+
+    def losses(self):
+        return [e["slices"] for e in self.handle.events() if e["kind"] == "slice_lost"]
+
+
+@pytest.fixture
+def begin(on_cluster, tmp_path):
+    return lambda *args, **options: Job(on_cluster, tmp_path / "marks", *args, **options)
+
+
+def test_a_head_and_two_slices(begin):
+    job = begin().reaches(1)
+    assert job.pods().keys() == {"head-0-0", "host-0-0", "host-0-1", "host-1-0", "host-1-1"}
+    assert job.handle.status() == "RUNNING"
+    assert job.is_enough() == (1, 4, 2)
+
+
+@pytest.mark.parametrize("victim", ["host-1-1", "host-0-0"])
+def test_a_lost_pod_is_replaced_and_all_others_stay(begin, victim):
+    job = begin().reaches(1)
+    before = job.pods()
+    job.lose(victim)
+    job.reaches(2)
+    after = job.pods()
+    assert {name for name in before if before[name] != after[name]} == {victim}
+    assert job.is_enough() == (2, 4, 2)
+    assert job.losses() == [[int(victim[5])]]
+
+
+def test_a_slice_is_killed_on_purpose(begin):
+    job = begin().reaches(1)
+    assert job.handle.kill_hosts(slice=1) == (2, 3)
+    job.reaches(2)
+    assert job.is_enough() == (2, 4, 2)
+    assert job.losses() == [[1]]
+
+
+@pytest.mark.double
+def test_it_shrinks_and_grows_back(begin, on_cluster):
+    job = begin(on_slice_loss="shrink").reaches(1)
+    held = f"kinetic-{job.handle.job_id}-host-1"
+    on_cluster.hold_back(held)
+    job.lose("host-1-0")
+    job.reaches(2, hosts=2)
+    assert job.handle.status() == "RUNNING"
+    on_cluster.let_go(held)
+    job.reaches(3)
+    assert job.is_enough() == (3, 4, 2)
+    assert job.losses() == [[1]]
+
+
+def test_it_is_given_up_with_the_whole_history(begin):
+    job = begin(max_failures=1).reaches(1)
+    job.lose("host-1-0")
+    job.reaches(2).lose("host-0-1")
+    with pytest.raises(HostLost) as caught:
+        job.handle.result(timeout=LIMIT_S)
+    words = str(caught.value)
+    assert "given up: it failed 2 times, and max_failures is 1. attempt 1: slice 1 lost" in words
+    assert "; attempt 2: slice 0 lost: host 1 of 4" in words
+
+
+def test_a_lost_head_is_replaced_and_goes_on(begin):
+    job = begin().reaches(1)
+    before = job.pods()
+    job.lose("head-0-0")
+    job.reaches(2)
+    after = job.pods()
+    assert {name for name in before if before[name] != after[name]} == {"head-0-0"}
+    assert job.is_enough() == (2, 4, 2)
+    assert job.losses() == []
+
+
+def test_a_head_that_is_lost_too_often_ends_the_job(begin):
+    job = begin(max_failures=0).reaches(1)
+    job.lose("head-0-0")
+    with pytest.raises(HostLost, match="attempt 1: the head, which led the job, was lost"):
+        job.handle.result(timeout=LIMIT_S)
+
+
+def test_it_is_cancelled(begin):
+    job = begin().reaches(1)
+    job.handle.cancel()
+    with pytest.raises(JobCancelled):
+        job.handle.result(timeout=LIMIT_S)
+
+
+def test_an_exception_of_the_function_is_no_loss(begin):
+    job = begin(fail)
+    with pytest.raises(ValueError, match="no luck"):
+        job.handle.result(timeout=LIMIT_S)
+    assert job.losses() == []

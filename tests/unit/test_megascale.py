@@ -1,0 +1,63 @@
+"""What libtpu is told of the slices of an attempt of an elastic job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from manifest_cases import PLACE, planned
+
+from kinetic._core.gang.messages import Place
+from kinetic._host.agent import start_message
+from kinetic._host.agent.identity import Identity
+
+INJECTED = {
+    "MEGASCALE_COORDINATOR_ADDRESS": "kinetic-head-0-0",
+    "MEGASCALE_NUM_SLICES": "3",
+    "MEGASCALE_SLICE_ID": "2",
+    "MEGASCALE_PORT": "8080",
+    "TPU_WORKER_ID": "1",
+}
+HOST = Identity(
+    store_uri="memory://",
+    job_id="job-00c0ffee",
+    host=0,
+    hosts=6,
+    target="",
+    token="t",
+    address="10.0.0.9",
+    scratch="scratch",
+    role="seat",
+    is_program=True,
+    is_pod=True,
+    base_env=INJECTED,
+    elastic=Place(),
+    elastic_seat=5,
+    start=7,
+)
+
+
+def told(who, accelerator="tpu-v6e-8"):
+    plan = planned(accelerator, slices=(1, 3), place=replace(PLACE, leader="head"))
+    space = SimpleNamespace(root=Path("host"), output_dir="", tree=Path("tree"), sys_path=())
+    world = start_message.World("10.0.0.7:4321", who.hosts, who.host, 0, "tpu", False)
+    env = start_message._environ(who, plan, space, world, debug=False)
+    return {name: value for name, value in env.items() if name in INJECTED}
+
+
+def test_an_attempt_on_fewer_slices_names_those_that_take_part():
+    assert told(HOST.placed(Place(2, 3, (0, 2)), 2)) == INJECTED | {
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+    }
+
+
+def test_one_slice_waits_for_no_others():
+    env = told(HOST.placed(Place(2, 1, (2,)), 2))
+    assert env == {name: INJECTED[name] for name in ("MEGASCALE_PORT", "TPU_WORKER_ID")}
+
+
+def test_jobs_that_are_not_elastic_have_what_the_cluster_says():
+    assert told(replace(HOST, elastic=None)) == INJECTED
