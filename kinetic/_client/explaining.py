@@ -34,6 +34,8 @@ def explained(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now
         return outcome
     if not isinstance(backend, Explains):
         return outcome
+    if ref.place.has_head and not unready:
+        return outcome  # The head has told of each loss; hosts have other numbers in each attempt.
     try:
         why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
     except KineticError:

@@ -43,8 +43,10 @@ from kinetic._host.crew import Crew
 from kinetic._host.leader import Attempt
 from kinetic._rpc.lobby import Lobby
 from kinetic._rpc.server import Coordinator
+from kinetic._store import log_segments
 from kinetic._store.base import Store
 from kinetic._store.event_log import EventLog
+from kinetic.errors import KineticError
 
 LOOK_S = 0.1
 """How often the leader looks what there is to do when nothing wakes it."""
@@ -461,14 +463,17 @@ class ElasticLeader:
 
     def _flush_story(self) -> None:
         """Add to the log of the last attempt, which is the one that people read now."""
-        folder = self._store.as_folder()
-        if not self._story or folder is None:
+        if not self._story:
             return
-        where = self._plan.job_id, self._gang.spec.attempt, 0
-        log = HostLog(folder / layout.log(*where), folder / layout.log_index(*where))
-        log.say("\n".join(self._story))
-        log.close()
+        where, text = (self._plan.job_id, self._gang.spec.attempt, 0), "\n".join(self._story)
         self._story.clear()
+        if (folder := self._store.as_folder()) is None:
+            with contextlib.suppress(KineticError):  # The events tell it as well.
+                log_segments.add_lines(self._store, layout.log(*where), text, time.time_ns())
+            return
+        log = HostLog(folder / layout.log(*where), folder / layout.log_index(*where))
+        log.say(text)
+        log.close()
 
     def _seats(self, which: int) -> range:
         return range(which * self._each, (which + 1) * self._each)

@@ -121,6 +121,22 @@ class Segment:
             yield self.end, 0, STDOUT, self.data[at - self.begin :]
 
 
+def add_lines(store: Store, log_key: str, text: str, time_ns: int) -> None:
+    """Add kinetic's own lines to the output of a host that writes no more.
+
+    Raises:
+        StoreError: the store does not accept them.
+    """
+    end, lead = 0, ""
+    if keys := list(store.list(prefix(log_key))):
+        end = int(keys[-1].rpartition("/")[2])
+        last = Segment.decode(end, store.get(keys[-1]))
+        end, lead = last.end, "" if last.data.endswith(b"\n") else "\n"
+    data = f"{lead}{text}\n".encode(errors="backslashreplace")
+    segment = Segment(end, ((end + len(data), time_ns, STDERR),), data)
+    store.put(_key(log_key, end), segment.encode())
+
+
 class SegmentWriter:
     """Sends what is appended to the files of one host.
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from manifest_cases import planned
 
+from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.exits import Exit
 from kinetic._core.gang.elastic import Loss, Standing
@@ -20,6 +21,7 @@ from kinetic._core.place import Place
 from kinetic._host.crew import DistantCrew, ForkedCrew
 from kinetic._host.elastic_leader import JOIN_S, ElasticLeader
 from kinetic._host.leader import Attempt
+from kinetic._store.log_segments import SegmentReader
 from kinetic._store.memory import MemoryStore
 
 
@@ -192,6 +194,16 @@ def test_hosts_elsewhere_that_come_and_go_while_their_slice_is_away_are_counted_
         assert [failure.slices for failure in leader._policy.failures] == [(1,)]
 
     asyncio.run(story())
+
+
+def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
+    leader = leading(hosts.crew)
+    leader._fail(Loss((1,), "its machine is gone"))
+    leader._flush_story()
+    reader = SegmentReader(leader._store, layout.log(leader._plan.job_id, 1, 0), 0)
+    told = b"".join(chunk.data for chunk in reader.rest()).decode()
+    assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
+    assert "kinetic: waiting for slice 1 to return" in told
 
 
 def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():

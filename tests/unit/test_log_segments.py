@@ -403,3 +403,20 @@ def test_events_wait_for_a_store_that_fails(monkeypatch):
     log.write("two\n")
     log.close()
     assert store.get("events") == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("printed", [b"", b"a line\n", b"no end of line"])
+def test_a_leader_adds_its_lines_when_the_host_writes_no_more(host, store, printed):
+    reader = reader_of(store)
+    if printed:
+        host.log.write(STDOUT, printed)
+    host.writer.close()
+    before = list(reader.read())
+    log_segments.add_lines(store, KEY, "kinetic: slice 1 lost", 7)
+    (told,) = everything(reader)
+    assert (told.stream, told.data.strip()) == (STDERR, b"kinetic: slice 1 lost")
+    assert b"".join(c.data for c in everything(reader_of(store))) == (printed + told.data), (
+        "for those who come later as well"
+    )
+    assert (printed + told.data).splitlines()[-1] == b"kinetic: slice 1 lost"
+    assert b"".join(c.data for c in before) in (printed, b"")
