@@ -96,6 +96,29 @@ def test_a_gang_works_over_a_distant_store(distant, capfd):
     assert "RETRY" in {event["kind"].upper() for event in handle.events()}
 
 
+def die_once_aloud():
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_index() == 0:
+        print(f"attempt {kinetic.attempt()}", flush=True)
+    multihost_utils.process_allgather(np.array([0]))
+    if kinetic.attempt() == 1 and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000 if kinetic.attempt() == 1 else 0)
+
+
+def test_an_elastic_job_tells_its_story_over_a_distant_store(distant):
+    handle = run("cpu", slices=(1, 2))(die_once_aloud).run_async()
+    handle.result(timeout=PATIENCE_S)
+    first, lost, waiting, begins, _, second = "".join(handle.logs()).splitlines()
+    assert (first, second) == ("attempt 1", "attempt 2")
+    assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 10): host 1 of 2")
+    assert waiting.startswith("kinetic: waiting for slice 1 to return")
+    assert begins == "kinetic: attempt 2 of 11 begins on all 2 slices."
+
+
 def fail_once_aloud():
     attempt = os.environ["KINETIC_ATTEMPT"]
     print(f"attempt {attempt}", flush=True)
