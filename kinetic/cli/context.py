@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 UNKNOWN = "UNKNOWN"
+SUBMITTING = "it is being submitted"
 _PLACES = ("project", "zone", "cluster", "namespace")
 
 P = ParamSpec("P")
@@ -212,7 +213,7 @@ class AppContext:
             state, _ = following.standing(self.store, ref, status, self.now())
         except KineticError as error:
             return Standing(UNKNOWN, str(error))
-        return Standing(state, status.reason)
+        return Standing(state, status.reason or (SUBMITTING if state is JobStatus.PENDING else ""))
 
 
 def _ending(data: bytes, ref: JobRef) -> Ending | None:

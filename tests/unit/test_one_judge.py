@@ -129,6 +129,12 @@ def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backe
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
 
 
+def test_why_a_job_is_not_known_to_its_backend_yet_is_said(store, backend):
+    job = put_ref(store, ref())
+    soon = app(store, backend, job.created_at + 1.0).standing(job)
+    assert (soon.state, soon.reason) == ("PENDING", "it is being submitted")
+
+
 def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
     job = killed_after(
         store,
