@@ -1,7 +1,7 @@
-"""Which pieces of local checkpoints make up a whole one, which have to travel, and whether there is
+"""Which pieces of local checkpoints make up a whole one, which are sent, and whether there is
 room for them.
 
-In: what hosts have. Out: the newest whole step, journeys, errors.
+In: what hosts have. Out: the newest whole step, transfers, errors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from kinetic._in_job.checkpoint.pieces import Local, Piece, journeys, newest, overlap
+from kinetic._in_job.checkpoint.pieces import Local, Piece, newest, overlap, transfers
 from kinetic._in_job.checkpoint.room import Room, check, measured
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic._system import filesystems, machine
@@ -46,21 +46,21 @@ def test_the_newest_step_that_is_whole(found, step):
     assert (whole and whole.step) == step
 
 
-def test_a_piece_travels_once_to_all_who_need_it():
+def test_a_piece_is_sent_once_to_all_who_need_it():
     whole = newest([[local(1, 0)], [local(1, 1)], []])
     halves = [((0,), (2,)), ((2,), (2,))]
     mine = {0: {halves[0]}, 1: {halves[1]}, 2: {halves[0]}}
     assert [
-        (j.source, j.piece.start, set(j.needed_by)) for j in journeys(whole, [mine, {}], 3)
+        (j.source, j.piece.start, set(j.needed_by)) for j in transfers(whole, [mine, {}], 3)
     ] == [(0, (0,), {2})]
     everything = {-1: {((0,), (4,))}}
-    found = [(j.source, set(j.needed_by)) for j in journeys(whole, [everything, {}], 3)]
+    found = [(j.source, set(j.needed_by)) for j in transfers(whole, [everything, {}], 3)]
     assert found == [(0, {1, 2}), (1, {0, 2})]
 
 
-def test_nothing_travels_where_everybody_has_what_it_needs():
+def test_nothing_is_sent_where_everybody_has_what_it_needs():
     whole = newest([[local(1, 0)], [local(1, 1)]])
-    assert journeys(whole, [{0: {((0,), (2,))}, 1: {((2,), (2,))}}, {}], 2) == []
+    assert transfers(whole, [{0: {((0,), (2,))}, 1: {((2,), (2,))}}, {}], 2) == []
 
 
 @st.composite
@@ -87,7 +87,7 @@ def cut(draw):
 
 
 @hypothesis.given(cut())
-def test_after_the_journeys_every_host_can_build_what_it_needs(case):
+def test_after_the_transfers_every_host_can_build_what_it_needs(case):
     hosts, saved, having, wanted, needing = case
     leaves = (Leaf("w", (6, 6), "uint8"),)
     found = [
@@ -110,7 +110,7 @@ def test_after_the_journeys_every_host_can_build_what_it_needs(case):
     needed = {}
     for host, box in zip(needing, wanted, strict=True):
         needed.setdefault(host, set()).add(box)
-    sent = journeys(whole, [needed], hosts)
+    sent = transfers(whole, [needed], hosts)
     for host, boxes in needed.items():
         there = [s for n, s in enumerate(saved) if host in having[n]]
         there += [(j.piece.start, j.piece.shape) for j in sent if host in j.needed_by]

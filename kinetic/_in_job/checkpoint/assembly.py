@@ -11,11 +11,11 @@ from typing import Any
 
 from kinetic._in_job.checkpoint.local_tier import LocalTier
 from kinetic._in_job.checkpoint.peers import Peers
-from kinetic._in_job.checkpoint.pieces import Box, Journey, Local, Whole, journeys, overlap
+from kinetic._in_job.checkpoint.pieces import Box, Local, Transfer, Whole, overlap, transfers
 from kinetic._in_job.checkpoint.tree import Leaf, State, box, boxes_of
 
 _ROOM_BYTES = 1 << 24
-"""How much travels at a time: it lies on every device for a moment."""
+"""How much is sent at a time: it lies on every device for a moment."""
 _LEAST_ROOM = 1 << 12
 
 
@@ -40,13 +40,13 @@ class Assembly:
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():
             needed[self._numbers[state.leaves[number].name]] = boxes_of(value)
-        for each in journeys(self._whole, needed, self._peers.count):
-            self._travel(each)
+        for each in transfers(self._whole, needed, self._peers.count):
+            self._carry_out(each)
 
-    def _travel(self, journey: Journey) -> None:
+    def _carry_out(self, transfer: Transfer) -> None:
         import numpy as np
 
-        source, piece, needed_by = journey
+        source, piece, needed_by = transfer
         mine, wanted = self._peers.index == source, self._peers.index in needed_by
         content = (
             self._tier.read(self._whole.on[source], piece)

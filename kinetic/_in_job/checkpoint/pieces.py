@@ -1,6 +1,6 @@
 """Which pieces of local checkpoints make up a whole one, and which host sends what to whom. Pure.
 
-In: what each host has. Out: the newest whole step; the pieces that have to travel.
+In: what each host has. Out: the newest whole step; the transfers between hosts.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def overlap(one: Box, other: Box) -> Box | None:
     return None if any(size <= 0 for size in shape) else (begin, shape)
 
 
-class Journey(NamedTuple):
+class Transfer(NamedTuple):
     """A piece that other hosts need.
 
     Attributes:
@@ -189,8 +189,8 @@ class Journey(NamedTuple):
     needed_by: frozenset[int]
 
 
-def journeys(whole: Whole, needed: Sequence[Mapping[int, set[Box]]], hosts: int) -> list[Journey]:
-    """Return the pieces that have to travel, in the same order on all hosts.
+def transfers(whole: Whole, needed: Sequence[Mapping[int, set[Box]]], hosts: int) -> list[Transfer]:
+    """Return the transfers that bring each host what it needs, in the same order on all hosts.
 
     Args:
         whole: what is where.
@@ -201,7 +201,7 @@ def journeys(whole: Whole, needed: Sequence[Mapping[int, set[Box]]], hosts: int)
     for host, local in sorted(whole.on.items()):
         for piece in local.pieces:
             holders.setdefault(piece.part, {}).setdefault(host, piece)
-    found: list[Journey] = []
+    found: list[Transfer] = []
     for (leaf, part), having in sorted(holders.items()):
         for_all = needed[leaf].get(-1, set())
         wanting = frozenset(
@@ -214,5 +214,5 @@ def journeys(whole: Whole, needed: Sequence[Mapping[int, set[Box]]], hosts: int)
             # Spread over those that have it.
             sources = sorted(having)
             source = sources[len(found) % len(sources)]
-            found.append(Journey(source, having[source], wanting))
+            found.append(Transfer(source, having[source], wanting))
     return sorted(found, key=lambda each: (each.source, each.piece.offset))
