@@ -157,6 +157,22 @@ def test_a_machine_that_is_lost_is_replaced(on_cluster, home):
     on_cluster.wait_for(lambda: is_empty(on_cluster))
 
 
+def test_a_slice_of_an_elastic_job_is_killed_by_deleting_its_pods(on_cluster, home):
+    marker = home.parent / "m"
+    handle = begun(on_cluster, wait_for_ever, marker, slices=(1, 2))
+    machine = f"kinetic-{handle.job_id}-pathways-worker-1-2-"
+    (before,) = [name for name in pods_of(on_cluster, handle) if name.startswith(machine)]
+    assert handle.kill_hosts(slice=1, host=2) == (7,)
+    on_cluster.wait_for(lambda: before not in pods_of(on_cluster, handle))
+    on_cluster.wait_for(
+        lambda: any(name.startswith(machine) for name in pods_of(on_cluster, handle))
+    )
+    handle.cancel()
+    with pytest.raises(JobCancelled):
+        handle.result()
+    on_cluster.wait_for(lambda: is_empty(on_cluster))
+
+
 @pytest.mark.double
 def test_what_the_machines_wait_for_is_said_until_the_job_gives_up(on_cluster, capfd):
     on_cluster.hold_back("kinetic-")
