@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ from kinetic._backends.kubernetes.resources import (
     CHECKPOINT_CONFIGURATIONS,
     CLAIM_TEMPLATES,
     CSI_DRIVERS,
-    DEVICE_CLASSES,
     JOBSETS,
     NODES,
     SERVICE_ACCOUNTS,
     Resource,
 )
+from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
 from kinetic.errors import NotFound, PreflightError
 
 Document = dict[str, Any]
@@ -147,8 +148,9 @@ class Cluster:
         knows_claims: bool = True,
         devices: bool | None = True,
         may_claim: bool = True,
+        fuse: bool | None = True,
     ) -> None:
-        self.there = {CSI_DRIVERS: driver, DEVICE_CLASSES: devices}
+        self.there = {MULTI_TIER_DRIVER: driver, GCSFUSE_DRIVER: fuse, DEVICE_CLASS: devices}
         self.configurations, self.knows_claims = configurations, knows_claims
         self.may_claim = may_claim
         self.asked: list[Resource] = []
@@ -167,9 +169,9 @@ class Cluster:
         assert dry_run
         return document
 
-    def get(self, resource: Resource, _name: str, **_: str) -> Document:
+    def get(self, resource: Resource, name: str, **_: str) -> Document:
         self.asked.append(resource)
-        there = self.there.get(resource, resource == SERVICE_ACCOUNTS)
+        there = self.there.get(name, resource == SERVICE_ACCOUNTS)
         if there is None:
             raise Forbidden("You may not get it.")
         if not there:
@@ -189,6 +191,7 @@ class Cluster:
 
 
 BOTH = Asked(multi_tier=True, networks=True)
+ALL = Asked(multi_tier=True, networks=True, buckets=True)
 
 
 def gathered(asked: Asked, **lacks: Any) -> dict[str, checks.Check]:
@@ -232,12 +235,18 @@ def test_the_doctor_of_a_cluster_that_has_it_or_does_not_say() -> None:
         ({"configurations": ()}, "so no node has its memory. Ask an administrator for one"),
         ({"devices": False}, "The cluster has no network devices of class netdev.google.com."),
         ({"may_claim": False}, "You may not create resourceclaimtemplates.resource.k8s.io"),
+        ({"fuse": False}, "The cluster mounts no buckets: .* leave fuse=True away"),
     ],
 )
 def test_a_job_that_the_cluster_cannot_start_is_refused(lacks: dict[str, Any], words: str) -> None:
     api: Api = Cluster(**lacks)  # type: ignore[assignment]
     with pytest.raises(PreflightError, match=words):
-        preflight.check(api, 8, "kinetic", BOTH)
+        preflight.check(api, 8, "kinetic", ALL)
+
+
+def test_buckets_of_a_cluster_that_does_not_say_what_it_has_are_tried() -> None:
+    api: Api = Cluster(fuse=None)  # type: ignore[assignment]
+    preflight.check(api, 8, "kinetic", ALL)
 
 
 def test_a_job_that_asks_for_nothing_asks_nothing_and_an_answer_is_for_what_was_asked() -> None:
@@ -262,3 +271,5 @@ def test_what_is_asked_for(
     storage: str | None, devices: str | None, simulated: bool, expected: Asked
 ) -> None:
     assert addons.asked(storage, devices, simulated=simulated) == expected
+    more = addons.asked(storage, devices, simulated=simulated, buckets=True)
+    assert more == replace(expected, buckets=True)

@@ -21,7 +21,7 @@ from kinetic._backends.kubernetes.resources import (
     DEVICE_CLASSES,
     Resource,
 )
-from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, MULTI_TIER_DRIVER
+from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
 from kinetic._core.place import MULTI_TIER
 from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
@@ -36,6 +36,10 @@ _CONFIGURE = (
     'bucket it is backed up. Or name a size instead: local_storage="60Gi".'
 )
 _CORRECT = "Ask an administrator to correct it: kubectl edit checkpointconfiguration {name}."
+_COPY = (
+    "Ask an administrator to enable the add-on GcsFuseCsiDriver, or leave fuse=True away: then the "
+    "data is copied."
+)
 _DEVICES = (
     "Ask an administrator for node pools with GKE's managed DRANET (1.34.1-gke.1829001 or later), "
     "or leave network_devices= away."
@@ -57,17 +61,26 @@ class Asked:
     Attributes:
         multi_tier: the volume of multi-tier checkpointing.
         networks: network devices.
+        buckets: buckets as folders.
     """
 
     multi_tier: bool = False
     networks: bool = False
+    buckets: bool = False
 
 
-def asked(local_storage: str | None, network_devices: str | None, *, simulated: bool) -> Asked:
-    """Return what jobs ask for by these options; nothing where nodes need not have it."""
+def asked(
+    local_storage: str | None,
+    network_devices: str | None,
+    *,
+    simulated: bool,
+    buckets: bool = False,
+) -> Asked:
+    """Return what jobs ask for by these options. Where nodes need no accelerators, they need not
+    have what goes with those, either."""
     if simulated:
-        return Asked()
-    return Asked(local_storage == MULTI_TIER, bool(network_devices))
+        return Asked(buckets=buckets)
+    return Asked(local_storage == MULTI_TIER, bool(network_devices), buckets)
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,14 @@ def multi_tier(api: Api) -> MultiTier:
     except PreflightError:
         configurations = None
     return MultiTier(_has(api, CSI_DRIVERS, MULTI_TIER_DRIVER), configurations)
+
+
+def bucket_troubles(api: Api) -> list[Trouble]:
+    """Return why pods would get no bucket as a folder."""
+    if _has(api, CSI_DRIVERS, GCSFUSE_DRIVER) is not False:
+        return []
+    text = f"the cluster mounts no buckets: it has no CSI driver {GCSFUSE_DRIVER}"
+    return [Trouble(text, _COPY)]
 
 
 def networks(api: Api) -> Networks:

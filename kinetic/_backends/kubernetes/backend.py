@@ -125,6 +125,7 @@ class KubernetesBackend:
             plan.place.local_storage,
             plan.place.network_devices,
             simulated=self._pods.simulated,
+            buckets=bool(plan.mounted_by_cluster()),
         )
         preflight.check(api, _pods_of(plan), self._pods.service_account, asked)
 

@@ -119,6 +119,7 @@ class Facts:
         service_account: the account that pods use, or "".
         has_account: whether it exists; None when unknown.
         multi_tier, networks: what jobs ask of the cluster in addition; None if they do not.
+        no_buckets: why pods would get no bucket as a folder, if a job asks for one.
     """
 
     server: str
@@ -133,6 +134,7 @@ class Facts:
     has_account: bool | None = None
     multi_tier: MultiTier | None = None
     networks: Networks | None = None
+    no_buckets: Sequence[Trouble] = ()
 
 
 def gather(
@@ -197,6 +199,7 @@ def gather_for(
     try:
         has_jobsets, has_account, *allowed = at_once(lambda ask: ask(), asks, CALLS_AT_ONCE)
         multi_tier, networks = _asked_for(api, asked)
+        no_buckets = addons.bucket_troubles(api) if asked.buckets else []
     except KineticError as error:
         return Facts(api.server, api.namespace, error, service_account=service_account)
     return Facts(
@@ -208,6 +211,7 @@ def gather_for(
         has_account=has_account,
         multi_tier=multi_tier,
         networks=networks,
+        no_buckets=no_buckets,
     )
 
 
@@ -435,6 +439,7 @@ def why_not(facts: Facts, *, hosts: int) -> str:
     troubles = [
         *(addons.missing_memory(facts.multi_tier) if facts.multi_tier else ()),
         *(addons.network_troubles(facts.networks) if facts.networks else ()),
+        *facts.no_buckets,
     ]
     return next((f"{t.detail[0].upper()}{t.detail[1:]}. {t.remedy}" for t in troubles), "")
 

@@ -19,7 +19,7 @@ DEVICE_CLASS = "netdev.google.com"
 """Network devices of TPU machines, as GKE's managed DRANET offers them."""
 NETWORK = "network"
 """The name of the claim in its pod."""
-_GCSFUSE = "gcsfuse.csi.storage.gke.io"
+GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 
 
 class Mounted(NamedTuple):
@@ -42,7 +42,7 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
     inside = (path if data.is_dir else path.rpartition("/")[0]).strip("/")
     options = f"implicit-dirs,only-dir={inside}" if inside else "implicit-dirs"
     attributes = {"bucketName": bucket, "mountOptions": options}
-    csi = {"driver": _GCSFUSE, "readOnly": True, "volumeAttributes": attributes}
+    csi = {"driver": GCSFUSE_DRIVER, "readOnly": True, "volumeAttributes": attributes}
     mount = {"name": name, "mountPath": folder, "readOnly": True}
     return Mounted({"name": name, "csi": csi}, mount)
 
