@@ -113,7 +113,8 @@ def main() -> None:
         compare(
             {
                 "restart": {"slices": 2, "retries": 1},
-                "in a new process": {"slices": (2, 2)},
+                "in a new process": {"slices": (2, 2), "survivors": "restart"},
+                "in the same process": {"slices": (2, 2), "survivors": "keep"},
             }
         )
 

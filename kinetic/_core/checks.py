@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
@@ -20,6 +20,8 @@ Joins = bool | Literal["lazy", "program"]
 Controller = Literal["single", "multi"]
 """Which processes run the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
+Survivors = Literal["auto", "keep", "restart"]
+SURVIVORS: tuple[Survivors, ...] = get_args(Survivors)
 """What an elastic job does when it has lost a slice; see `Options`."""
 NetworkDevices = int | Literal["all"]
 """How many network devices a pod claims; see `Options`."""
@@ -167,6 +169,16 @@ def on_slice_loss(name: str, value: object) -> OnSliceLoss | None:
     if value is None:
         return None
     return "shrink" if value == "shrink" else "wait"
+
+
+def survivors(name: str, value: object) -> Survivors | None:
+    """Check what becomes of the processes of hosts that are not lost."""
+    for known in SURVIVORS:
+        if value == known:
+            return known
+    if value is None:
+        return None
+    raise UsageError(f'{name} must be "auto", "keep" or "restart"; it is {value!r}.')
 
 
 def seconds(name: str, value: object) -> float | None:

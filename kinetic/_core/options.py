@@ -20,7 +20,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
-    from kinetic._core.checks import Controller, Joins, NetworkDevices, OnSliceLoss
+    from kinetic._core.checks import Controller, Joins, NetworkDevices, OnSliceLoss, Survivors
     from kinetic._core.duration import Duration
 
 
@@ -32,6 +32,7 @@ class Keywords(TypedDict, total=False):
     max_failures: int | None
     slice_timeout: Duration | None
     on_slice_loss: OnSliceLoss | None
+    survivors: Survivors | None
     controller: Controller
     queue: str | None
     priority: str | None
@@ -62,6 +63,7 @@ class Elastic:
         max_failures: how many losses the job survives.
         slice_timeout_s: how long a lost slice is waited for.
         shrinks: whether the job goes on with the slices left meanwhile.
+        survivors: what becomes of the processes of hosts that are not lost.
     """
 
     least: int
@@ -69,11 +71,12 @@ class Elastic:
     max_failures: int
     slice_timeout_s: float
     shrinks: bool = False
+    survivors: Survivors = "auto"
 
 
 MAX_FAILURES = 10
 SLICE_TIMEOUT_S = 300.0
-_OF_ELASTIC_JOBS = ("max_failures", "slice_timeout", "on_slice_loss")
+_OF_ELASTIC_JOBS = ("max_failures", "slice_timeout", "on_slice_loss", "survivors")
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,12 @@ class Options:
         'What an elastic job does when it has lost a slice: "wait" for it, the default; "shrink": '
         "go on at once with those left, and grow back later.",
         flag=Flag(("--on-slice-loss",), "wait|shrink"),
+    )
+    survivors: Survivors | None = option(
+        checks.survivors,
+        "What becomes of the processes of an elastic job's other hosts when a slice is lost or "
+        'returns: "auto": they go on where they can, the default; "keep": a host whose process '
+        'cannot go on is lost as well; "restart": each attempt has new ones.',
     )
     controller: Controller = option(
         checks.controller,
@@ -286,6 +295,7 @@ class Options:
             MAX_FAILURES if self.max_failures is None else self.max_failures,
             self.slice_timeout_s or SLICE_TIMEOUT_S,
             shrinks=self.on_slice_loss == "shrink",
+            survivors=self.survivors or "auto",
         )
 
     def travelling(self) -> Options:
@@ -398,6 +408,16 @@ def _check_elastic(options: Options) -> None:
             'A command reaches the slices of controller="single" by itself, and slices=(least, '
             "most) lets them come and go: run a Python script or module instead (without --), or "
             "give a fixed number of slices."
+        )
+    if options.survivors is not None and options.controller == "single":
+        raise UsageError(
+            'survivors= is about the processes of hosts, and controller="single" has one process '
+            "for all of them, which always goes on: leave survivors= away."
+        )
+    if options.survivors == "keep" and options.joins_jax == "program":
+        raise UsageError(
+            'survivors="keep" is for functions that use JAX themselves: a program starts anew in '
+            "each attempt. Leave it away."
         )
     if options.debug:
         raise UsageError(

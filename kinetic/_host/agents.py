@@ -98,7 +98,7 @@ class Agents:
         if self._service is not None:
             self._service.end()
             self._service = None
-        if self._stem is None or not service.may_serve(self._plan, processes):
+        if self._stem is None or not service.may_serve(self._plan):
             return ""
         with contextlib.suppress(OSError):  # What forks is gone; the slices that are left go on.
             self._service = Service(self._stem, self._plan.job_id, processes)

@@ -60,7 +60,7 @@ class ElasticLeader:
 
     Promises:
         1. A slice with a dead host is ended as a whole, with all that its hosts have started.
-        2. Agents of the other slices live on; nothing of their last worker does.
+        2. Agents of the other slices live on, and their workers where these can.
         3. SIGTERM cancels the job at any time, also between two attempts.
         4. When it returns, all agents have ended, or know that they should.
     """
@@ -180,6 +180,7 @@ class ElasticLeader:
             else:
                 return ended
             decision = await self._next()
+            self._tell_who_stays(decision)
             self._flush_story()
             if isinstance(decision, Form):
                 self._begin(ended)
@@ -290,6 +291,12 @@ class ElasticLeader:
         limit = f"{rules.slice_timeout_s:g} s (slice_timeout)"
         self._write(GangEvent(EventKind.AWAITED, detail=f"for at most {limit}", slices=away))
         self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
+
+    def _tell_who_stays(self, decision: Decision | None) -> None:
+        seats = self._seats_of(decision.slices) if isinstance(decision, Form) else []
+        if kept := self._lobby.kept(seats):
+            who = f"all {kept}" if kept == len(seats) else f"{kept} of {len(seats)}"
+            self._say(f"{who} hosts go on in the process that they have.")
 
     def _end(self, slices: Iterable[int]) -> None:
         """End what is left of these slices; what their agents have said counts no more."""

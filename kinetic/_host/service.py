@@ -15,19 +15,28 @@ from kinetic._core.plan import Plan
 from kinetic._host.stem import Stem
 from kinetic._host.worker import coordination, joining
 from kinetic._system import processes
+from kinetic.errors import SetupFailed
 
 _ADDRESS = "127.0.0.1"
 
 
-def may_serve(plan: Plan, count: int) -> bool:
-    """Whether a service beside the workers can serve this many processes: they join by private
-    interfaces of JAX, which programs of other interpreters may not have."""
-    return (
-        count > 1
-        and plan.options.joins_jax != "program"
-        and "jax" in sys.modules
-        and not coordination.why_unknown()
-    )
+def may_serve(plan: Plan) -> bool:
+    """Whether a service beside the workers can serve this job: they join by private interfaces of
+    JAX, which programs in other interpreters may not have, and which nobody needs where each
+    attempt has new workers.
+
+    Raises:
+        SetupFailed: the workers must stay, and cannot.
+    """
+    elastic = plan.elastic_gang
+    if elastic is None or elastic.survivors == "restart" or plan.options.joins_jax == "program":
+        return False
+    why = coordination.why_unknown() if "jax" in sys.modules else "it was not imported"
+    if why and elastic.survivors == "keep":
+        raise SetupFailed(
+            f'survivors="keep" needs a JAX whose interfaces kinetic knows ({why}): leave it away.'
+        )
+    return not why
 
 
 class Service:

@@ -39,6 +39,7 @@ class Start:
     """What the agent sends the worker when the whole gang is ready.
 
     Attributes:
+        attempt: of the job, from 1.
         payload: file of the pickled call.
         payload_digest: its SHA-256, verified before anything is unpickled.
         function: file of the pickled function and its SHA-256, if the payload holds only arguments;
@@ -62,6 +63,7 @@ class Start:
         elastic: the slices, where one process has all of them and they may be lost; else None.
     """
 
+    attempt: int
     payload: str
     payload_digest: str
     function: str

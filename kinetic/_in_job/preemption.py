@@ -54,6 +54,11 @@ def grace_left_s() -> float | None:
     return None
 
 
+def forget() -> None:
+    """Begin anew, in another attempt in the same process."""
+    _marked.clear()
+
+
 def _mark(folder: str, name: str) -> None:
     """Leave a file for the agent, once."""
     path = f"{folder}/{name}"

@@ -301,7 +301,7 @@ class ControlClient:
 
 
 def place_of(
-    endpoint: Endpoint, seat: int, start: int, *, unreachable_after_s: float
+    endpoint: Endpoint, seat: int, start: int, *, kept: bool, unreachable_after_s: float
 ) -> Place | None:
     """Wait for the place of a host of an elastic job in the next attempt; None when nothing
     follows.
@@ -310,13 +310,14 @@ def place_of(
         endpoint: of the coordinator.
         seat: the host's index among all hosts of the job.
         start: which start of the host this is, from 1.
+        kept: whether its worker has run an attempt before.
         unreachable_after_s: as for `AgentClient`.
 
     Raises:
         CoordinatorLost: it has not answered for so long.
     """
     caller = _Caller(endpoint, unreachable_after_s, time.monotonic)
-    request = pb.PlaceRequest(seat=seat, start=start)
+    request = pb.PlaceRequest(seat=seat, start=start, kept=kept)
     try:
         while True:
             reply = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)

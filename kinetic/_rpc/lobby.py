@@ -54,6 +54,7 @@ class Lobby:
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
+        self._kept: set[int] = set()
         self._places: dict[int, Place] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -67,6 +68,10 @@ class Lobby:
     def is_complete(self, seats: Collection[int]) -> bool:
         """Whether all of these wait."""
         return self._waiting.issuperset(seats)
+
+    def kept(self, seats: Collection[int]) -> int:
+        """How many of these wait with the worker that they had."""
+        return len(self._kept.intersection(seats))
 
     def waits(self, seat: int) -> bool:
         """Whether this host waits."""
@@ -87,9 +92,9 @@ class Lobby:
         self._over = True
         self._wake()
 
-    async def ask(self, seat: int, start: int) -> Place | None:
+    async def ask(self, seat: int, start: int, *, kept: bool = False) -> Place | None:
         """Wait for a place; return one that says to ask again after a while, None when nothing
-        follows."""
+        follows. `kept`: the host has the worker of its last attempt."""
         if self._announced:
             self._announce(seat, start)
         if not self._counts(seat, start):
@@ -97,7 +102,7 @@ class Lobby:
         self._asking[seat] += 1
         absent_s = CUT_OFF_S
         try:
-            place = await self._wait(seat, start)
+            place = await self._wait(seat, start, kept=kept)
             absent_s = PATIENCE_S
         finally:  # Also when the connection breaks, which cancels this.
             self._asking[seat] -= 1
@@ -107,9 +112,10 @@ class Lobby:
             self._listener.on_told(seat)
         return place
 
-    async def _wait(self, seat: int, start: int) -> Place | None:
+    async def _wait(self, seat: int, start: int, *, kept: bool) -> Place | None:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
+        (self._kept.add if kept else self._kept.discard)(seat)
         self._enter(seat)
         while self._counts(seat, start):
             if (place := self._places.pop(seat, None)) is not None:

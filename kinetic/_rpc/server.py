@@ -263,7 +263,9 @@ class Coordinator:
         return pb.NextReply(attempt=self._gang.spec.attempt + 1, reason=codec.clean(reason))
 
     async def _place(self, request: pb.PlaceRequest, context: Context) -> pb.PlaceReply:
-        place = None if self._lobby is None else await self._lobby.ask(request.seat, request.start)
+        place = None
+        if self._lobby is not None:
+            place = await self._lobby.ask(request.seat, request.start, kept=request.kept)
         return codec.place_to_wire(place)
 
     def _view(self, host: int) -> bytes:

@@ -34,6 +34,8 @@ _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
 """Who owns a folder in this process: its own record locks do not keep it out."""
+_held: dict[str, InFolder] = {}
+"""The places that this process has locked."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ class InFolder:
             return False
         self._fd = fd
         _own[self._name] = None
+        _held[self._name] = self
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
@@ -289,6 +292,13 @@ class InFolder:
             os.close(self._fd)
             self._fd = -1
             _own.pop(self._name, None)
+            _held.pop(self._name, None)
+
+
+def abandon() -> None:
+    """Unlock all folders of this process, whose owners have ended without releasing them."""
+    for place in list(_held.values()):
+        place.free(remove=False)
 
 
 class InStore:

@@ -17,18 +17,16 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import children, wait_until
+from elastic_jobs import LIMIT_S, Watched, reached
+from gangs import wait_until
 
 import kinetic
 from kinetic import errors
-from kinetic._core import layout
-from kinetic._core.events import parse
 from kinetic.errors import HostLost, JobCancelled, UsageError
 
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 STEPS = 10
-LIMIT_S = 300
 
 
 def train(folder, kills=(), pause_s=0.02):
@@ -64,69 +62,6 @@ def elastic(least=1, most=2, function=train, **options):
     return kinetic.run("tpu-v6e-8", slices=(least, most), **options)(function)
 
 
-class Watched:
-    """A running job, and the processes of its hosts."""
-
-    def __init__(self, home, handle):
-        self.handle = handle
-        self.folder = home / layout.job(handle.job_id)
-
-    @property
-    def is_forked(self):
-        """Whether the process that leads has forked the agents."""
-        return (self.folder / "local").exists()
-
-    def leader(self):
-        return wait_until(self.handle.processes, "it does not run")["supervisor"]
-
-    def programs(self):
-        """What stands for the host's machine: the agent, or the program that has forked it."""
-        return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
-
-    def agents(self):
-        """Process ids of the agents."""
-        found = self.programs()
-        return found if self.is_forked else {host: child_of(pid) for host, pid in found.items()}
-
-    def below_supervisor(self, title):
-        """The child of the supervisor with this title."""
-        pid = self.leader()
-        (found,) = (
-            int(child)
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if Path(f"/proc/{child}/cmdline").read_bytes().startswith(title.encode())
-        )
-        return found
-
-    def events(self):
-        path = self.folder / "events.jsonl"
-        return parse(path.read_bytes()) if path.exists() else []
-
-    def slices(self):
-        """Those of each attempt."""
-        return [event.slices for event in self.events() if event.kind == "formed"]
-
-    def losses(self):
-        return [event.slices for event in self.events() if event.kind == "slice_lost"]
-
-    def story(self):
-        """What kinetic says in the leader's log."""
-        return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
-
-
-def child_of(program):
-    """The agent below the program of a host."""
-
-    def look():
-        titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(program)}
-        return next((pid for pid, title in titles.items() if title.startswith(AGENT)), None)
-
-    return wait_until(look, "the host has no agent")
-
-
-AGENT = b"kinetic-agent"
-
-
 @pytest.fixture(params=["local", "programs"])
 def backend(request, monkeypatch):
     monkeypatch.setenv("KINETIC_BACKEND", request.param)
@@ -134,6 +69,13 @@ def backend(request, monkeypatch):
 
 
 only_local = pytest.mark.parametrize("backend", ["local"], indirect=True)
+
+
+WHO_STAYS = {
+    "local": {n: [f"{n} hosts go on in the process that they have."] for n in ("2 of 4", "all 2")},
+    "programs": {"2 of 4": [], "all 2": []},
+}
+"""What the log says of processes: hosts that are programs have new ones in each attempt."""
 
 
 @pytest.fixture
@@ -149,25 +91,16 @@ def begin(home, tmp_path, backend):
     return begin
 
 
-def reached(folder, attempt, host, step=2):
-    """Wait until a host has done a step."""
-
-    def done():
-        mark = Path(folder, f"{attempt}-{host}")
-        return mark.exists() and int(mark.read_text() or 0) >= step
-
-    wait_until(done, f"host {host} does not reach step {step} of attempt {attempt}")
-
-
 # -- a slice is lost -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victim", [0, 3])
-def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim):
+def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim, backend):
     job = begin(elastic(), [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     which = victim // 2
-    lost, waiting, begins, recovered = job.story()
+    lost, waiting, *stay, begins, recovered = job.story()
+    assert stay == WHO_STAYS[backend]["2 of 4"]
     assert lost.startswith(
         f"slice {which} lost (failure 1 of at most 10): host {victim} of 4: The worker process was "
         "killed by SIGKILL"
@@ -179,12 +112,13 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypatch):
+def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypatch, backend):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(on_slice_loss="shrink"), [(1, 3, victim)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
     which = victim // 2
-    lost, shrinking, begins, _ = job.story()
+    lost, shrinking, *stay, begins, _ = job.story()
+    assert stay == WHO_STAYS[backend]["all 2"]
     assert lost.startswith(f"slice {which} lost")
     assert shrinking == "shrinking to 1 slice until it is back."
     assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
@@ -334,22 +268,27 @@ def hold(folder, leave):
     mark = Path(folder, f"child-{os.environ['KINETIC_ATTEMPT']}-{os.environ['KINETIC_HOST_INDEX']}")
     mark.with_suffix(".part").write_text(str(child.pid))
     mark.with_suffix(".part").rename(mark)
-    while os.environ["KINETIC_ATTEMPT"] == "1":
+    while not Path(folder, "over").exists():
         time.sleep(0.05)
     child.kill()
     child.wait()
 
 
-def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path):
-    job = begin(elastic(function=hold), True, wait=False)
+@pytest.mark.parametrize("survivors", ["restart", "keep"])
+def test_nothing_that_a_lost_slice_has_started_lives_on(begin, tmp_path, survivors, backend):
+    """Of processes that go on, their children do."""
+    job = begin(elastic(function=hold, survivors=survivors), True, wait=False)
     marks = [tmp_path / f"child-1-{host}" for host in range(4)]
     wait_until(lambda: all(mark.exists() for mark in marks), "no children")
     children = [int(mark.read_text()) for mark in marks]
     os.kill(job.agents()[2], signal.SIGKILL)
     again = [tmp_path / f"child-2-{host}" for host in range(4)]
     wait_until(lambda: all(mark.exists() for mark in again), "no second attempt")
-    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    gone = [host for host, pid in enumerate(children) if not Path(f"/proc/{pid}").exists()]
+    assert gone == ([2, 3] if (backend, survivors) == ("local", "keep") else [0, 1, 2, 3])
+    (tmp_path / "over").touch()
     assert job.handle.result(timeout=LIMIT_S) is None
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
 
 
 def learn(folder, pause_s):

@@ -165,3 +165,17 @@ def test_a_host_that_asks_again_has_not_left(monkeypatch):
         again.cancel()
 
     asyncio.run(story())
+
+
+def test_it_knows_which_hosts_have_kept_their_worker():
+    async def story():
+        room = Lobby(Told())
+        tasks = await started(room.ask(0, 1, kept=True), room.ask(1, 1), room.ask(2, 1, kept=True))
+        assert room.kept([0, 1, 2]) == 2
+        room.expect(2, 2)
+        tasks += await started(room.ask(2, 2))
+        assert room.kept([0, 1, 2]) == 1
+        room.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())

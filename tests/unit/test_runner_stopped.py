@@ -19,7 +19,7 @@ class Channel:
 def stopped(*_):
     raise %s
 
-worker._init_process = lambda *_: None
+worker._init_process = lambda *_, **__: None
 worker._import_ahead = lambda: None
 worker.Start.from_json = lambda _: None
 worker._serve = stopped

@@ -7,8 +7,6 @@ It imports no JAX and runs no user code, so it survives to say how the worker di
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import selectors
 import signal
@@ -30,14 +28,12 @@ from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, tees
 from kinetic._host.agent.mountpoints import Mountpoints
 from kinetic._host.agent.preemption import Preemption
-from kinetic._host.agent.reporter import Reporter
+from kinetic._host.agent.reporter import Reporter, last_message
 from kinetic._host.agent.stall import Sample, StallDetector
 from kinetic._host.agent.start_message import ROOM_FILE, WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import joining
-from kinetic._host.worker.main import LAST_MESSAGE
-from kinetic._store import files
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
@@ -92,6 +88,7 @@ class Agent:
         self._supervisor = os.getppid()
         self._view: HostView | None = None
         self.nothing_follows = False  # Every host has returned, or nobody leads any more.
+        self.kept = False  # The worker stays for another attempt.
         self._gate: Gate | None = None
         if plan.options.debug:
             from kinetic._host.worker.debugger import Gate  # few jobs are debugged
@@ -160,13 +157,16 @@ class Agent:
 
     def _prepare(self) -> None:
         try:
-            # May take long, and the loop that sees the supervisor die does not run yet.
-            with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
-                self._workspace = workspace.prepare(self._who, self._plan, self._store)
-            self._mountpoints.keep(self._plan.data)
+            self._move_in()
             self._state = Activity.STARTING if self._ready else Activity.WAITING
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
+
+    def _move_in(self) -> None:
+        # May take long, and the loop that sees the supervisor die does not run yet.
+        with processes.dying_with(self._supervisor if self._alive_fd >= 0 else 0):
+            self._workspace = workspace.prepare(self._who, self._plan, self._store)
+        self._mountpoints.keep(self._plan.data)
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout_s()):
@@ -179,18 +179,21 @@ class Agent:
             self._open_since = None
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            if self._all_done:
-                self._log.say(
-                    "kinetic: the process went on for too long after the function (an exit "
-                    "handler?) and was killed."
-                )
-            self._worker.kill()
+            self._kill_late()
         if self._link_at is not None and now >= self._link_at:
             self._link_at = None
             self._link.start()
         if self._gate is not None and self._gate.opens():
             self._worker.channel.send({"go": True})
         self._maybe_finish()
+
+    def _kill_late(self) -> None:
+        if self._all_done:
+            self._log.say(
+                "kinetic: the process went on for too long after the function (an exit handler?) "
+                "and was killed."
+            )
+        self._worker.kill()
 
     def _timeout_s(self) -> float:
         show_at = None if self._open_since is None else self._open_since + OPEN_LINE_S
@@ -241,7 +244,7 @@ class Agent:
                 tee.drain()
             self._conclude()
             if self._stopping and not self._preemption.saves_together:
-                self._worker.kill()
+                self._let_go()
             elif self._alone and self._report_stored:
                 self._dismiss(0.0)
 
@@ -253,7 +256,7 @@ class Agent:
             self._memory.look()
         self._worker.reap()
         self._kill_at = None
-        self._end = self._end or self._last_message()
+        self._end = self._end or last_message(self._preemption.folder)
         # debugpy leaves its adapter process behind.
         if self._end is not None and not self._stopping and self._gate is None:
             self._reporter.name_leftovers(self._worker.keep)
@@ -261,14 +264,6 @@ class Agent:
         for tee in self._tees:
             tee.drain()
         self._conclude()
-
-    def _last_message(self) -> Message | None:
-        """How the function ended, from the file of a worker that lost its channel."""
-        # AttributeError: the workspace is not prepared yet.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            message: Message = json.loads(files.content(self._workspace.root / LAST_MESSAGE))
-            return message
-        return None
 
     def _on_early_sigterm(self) -> None:
         if self._state is Activity.PREPARING:  # The loop does not run yet.
@@ -352,9 +347,13 @@ class Agent:
         if view.stop and not self._stopping and not self._all_done:
             self._stop(view)
         if view.stop and not view.preempted and self._report is not None:
-            self._worker.kill()  # It may have been kept for hosts that were still saving.
+            self._let_go()  # It may have been kept for hosts that were still saving.
         if view.all_done and not self._all_done:
             self._dismiss(view.grace_s)
+
+    def _let_go(self) -> None:
+        """The function has ended, and the gang is stopped."""
+        self._worker.kill()
 
     def _dismiss(self, grace_s: float) -> None:
         """Let the worker exit the way a script does; it is not needed any more."""
@@ -374,7 +373,7 @@ class Agent:
         self._kill_at = time.monotonic() + grace_s
         if self._end is not None or self._state is not Activity.RUNNING:
             if self._end is None or not self._preemption.saves_together:
-                self._worker.kill()  # No function is running that could clean up.
+                self._let_go()  # No function is running that could clean up.
         elif not self._preemption.looks:
             self._worker.terminate()
 
@@ -444,14 +443,12 @@ class Agent:
         if self._started_at > 0:
             self._reporter.name_files(self._workspace)
         end = self._end or {}
-        self._report = report = self._reporter.store_pickles(self._exit_report(), end)
-        self._reporter.log_failure(report, end if self._preemption.voids else {})
-        self._log.deliver()  # Clients read the output as soon as they see the report.
+        self._report, self._report_stored = self._reporter.conclude(
+            self._exit_report(), end, voided=self._preemption.voids
+        )
         if self._gate is not None:
             self._gate.close()
-        self._report_stored = self._reporter.store_report(report)
-        self._link.report(report)
-        self._reporter.remove_damaged(end)
+        self._link.report(self._report)
 
     def _exit_report(self) -> HostReport:
         """How the worker ended, with what only the agent knows."""
@@ -478,7 +475,7 @@ class Agent:
         return self._delivered or (self._alone and self._report_stored)
 
     def _maybe_finish(self) -> None:
-        if self._report is not None and self._has_reported() and self._worker.gone:
+        if self._report is not None and self._has_reported() and (self._worker.gone or self.kept):
             # One that is taken away waits for the gang to say who is to blame.
             self._finished |= self._alone or self._all_done or self._stopping
 

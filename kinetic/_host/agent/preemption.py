@@ -29,12 +29,13 @@ class Preemption:
     """Told once, by whoever is first.
 
     Attributes:
+        folder: of the host.
         told: whether a host of the gang is taken away.
         is_ours: whether it is this one.
     """
 
     def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
-        self._folder = Path(identity.scratch) / f"host-{identity.seat}"
+        self.folder = Path(identity.scratch) / f"host-{identity.seat}"
         self._in_gang = identity.hosts > 1
         self._has_service = environ.get(_SERVICE.upper(), "0").lower() not in ("", "0", "false")
         self._until = 0.0
@@ -47,9 +48,9 @@ class Preemption:
             return False
         self.told, self._until = True, time.monotonic() + grace_s
         with contextlib.suppress(OSError):  # Without a folder there is no function yet.
-            new = self._folder / f"{NOTICE}.new"
+            new = self.folder / f"{NOTICE}.new"
             new.write_text(str(self._until))
-            new.replace(self._folder / NOTICE)
+            new.replace(self.folder / NOTICE)
         return True
 
     @property
@@ -60,7 +61,7 @@ class Preemption:
     @property
     def looks(self) -> bool:
         """Whether the function sees for itself that it is told, and is not to be interrupted."""
-        return self.told and (self._folder / LOOKS).exists()
+        return self.told and (self.folder / LOOKS).exists()
 
     @property
     def saves_together(self) -> bool:
@@ -85,4 +86,4 @@ class Preemption:
 
     @property
     def _has_seen(self) -> bool:
-        return self.told and (self._folder / SEEN).exists()
+        return self.told and (self.folder / SEEN).exists()

@@ -27,7 +27,8 @@ from kinetic._host.agent.identity import Identity
 from kinetic._host.agent.log_writer import HostLog, Tee
 from kinetic._host.agent.workspace import Workspace
 from kinetic._host.channel import Message
-from kinetic._store import attempts
+from kinetic._host.worker.report import LAST_MESSAGE
+from kinetic._store import attempts, files
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
@@ -40,6 +41,15 @@ LEFTOVERS_NAMED = 5
 
 ENDS_QUIETLY = (".Terminated", ".Preempted")
 """Exceptions that only end the function."""
+
+
+def last_message(folder: Path) -> Message | None:
+    """Return how the function ended, from the file of a worker that lost its channel; None if there
+    is none."""
+    with contextlib.suppress(OSError, ValueError):
+        message: Message = json.loads(files.content(folder / LAST_MESSAGE))
+        return message
+    return None
 
 
 class Reporter:
@@ -172,6 +182,18 @@ class Reporter:
         self._log.say(text, stream)
 
     # -- the store ---------------------------------------------------------------------------------
+
+    def conclude(
+        self, report: HostReport, end: Message, *, voided: bool
+    ) -> tuple[HostReport, bool]:
+        """Store all that is left of the host, and end its log; return the report completed, and
+        whether it is stored. `voided`: what the worker said last does not count."""
+        report = self.store_pickles(report, end)
+        self.log_failure(report, end if voided else {})
+        self._log.deliver()  # Clients read the output as soon as they see the report.
+        stored = self.store_report(report)
+        self.remove_damaged(end)
+        return report, stored
 
     def store_pickles(self, report: HostReport, end: Message) -> HostReport:
         """Store the pickled value or exception of the worker's last message; return the report

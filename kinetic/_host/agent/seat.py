@@ -2,7 +2,8 @@
 after the other.
 
 In: an identity, a place in each attempt from the coordinator. Out: per attempt what an `Agent`
-leaves. Each attempt gets a worker of its own, forked from a stem that has no threads.
+leaves. A worker stays for the next attempt where it can; else that gets a new one, forked from a
+stem that has no threads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kinetic._core.gang.messages import Place
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
 from kinetic._host.agent.identity import Identity
-from kinetic._host.agent.loop import Agent
+from kinetic._host.agent.staying import StayingAgent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.stem import Stem
 from kinetic._store.base import Store
@@ -41,6 +42,7 @@ class Seat:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
+        self._folder = Path(identity.scratch) / f"host-{identity.elastic_seat}"
         label = f"{identity.job_id} host {identity.elastic_seat}"
         self._title = f"kinetic-worker {label}"
         self._stem = Stem(worker_process.serve, f"kinetic-stem {label}", without=[alive_fd])
@@ -48,29 +50,36 @@ class Seat:
     def run(self) -> int:
         """Take part until nothing follows; return the exit code of the agent process."""
         # One before it, killed on this machine, has left something.
-        workspace.remove(Path(self._who.scratch) / f"host-{self._who.elastic_seat}")
+        workspace.remove(self._folder)
         who: Identity | None = self._who if self._who.start == 1 else None
+        worker, kept = self._new_worker(), None
         while True:
-            worker = self._new_worker()
             if who is None:
-                place, over = self._await_place(worker)
+                place, over = self._await_place(worker, kept=kept is not None)
                 if place is None:
                     return self._leave(worker, over)
                 who = self._who.placed(place, self._plan.topology.hosts)
-            agent = Agent(
+            agent = StayingAgent(
                 who,
                 self._plan,
                 self._store,
                 worker,
                 logs=self._logs(who),
                 alive_fd=self._alive_fd,
+                kept=kept,
             )
             code = agent.run()
             if agent.nothing_follows:
                 self._stem.close()
                 return code
             agent.release()
-            worker.close()
+            kept = agent.left
+            if kept is None:
+                worker.close()
+                if agent.must_stay:
+                    self._stem.close()
+                    return code
+                worker = self._new_worker()
             who = None
 
     def _new_worker(self) -> WorkerProcess:
@@ -81,6 +90,7 @@ class Seat:
         self._stem.close()
         processes.kill_descendants()
         worker.close()
+        workspace.remove(self._folder)
         return code
 
     @property
@@ -89,7 +99,9 @@ class Seat:
         who = self._who
         return who.join_timeout_s if who.is_pod else who.unreachable_after_s
 
-    def _await_place(self, worker: WorkerProcess) -> tuple[Place | None, ProgramCode]:
+    def _await_place(
+        self, worker: WorkerProcess, *, kept: bool
+    ) -> tuple[Place | None, ProgramCode]:
         """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
         the leader is gone, or the worker, which has nothing to do yet, was killed."""
         told: list[tuple[Place | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
@@ -107,6 +119,7 @@ class Seat:
                     replace(who.endpoint, attempt=0),
                     who.elastic_seat,
                     who.start,
+                    kept=kept,
                     unreachable_after_s=self._patience_s,
                 )
                 told[0] = place, ProgramCode.DELIVERED

@@ -55,6 +55,7 @@ def start_message(
         served=bool(service),
     )
     return {
+        "attempt": who.attempt,
         "places": list(space.data.places),
         "mounts": [asdict(mount) for mount in space.data.mounts],
         "home": None if space.home is None else asdict(space.home),

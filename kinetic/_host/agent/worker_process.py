@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
 from kinetic._host.stem import Stem
-from kinetic._host.worker import main
+from kinetic._host.worker import main, staying
 from kinetic._system import processes
 
 PIPE_BYTES = 1 << 20
@@ -56,8 +56,11 @@ class WorkerProcess:
         for fd in (out, err):
             _widen(fd)
         self._stacks = os.memfd_create("kinetic-stacks")
-        fds = (worker_end.fileno(), out, err, self._stacks)
+        self._free = -1
+        fds: tuple[int, ...] = (worker_end.fileno(), out, err, self._stacks)
         if stem is not None:
+            free, self._free = os.pipe()
+            fds = (*fds, free)
             self.keep: tuple[int, ...] = (stem.pid,)
             self.pid = stem.fork({"title": title}, fds)
         else:
@@ -66,7 +69,7 @@ class WorkerProcess:
             if self.pid == 0:
                 _be_worker(title, fds, parent)
         worker_end.close()
-        for fd in (out, err):
+        for fd in (out, err, *fds[4:]):
             os.close(fd)
         self.channel = Channel(agent_end)
         self.pidfd = os.pidfd_open(self.pid)
@@ -103,6 +106,11 @@ class WorkerProcess:
         if not self.gone:
             processes.kill(self.pid, signal.SIGTERM)
             processes.kill(self.pid, signal.SIGCONT)
+
+    def free(self, attempt: int) -> None:
+        """Free its function in this attempt from whatever it waits for: it may stay for another."""
+        with contextlib.suppress(OSError):
+            os.write(self._free, attempt.to_bytes(staying.ATTEMPT_BYTES))
 
     def kill(self) -> None:
         """End it, and its process group, now."""
@@ -148,8 +156,9 @@ class WorkerProcess:
     def close(self) -> None:
         """Free the descriptors of one that has ended."""
         self.channel.close()
-        for fd in (self.out, self.err, self.pidfd, self._stacks):
-            os.close(fd)
+        for fd in (self.out, self.err, self.pidfd, self._stacks, self._free):
+            if fd >= 0:
+                os.close(fd)
 
 
 def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
@@ -158,9 +167,16 @@ def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
 
 
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
-    channel, out, err, stacks = fds
+    channel, out, err, stacks, *free = fds
     processes.set_title(title)
-    main.main(Channel(socket.socket(fileno=channel)), out, err, stacks, parent)
+    main.main(
+        Channel(socket.socket(fileno=channel)),
+        out,
+        err,
+        stacks,
+        parent,
+        free_fd=free[0] if free else -1,
+    )
 
 
 def _widen(fd: int) -> None:

@@ -144,6 +144,16 @@ def hang_up() -> None:
             client.shutdown()
 
 
+def shared_arrays() -> int:
+    """Return how many arrays live on that cannot be used in another world: they lie on chosen
+    devices, or on those of several processes."""
+    import jax
+
+    if not sys.modules["jax._src.xla_bridge"].backends_are_initialized():
+        return 0
+    return sum(array.committed for array in jax.live_arrays())
+
+
 def leave() -> None:
     """Leave the world, and forget what belongs to it: backends, devices, compiled functions."""
     distributed: Any = sys.modules.get("jax._src.distributed")
@@ -157,7 +167,6 @@ def leave() -> None:
         with contextlib.suppress(Exception):
             state.preemption_sync_manager.shutdown()
     _reset(state)
-    gc.collect()
     jax.clear_caches()
     jax.extend.backend.clear_backends()
     gc.collect()

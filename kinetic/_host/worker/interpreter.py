@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 
 _SIGNALS = (
     signal.SIGINT,
@@ -22,6 +23,8 @@ _SIGNALS = (
     signal.SIGVTALRM,
     signal.SIGPROF,
 )
+EXECUTORS_S = 1.0
+"""How long open pools of `concurrent.futures` may take to end."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -37,6 +40,17 @@ def silence_signals() -> None:
 
 def _ignore(signum: int, frame: object) -> None:
     """Do nothing. Not SIG_IGN, which child processes would inherit."""
+
+
+def end_executors() -> None:
+    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers; there
+    is no public API for it."""
+    if threading.active_count() == 1:
+        return  # Every pool has a thread.
+    for end in reversed(getattr(threading, "_threading_atexits", ())):
+        ending = threading.Thread(target=end, daemon=True)
+        ending.start()
+        ending.join(EXECUTORS_S)
 
 
 def disarm_tracers() -> None:

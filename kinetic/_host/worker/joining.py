@@ -27,10 +27,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
-try:  # quicker to create
-    from kinetic._core.values import dataclass
+try:
+    from kinetic._core.values import dataclass  # quicker to create
+    from kinetic._host.worker import coordination
 except ImportError:
     from dataclasses import dataclass
+
+    coordination = sys.modules["kinetic_coordination"]
 
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """What the file says, followed by the id of the process."""
@@ -49,6 +52,7 @@ _BEYOND_S = 60
 
 _log = logging.getLogger("kinetic.runner")
 _lock = threading.RLock()
+_held: list[int] = []  # The place of this process, for as long as it has joined.
 
 
 class JoinError(RuntimeError):
@@ -73,8 +77,7 @@ class World:
         port: free on process 0, for programs of other frameworks.
         file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
-        served: whether the coordination service runs already, beside all processes; else process 0
-            hosts it.
+        served: whether the coordination service runs beside all processes, not in process 0.
     """
 
     coordinator: str
@@ -202,7 +205,9 @@ class _Seat:
             # takes the one that backends() holds.
             name = "_discover_and_register_pjrt_plugins"
             name = name if hasattr(xla_bridge, name) else "backends"
-            setattr(xla_bridge, name, self._before(getattr(xla_bridge, name), xla_bridge, name))
+            start = getattr(xla_bridge, name)  # Wrapped, if an attempt before has not used JAX.
+            start = getattr(start, _ORIGINAL, start)
+            setattr(xla_bridge, name, self._before(start, xla_bridge, name))
 
     def _before(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
         @functools.wraps(original)
@@ -215,6 +220,7 @@ class _Seat:
                     setattr(module, name, original)
             return original()
 
+        setattr(joining_first, _ORIGINAL, original)
         return joining_first
 
     def _keep_devices(self) -> None:
@@ -370,26 +376,11 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             if world.process != 0 or world.served:
                 _wait_for_leader(world, own["initialization_timeout"])
             if world.served:
-                _coordination().connect(world.coordinator, world.processes, world.process, own)
+                coordination.connect(world.coordinator, world.processes, world.process, own)
                 return
             accepted = inspect.signature(initialize).parameters  # Older versions have fewer.
             own = {name: value for name, value in own.items() if name in accepted}
             initialize(world.coordinator, world.processes, world.process, **own)
-
-
-def _coordination() -> Any:
-    """The module beside this one, also where kinetic is not installed."""
-    try:
-        from kinetic._host.worker import coordination
-    except ImportError:
-        import importlib.util
-
-        file = os.path.join(os.path.dirname(__file__), "coordination.py")  # noqa: PTH118, PTH120
-        spec: Any = importlib.util.spec_from_file_location("kinetic_coordination", file)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    return coordination
 
 
 def configure(options: dict[str, Any]) -> None:
@@ -433,6 +424,15 @@ def _claimed(file: str) -> Iterator[None]:
         os.close(fd)
         raise
     _write(fd, JOINED)
+    _held.append(fd)
+
+
+def release() -> None:
+    """Give this host's place back: the process has left the world."""
+    for fd in (_held.pop() for _ in range(len(_held))):
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.close(fd)
 
 
 def _write(fd: int, state: str) -> None:

@@ -15,21 +15,21 @@ import faulthandler
 import functools
 import hashlib
 import importlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
 import types
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from kinetic import _shadows
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.start import Start
-from kinetic._host.worker import home, interpreter, jaxworld, report, streams
+from kinetic._host.worker import home, interpreter, jaxworld, report, script, staying, streams
+from kinetic._host.worker.staying import Call, Freedom, Kept
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
@@ -49,14 +49,11 @@ IMPORTED_AHEAD = (
 HIGH_FD = (1 << 13) - 16
 """Where the worker's own descriptors lie: beyond those that programs close when they close "all"
 descriptors, as daemons do."""
-LAST_MESSAGE = "end.json"
-"""In the host's folder: how the function ended, if it closed the channel to the agent."""
 REPORT_TRIES = 4
 """How often reporting the end is tried: the function's tracers and threads may interrupt it."""
 SIGTERM_AGAIN_S = 0.05
 """How soon a SIGTERM whose exception Python dropped is sent again."""
-EXECUTORS_S = 1.0
-"""How long open pools of `concurrent.futures` may take to end."""
+FREED = "The function was freed from a world that has lost a host."
 
 
 _End = tuple[Any, BaseException | None]
@@ -71,16 +68,19 @@ class _Ended(Exception):
         self.message = message
 
 
-def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
-    """Run one call and exit. Never returns into the code of the process that forked."""
+def main(
+    channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int, *, free_fd: int = -1
+) -> NoReturn:
+    """Run one call, or one for each attempt if it has `free_fd`, and exit. Never returns into the
+    code of the process that forked."""
     code = report.BROKEN_CODE
     try:
-        _init_process(channel, out, err, stacks_fd, parent_pid)
+        free_fd = _init_process(channel, out, err, stacks_fd, parent_pid, free_fd=free_fd)
         channel.send({"event": WorkerEvent.ARMED})
         _import_ahead()
         message = channel.receive()
         if message is not None:
-            code = _serve(channel, Start.from_json(message["start"]))
+            code = _serve(channel, Freedom(free_fd), Start.from_json(message["start"]))
     except SystemExit as stopped:  # Outside the function.
         code = stopped.code if isinstance(stopped.code, int) else code
         channel.send(report.stopped_early(stopped))
@@ -111,19 +111,23 @@ def _report_own_failure(channel: Channel, error: BaseException) -> None:
         )
 
 
-def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
-    """Detach from the parent: own process group, streams and descriptors."""
+def _init_process(
+    channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int, *, free_fd: int
+) -> int:
+    """Detach from the parent: own process group, streams and descriptors; return where `free_fd` is
+    now."""
     os.setpgid(0, 0)
     processes.die_with_parent(parent_pid)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
     limit = min(os.sysconf("SC_OPEN_MAX"), 1 << 16)
-    high = min(HIGH_FD, limit - 16)
+    high = high_fd()
     stacks_fd = processes.lifted(stacks_fd, high)
+    free_fd = processes.lifted(free_fd, high) if free_fd >= 0 else free_fd
     channel.lift(high)
     low = 3
-    for fd in [*sorted({channel.fileno(), stacks_fd}), limit]:
+    for fd in [*sorted({channel.fileno(), stacks_fd, free_fd} - {-1}), limit]:
         os.closerange(low, fd)
         low = fd + 1
     processes.RESERVE.hold(high)
@@ -131,6 +135,12 @@ def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_p
     _reset_signals()
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+    return free_fd
+
+
+def high_fd() -> int:
+    """The least of the worker's own descriptors."""
+    return min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - 16)
 
 
 def _reset_signals() -> None:
@@ -160,27 +170,39 @@ def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
     again.start()
 
 
-def _serve(channel: Channel, start: Start) -> int:
+def _serve(channel: Channel, freedom: Freedom, start: Start) -> int:
     # The message is sent before the interpreter winds down; then the agent says when to exit.
-    message = _attempt(channel, start)
-    streams.flush()
-    if not channel.is_whole():
-        _save_message(message, start)
-        return _wind_down(leave=False)
-    channel.send(message)
-    reply = channel.receive()
-    if reply is None or not reply.get("exit"):
-        return 1
-    return _wind_down(leave=bool(reply.get("leave")))
+    before: tuple[Start, Kept] | None = None
+    while True:
+        message, kept = _attempt(channel, freedom, start, before)
+        streams.flush()
+        if not channel.is_whole():
+            report.save_message(start, message)
+            return _wind_down(leave=False)
+        channel.send(message)
+        reply = channel.receive()
+        if reply is None or not ("exit" in reply or "stay" in reply):
+            return 1
+        if "exit" in reply:
+            return _wind_down(leave=bool(reply.get("leave")))
+        if kept is None or (following := _stay(channel, kept)) is None:
+            return 1
+        before, start = (start, kept), following
 
 
-def _save_message(message: Message, start: Start) -> None:
-    """Save the last message where the agent looks once this process is gone."""
-    streams.say(
-        "kinetic: the function closed file descriptors that it had not opened, kinetic's among "
-        "them."
-    )
-    report.save(start, LAST_MESSAGE, json.dumps(message).encode())
+def _stay(channel: Channel, kept: Kept) -> Start | None:
+    """Leave the world, and wait for the next attempt; None when there is none in this process."""
+    interpreter.disarm_tracers()
+    try:
+        staying.leave(kept)
+    except staying.CannotStay as why:
+        channel.send({"event": WorkerEvent.CANNOT_STAY, "detail": str(why)})
+        return None
+    _reset_signals()
+    processes.RESERVE.hold(high_fd())
+    channel.send({"event": WorkerEvent.FREE})
+    message = channel.receive()
+    return None if message is None else Start.from_json(message["start"])
 
 
 def _wind_down(*, leave: bool) -> int:
@@ -189,32 +211,33 @@ def _wind_down(*, leave: bool) -> int:
         if leave:
             jaxworld.leave()
     with contextlib.suppress(BaseException):
-        _end_executors()
+        interpreter.end_executors()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     streams.flush()
     return 0
 
 
-def _end_executors() -> None:
-    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers; there
-    is no public API for it."""
-    if threading.active_count() == 1:
-        return  # Every pool has a thread.
-    for end in reversed(getattr(threading, "_threading_atexits", ())):
-        ending = threading.Thread(target=end, daemon=True)
-        ending.start()
-        ending.join(EXECUTORS_S)
-
-
-def _attempt(channel: Channel, start: Start) -> Message:
+def _attempt(
+    channel: Channel, freedom: Freedom, start: Start, before: tuple[Start, Kept] | None
+) -> tuple[Message, Kept | None]:
+    """Run the function; `before` is how it was started, and with what, in this process's attempt
+    before."""
+    kept = None if before is None else before[1]
     try:
-        func, args, kwargs = _prepare(channel, start)
-        _meet_debugger(channel, start)
+        if before is None:
+            call = _prepare(channel, freedom, start)
+            _meet_debugger(channel, start)
+            kept = Kept(call) if freedom.may_stay else None
+        else:
+            _take_place(start, functools.partial(_enter_again, before[0], start))
+            call = before[1].again()
     except _Ended as ended:
-        return ended.message | {"leftover_threads": report.leftover_threads()}
+        return ended.message | {"leftover_threads": report.leftover_threads()}, kept
     channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
-    return _run(channel, _called_again(func, start), args, kwargs, start)
+    freedom.begin(start)
+    func, args, kwargs = call
+    return _run(channel, freedom, (_called_again(func, start), args, kwargs), start), kept
 
 
 def _called_again(func: Any, start: Start) -> Any:
@@ -239,8 +262,9 @@ def _awaited(func: Any, args: Any, kwargs: Any) -> Any:
     return _await(value) if hasattr(type(value), "__await__") else value
 
 
-def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> Message:
+def _run(channel: Channel, freedom: Freedom, call: Call, start: Start) -> Message:
     """Call the function and report how it ended, in whatever state it left the interpreter."""
+    func, args, kwargs = call
     own_pid, end = os.getpid(), [_NOTHING]
     try:
         _call(end, func, *args, **kwargs)
@@ -253,8 +277,11 @@ def _run(channel: Channel, func: Any, args: Any, kwargs: Any, start: Start) -> M
             value, error = end[0]
             if os.getpid() != own_pid:
                 _end_fork(error)
+            freedom.end()
             interpreter.silence_signals()
             processes.RESERVE.release()
+            if freedom.is_free and error is not None:
+                return {"event": Exit.STOPPED, "detail": FREED}
             if channel.is_whole():
                 channel.send(report.ends_with(error, value))
             return report.returned(value, start) if error is None else report.raised(error, start)
@@ -298,7 +325,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
+def _prepare(channel: Channel, freedom: Freedom, start: Start) -> Call:
     from kinetic._pickling import call as payload
     from kinetic._pickling import envelope
 
@@ -320,21 +347,14 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
     _mount_data(start)
     told = _move_in(start)
     _start_stacks_thread(channel)
+    freedom.listen()
+    _take_place(start, lambda: _enter(start, envelope.read_header(data).env_vars | told))
     try:
-        _enter(start, envelope.read_header(data).env_vars | told)
-        _join(start)
-        _set_jax_options(start)
-    except (KineticError, OSError, RuntimeError, ValueError) as error:
-        detail = f"The host could not be prepared: {type(error).__name__}: {error}"
-        raise _Ended(
-            {"event": Exit.SETUP_FAILED, "detail": detail} | report.described(error, start)
-        ) from error
-    try:
-        call: tuple[Any, Any, Any] = payload.unpack(
+        call: Call = payload.unpack(
             data,
             function,
             main=vars(sys.modules["__main__"]),
-            source_map=_source_map(start),
+            source_map=script.source_map(start),
             external=start.places,
         )
     except CorruptRecord as error:  # The payload is intact, so it is the function's record.
@@ -348,8 +368,21 @@ def _prepare(channel: Channel, start: Start) -> tuple[Any, Any, Any]:
         raise _Ended(
             {"event": Exit.UNPICKLE_FAILED, "detail": str(error)} | report.described(error, start)
         ) from error
-    _adopt_main(call[0], start)
+    script.adopt(call[0], start)
     return call
+
+
+def _take_place(start: Start, enter: Callable[[], None]) -> None:
+    """Take this host's place in the world, once it has its variables and its folder."""
+    try:
+        enter()
+        jaxworld.enter(start.world, start.joins_jax, start.elastic)
+        _set_jax_options(start)
+    except (KineticError, OSError, RuntimeError, ValueError) as error:
+        detail = f"The host could not be prepared: {type(error).__name__}: {error}"
+        raise _Ended(
+            {"event": Exit.SETUP_FAILED, "detail": detail} | report.described(error, start)
+        ) from error
 
 
 def _start_stacks_thread(channel: Channel) -> None:
@@ -371,31 +404,6 @@ def _start_stacks_thread(channel: Channel) -> None:
     started.acquire()
     _thread.start_new_thread(stand_by, ())
     started.acquire()  # The channel is not thread-safe.
-
-
-def _adopt_main(func: Any, start: Start) -> None:
-    """Give `__main__` the globals of the caller's script: plain pickle, and so multiprocessing,
-    looks functions up there by name.
-
-    If the script itself was shipped, processes that multiprocessing spawns can import it as on the
-    caller's machine.
-    """
-    while isinstance(func, functools.partial):
-        func = func.func
-    code = getattr(func, "__code__", None)
-    if code is None or func.__module__ not in ("__main__", "__mp_main__"):
-        return
-    main = sys.modules["__main__"]
-    vars(main).update(
-        {name: value for name, value in func.__globals__.items() if not name.startswith("__")}
-    )
-    script = (
-        code.co_filename.replace(f"{start.client_root}/", f"{start.tree}/", 1)
-        if start.client_root
-        else ""
-    )
-    if script.startswith(f"{start.tree}/") and Path(script).is_file():
-        main.__file__ = script
 
 
 def _mount_data(start: Start) -> None:
@@ -427,20 +435,6 @@ def _move_in(start: Start) -> dict[str, str]:
     if moved_in:
         processes.die_with_parent(os.getppid())  # As above.
     return start.home.variables(moved_in=moved_in)
-
-
-def _source_map(start: Start) -> tuple[str, str] | None:
-    """The file names for code that was sent by value: those of the tree on this host, for a
-    debugger and for tracebacks.
-
-    Where the caller's own files exist their names stay, so that all hosts of a simulated slice run
-    the same code.
-    """
-    is_leader = start.world.process == 0
-    wanted = start.client_root and (
-        (start.debugger and is_leader) or not Path(start.client_root).is_dir()
-    )
-    return (start.client_root, start.tree) if wanted else None
 
 
 def _meet_debugger(channel: Channel, start: Start) -> None:
@@ -479,6 +473,19 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.umask(0o022)
 
 
+def _enter_again(before: Start, start: Start) -> None:
+    """Give the function the folder and the variables of another attempt; those that it has set
+    itself stay."""
+    for name in before.env.keys() - start.env.keys():
+        os.environ.pop(name, None)
+    for name, value in start.env.items():
+        if before.env.get(name) != value:
+            os.environ[name] = value
+    os.chdir(start.cwd)
+    os.umask(0o022)
+    sys.argv = [start.name]
+
+
 def _set_jax_options(start: Start) -> None:
     refused = jaxworld.set_options(start.jax_options)
     if refused and start.world.process == 0:
@@ -486,7 +493,3 @@ def _set_jax_options(start: Start) -> None:
             "kinetic: JAX on this host does not accept options that the caller has set: "
             f"{', '.join(refused)}."
         )
-
-
-def _join(start: Start) -> None:
-    jaxworld.enter(start.world, start.joins_jax, start.elastic)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ from kinetic._host.start import Start
 from kinetic._host.worker import interpreter, jaxworld, streams
 from kinetic.errors import PicklingError
 
+LAST_MESSAGE = "end.json"
+"""In the host's folder: how the function ended, if it closed the channel to the agent."""
 REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
 """The most characters of a message or a traceback; the pickled exception has all of them."""
@@ -243,6 +246,15 @@ def save(start: Start, name: str, data: bytes) -> str:
     # The function may have set a umask that keeps even the agent from reading it.
     path.chmod(0o600)
     return str(path)
+
+
+def save_message(start: Start, message: Message) -> None:
+    """Save the last message where the agent looks once this process is gone."""
+    streams.say(
+        "kinetic: the function closed file descriptors that it had not opened, kinetic's among "
+        "them."
+    )
+    save(start, LAST_MESSAGE, json.dumps(message).encode())
 
 
 def _sent(start: Start, name: str, data: bytes) -> Message:

@@ -11,20 +11,39 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
+import time
 from typing import Any
 
 from kinetic._in_job.checkpoint import peers
+from kinetic._store import lease
 
 _SYNCHRONIZATION = "orbax.checkpoint._src.futures.synchronization"
 _SIGNALING = "orbax.checkpoint._src.futures.signaling_client"
 _MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
+_SIGNALING_THREAD = "_SignalingThread"
+WRITERS = ("async_save", "kinetic-local-checkpoint", "kinetic-checkpoint-end")
+"""Threads that write checkpoints, by name: Orbax's, and ours."""
 IDS = ("_DISTRIBUTED_TO_DEVICE_IDS", "_RUNTIME_TO_DISTRIBUTED_ID")
+
+
+def settle(limit_s: float) -> bool:
+    """Wait until nothing of this process writes a checkpoint any more, and return whether that is
+    so. Without the other hosts none can be committed."""
+    deadline = time.monotonic() + limit_s
+    for thread in threading.enumerate():
+        if thread.name in WRITERS or type(thread).__name__ == _SIGNALING_THREAD:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+            if thread.is_alive():
+                return False
+    return True
 
 
 def forget() -> list[str]:
     """Let Orbax, if it was imported, and checkpointers start anew; to be called on every host
     between leaving a world and joining the next one. Return what this Orbax does not have."""
     peers.forget_worlds()
+    lease.abandon()
     missing: list[str] = []
     synchronization: Any = sys.modules.get(_SYNCHRONIZATION)
     if synchronization is not None:

@@ -1,0 +1,165 @@
+"""How a worker stays for the next attempt of an elastic job: it gets free of a world that has lost
+a host, leaves it, and is made ready for another call.
+
+In: a byte string from the agent, while the function runs; what the next attempt starts with. Out:
+a function that unwinds; a process without a world, whose modules and variables are as they were.
+
+A collective whose peer is gone, or a barrier that nobody else comes to, holds the main thread in
+native code. There it holds no lock of Python's, so another thread can hang up on the coordination
+service and shut the connections to the other hosts: what waits for them raises.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import copy
+import gc
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kinetic._host.start import Start
+from kinetic._host.worker import coordination, joining
+from kinetic._system import sockets
+
+ATTEMPT_BYTES = 4
+"""Of an attempt's number, as the agent writes it."""
+SETTLE_S = 3.0
+"""How long threads that write a checkpoint may take to see that it cannot be committed."""
+AGAIN_S = 0.02
+"""How often connections are shut, until the function has ended: it may open others."""
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function and its arguments."""
+
+
+class CannotStay(Exception):
+    """Another attempt could not run in this process."""
+
+
+class Freedom:
+    """Frees the function when the agent asks for it.
+
+    Attributes:
+        is_free: whether it has, in this attempt.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: to read numbers of attempts from; -1 for a worker of one attempt."""
+        self._fd = fd
+        self._lock = _thread.allocate_lock()
+        self._attempt = 0
+        self._hosts: set[str] = set()
+        self.is_free = False
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether this worker may be asked to stay."""
+        return self._fd >= 0
+
+    def listen(self) -> None:
+        """Start the thread. Not one of `threading`, so that it is neither listed nor joined."""
+        if self.may_stay:
+            _thread.start_new_thread(self._listen, ())
+
+    def begin(self, start: Start) -> None:
+        """The function is about to be called."""
+        self._attempt, self._hosts, self.is_free = start.attempt, {start.world.address}, False
+
+    def end(self) -> None:
+        """The function has ended."""
+        with self._lock:
+            self._attempt = 0
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # The function has closed it.
+            while data := os.read(self._fd, ATTEMPT_BYTES):
+                self._free(int.from_bytes(data))
+
+    def _free(self, attempt: int) -> None:
+        while True:
+            with self._lock:
+                if attempt != self._attempt:
+                    return
+                if not self.is_free:
+                    coordination.hang_up()
+                self.is_free = True
+                sockets.shut_between(self._hosts)
+            time.sleep(AGAIN_S)
+
+
+class Kept:
+    """The call, for another attempt: the same function, the arguments as they were sent."""
+
+    def __init__(self, call: Call) -> None:
+        self._func, args, kwargs = call
+        self._arguments: Any = None
+        with contextlib.suppress(Exception):  # Copying runs the user's code.
+            self._arguments = copy.deepcopy((args, kwargs))
+
+    def again(self) -> Call:
+        """Return what to call."""
+        args, kwargs = copy.deepcopy(self._arguments)
+        return self._func, args, kwargs
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments could be copied."""
+        return self._arguments is not None
+
+
+def leave(kept: Kept) -> None:
+    """Leave the world, and forget it.
+
+    Raises:
+        CannotStay: the next attempt would not find what a new process has.
+    """
+    if not kept.is_whole:
+        raise CannotStay("the function's arguments cannot be copied")
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    coordination.hang_up()
+    _settle()
+    gc.collect()
+    if count := coordination.shared_arrays():
+        raise CannotStay(
+            f"variables that outlive the function hold {count} arrays of the devices it had"
+        )
+    joining.release()
+    try:
+        _forget()
+        coordination.leave()
+    except CannotStay:
+        raise
+    except Exception as error:
+        raise CannotStay(
+            f"JAX could not leave its world: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _settle() -> None:
+    worlds = _checkpoints()
+    if worlds is not None and not worlds.settle(SETTLE_S):
+        raise CannotStay("a checkpoint is still being written")
+
+
+def _forget() -> None:
+    """Have our code and Orbax, if either was used, count from the beginning again."""
+    if "kinetic._in_job.preemption" in sys.modules:
+        sys.modules["kinetic._in_job.preemption"].forget()
+    worlds = _checkpoints()
+    if worlds is not None and (missing := worlds.forget()):
+        raise CannotStay(f"this Orbax has no {missing[0]}")
+
+
+def _checkpoints() -> Any:
+    """What knows of worlds in our code for checkpoints, which is not below this one; None if there
+    was none."""
+    if any(name in sys.modules for name in ("kinetic._in_job.checkpoint", "orbax.checkpoint")):
+        return importlib.import_module("kinetic._in_job.checkpoint.worlds")
+    return None

@@ -1,0 +1,89 @@
+"""Elastic jobs that tests watch and harm.
+
+In: a handle, a job's folder. Out: its processes, its events, its story. Called by system tests.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gangs import children, wait_until
+
+from kinetic._core import layout
+from kinetic._core.events import parse
+
+LIMIT_S = 300
+
+
+class Watched:
+    """A running job, and the processes of its hosts."""
+
+    def __init__(self, home, handle):
+        self.handle = handle
+        self.folder = home / layout.job(handle.job_id)
+
+    @property
+    def is_forked(self):
+        """Whether the process that leads has forked the agents."""
+        return (self.folder / "local").exists()
+
+    def leader(self):
+        return wait_until(self.handle.processes, "it does not run")["supervisor"]
+
+    def programs(self):
+        """What stands for the host's machine: the agent, or the program that has forked it."""
+        return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
+
+    def agents(self):
+        """Process ids of the agents."""
+        found = self.programs()
+        return found if self.is_forked else {host: child_of(pid) for host, pid in found.items()}
+
+    def below_supervisor(self, title):
+        """The child of the supervisor with this title."""
+        pid = self.leader()
+        (found,) = (
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if Path(f"/proc/{child}/cmdline").read_bytes().startswith(title.encode())
+        )
+        return found
+
+    def events(self):
+        path = self.folder / "events.jsonl"
+        return parse(path.read_bytes()) if path.exists() else []
+
+    def slices(self):
+        """Those of each attempt."""
+        return [event.slices for event in self.events() if event.kind == "formed"]
+
+    def losses(self):
+        return [event.slices for event in self.events() if event.kind == "slice_lost"]
+
+    def story(self):
+        """What kinetic says in the leader's log."""
+        return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
+
+
+def child_of(program):
+    """The agent below the program of a host."""
+
+    def look():
+        titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(program)}
+        return next((pid for pid, title in titles.items() if title.startswith(AGENT)), None)
+
+    return wait_until(look, "the host has no agent")
+
+
+AGENT = b"kinetic-agent"
+
+
+def reached(folder, attempt, host, step=2):
+    """Wait until a host has done a step."""
+
+    def done():
+        mark = Path(folder, f"{attempt}-{host}")
+        return mark.exists() and int(mark.read_text() or 0) >= step
+
+    wait_until(done, f"host {host} does not reach step {step} of attempt {attempt}")

@@ -1,0 +1,453 @@
+"""What becomes of the processes of hosts that are not lost: they go on in the next attempt where
+they can, and are replaced where they cannot.
+
+In: elastic jobs whose hosts are killed for real. Out: process ids, what the processes still know,
+losses of a training; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from elastic_jobs import LIMIT_S, Watched, reached
+from gangs import wait_until
+
+import kinetic
+from kinetic.errors import HostLost
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+STEPS = 8
+SEEN: list[tuple[int, int]] = []
+"""On a host: (attempt, process) of each call."""
+
+
+def told(folder):
+    """Leave a note of this call; return what this process has seen so far."""
+    SEEN.append((kinetic.attempt(), os.getpid()))
+    own = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}.json")
+    place = {
+        "pid": os.getpid(),
+        "seen": SEEN,
+        "slice": kinetic.slice_index(),
+        "slices": kinetic.num_slices(),
+        "variable": os.environ["KINETIC_ATTEMPT"],
+        "agent": os.getppid(),
+    }
+    own.with_suffix(".part").write_text(json.dumps(place))
+    own.with_suffix(".part").rename(own)
+
+
+def train(folder, kills, given, pause_s=0.0):
+    """Take steps together; `kills` are (attempt, host)."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    given.append(kinetic.attempt())
+    for step in range(STEPS):
+        total = multihost_utils.process_allgather(np.array([step])).sum()
+        Path(folder, f"{kinetic.attempt()}-{jax.process_index()}").write_text(str(step))
+        if step == 3 and [kinetic.attempt(), jax.process_index()] in [list(k) for k in kills]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(pause_s)
+    slices = sorted({device.slice_index for device in jax.devices()})
+    return kinetic.attempt(), jax.process_count(), slices, int(total), given
+
+
+def elastic(function=train, slices=(1, 2), **options):
+    return kinetic.run("tpu-v6e-8", slices=slices, **options)(function)
+
+
+def pids(folder, attempt):
+    """Of the workers of an attempt, by host."""
+    notes = Path(folder).glob(f"{attempt}-*.json")
+    return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
+
+
+def note(folder, attempt, host):
+    return json.loads(Path(folder, f"{attempt}-{host}.json").read_text())
+
+
+@pytest.fixture
+def begin(home, tmp_path):
+    def begin(remote, *args, wait=False, **more):
+        handle = remote.run_async(str(tmp_path), *args, **more)
+        if wait:
+            reached(tmp_path, 1, 0)
+        return Watched(home, handle)
+
+    return begin
+
+
+# -- they go on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_survivors_keep_their_process_while_the_slice_returns(begin, tmp_path, victim):
+    job = begin(elastic(survivors="keep"), [(1, victim)], [])
+    assert job.handle.result(timeout=LIMIT_S) == (2, 4, [0, 1], 4 * (STEPS - 1), [2])
+    before, after, lost = pids(tmp_path, 1), pids(tmp_path, 2), victim // 2
+    for host in range(4):
+        assert (before[host] == after[host]) == (host // 2 != lost)
+    survivor = note(tmp_path, 2, 2 * (1 - lost))
+    assert survivor["seen"] == [[1, survivor["pid"]], [2, survivor["pid"]]], "its modules stay"
+    assert survivor["variable"] == "2"
+    assert job.losses() == [(lost,)]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
+    remote = elastic(slices=(1, 3), survivors="keep", on_slice_loss="shrink")
+    job = begin(remote, [(1, 2 * lost + 1)], [])
+    assert job.handle.result(timeout=LIMIT_S) == (2, 4, [0, 1], 4 * (STEPS - 1), [2])
+    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
+    assert list(after.values()) != []
+    left = [before[host] for host in range(6) if host // 2 != lost]
+    assert [after[host] for host in range(4)] == left
+    assert [note(tmp_path, 2, host)["slice"] for host in range(4)] == [0, 0, 1, 1]
+    assert note(tmp_path, 2, 0)["slices"] == 2
+
+
+def test_one_process_survives_again_and_again(begin, tmp_path):
+    job = begin(elastic(survivors="keep"), [(1, 3), (2, 3), (3, 2), (4, 3)], [])
+    assert job.handle.result(timeout=LIMIT_S)[0] == 5
+    (first,) = {pids(tmp_path, attempt)[0] for attempt in range(1, 6)}
+    assert note(tmp_path, 5, 0)["seen"] == [[attempt, first] for attempt in range(1, 6)]
+    story = job.story()
+    assert "2 of 4 hosts go on in the process that they have." in story
+
+
+def learn(folder):
+    """Make room when it is asked for."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    step, saved = 0, Path(folder, "saved")
+    while kinetic.attempt() == 1 or kinetic.num_slices() < 2:
+        multihost_utils.sync_global_devices(f"step {step}")
+        step += 1
+        if kinetic.attempt() == 1 and step == 3 and kinetic.slice_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kinetic.should_reform():
+            if jax.process_index() == 0:
+                saved.write_text(str(step))
+            multihost_utils.sync_global_devices("saved")
+            kinetic.reform()
+        time.sleep(0.02)
+    return kinetic.attempt(), kinetic.num_slices()
+
+
+def test_survivors_keep_their_process_when_the_job_grows(begin, tmp_path, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
+    job = begin(elastic(learn, survivors="keep", on_slice_loss="shrink"))
+    assert job.handle.result(timeout=LIMIT_S) == (3, 2)
+    each = [pids(tmp_path, attempt) for attempt in (1, 2, 3)]
+    assert [each[0][0], each[0][1]] == [each[1][0], each[1][1]] == [each[2][0], each[2][1]]
+    assert job.losses() == [(1,)]
+
+
+def sleep(folder):
+    """Host 3 is killed while the others do nothing."""
+    told(folder)
+    if kinetic.attempt() == 1:
+        time.sleep(1.0 if os.environ["KINETIC_HOST_INDEX"] == "3" else 600)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return kinetic.attempt()
+
+
+def test_a_function_that_is_not_in_a_collective_is_interrupted(begin, tmp_path):
+    job = begin(elastic(sleep, survivors="keep"))
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    assert pids(tmp_path, 1)[0] == pids(tmp_path, 2)[0]
+
+
+def meet(folder):
+    """Host 0 waits at a barrier that nobody else comes to."""
+    import jax
+    from jax._src import distributed
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    multihost_utils.sync_global_devices("all are there")
+    if kinetic.attempt() == 1 and jax.process_index() == 0:
+        distributed.global_state.client.wait_at_barrier("alone", 600_000)
+    if kinetic.attempt() == 1 and jax.process_index() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    multihost_utils.sync_global_devices("all are there again")
+    return kinetic.attempt()
+
+
+def test_a_function_that_waits_at_a_barrier_is_freed(begin, tmp_path):
+    job = begin(elastic(meet, survivors="keep"))
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    assert pids(tmp_path, 1)[0] == pids(tmp_path, 2)[0]
+
+
+TICKS: list[int] = []
+
+
+def tick():
+    while True:
+        TICKS.append(1)
+        time.sleep(0.01)
+
+
+def feed(folder):
+    """A data pipeline: a thread that the first call starts."""
+    told(folder)
+    if not TICKS:
+        threading.Thread(target=tick, daemon=True).start()
+    before = len(TICKS)
+    while len(TICKS) <= before:
+        time.sleep(0.01)
+    if kinetic.attempt() == 1:
+        time.sleep(0.5 if os.environ["KINETIC_HOST_INDEX"] == "3" else 600)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return kinetic.attempt(), before > 10
+
+
+def test_threads_of_the_function_go_on(begin):
+    job = begin(elastic(feed, survivors="keep", on_slice_loss="shrink"))
+    assert job.handle.result(timeout=LIMIT_S) == (2, True)
+
+
+def fit(folder, steps, kills, every):
+    """A training whose losses are written down, with a Checkpointer."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    told(folder)
+    mesh = kinetic.make_mesh()
+    split = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    spread = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+    @jax.jit
+    def update(weights, step):
+        def loss(w):
+            x = jax.random.normal(jax.random.key(step), (32, 32))
+            return jnp.mean((jnp.tanh(jax.lax.with_sharding_constraint(x, spread) @ w) - 0.5) ** 2)
+
+        value, slope = jax.value_and_grad(loss)(weights)
+        return jax.lax.with_sharding_constraint(weights - 0.3 * slope, split), value
+
+    begin = jax.jit(lambda: jax.random.normal(jax.random.key(7), (32, 32)), out_shardings=split)
+    with kinetic.Checkpointer(Path(folder, "saved"), every=every, local_every=1) as checkpoints:
+        weights, first = checkpoints.restore(begin())
+        for step in range(first, steps):
+            weights, value = update(weights, step)
+            if jax.process_index() == 0:
+                with open(Path(folder, "losses"), "a") as losses:
+                    losses.write(f"{step} {float(value).hex()}\n")
+            checkpoints.save(step, weights)
+            if [kinetic.attempt(), step, jax.process_index()] in [list(k) for k in kills]:
+                checkpoints.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+    return multihost_utils.process_allgather(weights, tiled=True).tolist()
+
+
+def losses(folder):
+    """The last of each step."""
+    return dict(line.split() for line in Path(folder, "losses").read_text().splitlines())
+
+
+def test_a_training_has_the_losses_of_one_that_was_never_interrupted(begin, tmp_path):
+    quiet = tmp_path / "quiet"
+    quiet.mkdir()
+    kills = [(1, 5, 3), (2, 9, 0), (3, 13, 2)]
+    remote = elastic(fit, slices=(2, 2), survivors="keep")
+    job = begin(remote, 18, kills, 4)
+    weights = job.handle.result(timeout=LIMIT_S)
+    assert job.losses() == [(1,), (0,), (1,)]
+    assert kinetic.run("tpu-v6e-8", slices=2)(fit)(str(quiet), 18, [], 4) == weights
+    assert losses(tmp_path) == losses(quiet)
+    assert pids(tmp_path, 1)[0] == pids(tmp_path, 2)[0] != pids(tmp_path, 3)[0]
+    assert pids(tmp_path, 3)[0] == pids(tmp_path, 4)[0]
+
+
+# -- they are replaced -----------------------------------------------------------------------------
+
+
+def test_each_attempt_has_new_processes_where_that_is_asked_for(begin, tmp_path):
+    job = begin(elastic(survivors="restart"), [(1, 3)], [])
+    assert job.handle.result(timeout=LIMIT_S)[0] == 2
+    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
+    assert not set(before.values()) & set(after.values())
+    agents = [[note(tmp_path, attempt, host)["agent"] for host in range(2)] for attempt in (1, 2)]
+    assert agents[0] == agents[1], "agents stay"
+    assert not any("in the process" in line for line in job.story())
+
+
+def cling(folder, how):
+    """Hosts 0 and 1 do not get free in the first attempt: they hold Python's lock in native code,
+    or swallow whatever is raised."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    multihost_utils.sync_global_devices("all are there")
+    if kinetic.attempt() == 1:
+        Path(folder, f"1-{jax.process_index()}").write_text("9")
+        if jax.process_index() < 2 and how == "native code":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # It would end the sleep.
+            ctypes.PyDLL(None).sleep(600)
+        while True:
+            try:
+                time.sleep(600)
+            except BaseException:
+                if jax.process_index() >= 2:
+                    raise
+    multihost_utils.sync_global_devices("all are there again")
+    return kinetic.attempt()
+
+
+@pytest.mark.parametrize("how", ["native code", "swallows"])
+def test_one_that_does_not_get_free_is_replaced(begin, tmp_path, how):
+    job = begin(elastic(cling), how, wait=True)
+    wait_until(lambda: len(pids(tmp_path, 1)) == 4, "not all have begun")
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
+    assert not set(before.values()) & set(after.values())
+    assert job.losses() == [(1,)]
+    said = "".join(job.handle.logs(attempt=1))
+    assert "gets a new process for the next attempt: the function did not end within 5 s" in said
+
+
+def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
+    job = begin(elastic(cling, survivors="keep"), "swallows", wait=True)
+    wait_until(lambda: len(pids(tmp_path, 1)) == 4, "not all have begun")
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    assert job.losses() == [(1,), (0,)]
+
+
+KEPT: list[object] = []
+
+
+def hoard(folder):
+    """Keep an array of all devices where the function's end does not free it."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    told(folder)
+    everywhere = NamedSharding(kinetic.make_mesh(), PartitionSpec())
+    KEPT.append(jax.device_put(np.ones(4), everywhere))
+    multihost_utils.sync_global_devices("all are there")
+    if kinetic.attempt() == 1:
+        Path(folder, f"1-{jax.process_index()}").write_text("9")
+        time.sleep(600)
+    return kinetic.attempt(), len(KEPT), float(KEPT[0].sum())
+
+
+def test_one_whose_variables_hold_arrays_of_its_world_is_replaced(begin, tmp_path):
+    job = begin(elastic(hoard), wait=True)
+    wait_until(lambda: len(pids(tmp_path, 1)) == 4, "not all have begun")
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == (2, 1, 4.0)
+    assert not set(pids(tmp_path, 1).values()) & set(pids(tmp_path, 2).values())
+    assert "variables that outlive the function hold 1 array" in "".join(job.handle.logs(attempt=1))
+
+
+def test_each_attempt_of_a_program_has_new_processes(home, tmp_path):
+    """It expects an interpreter of its own."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()", "run"]
+    options = ["--accelerator", "tpu-v6e-8", "--slices", "1:2"]
+    done = subprocess.run(
+        [*command, *options, "program.py", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not set(pids(tmp_path, 1).values()) & set(pids(tmp_path, 2).values())
+
+
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+import jax
+from jax.experimental import multihost_utils
+
+attempt, host = os.environ["KINETIC_ATTEMPT"], os.environ["KINETIC_HOST_INDEX"]
+Path(sys.argv[1], f"{attempt}-{host}.json").write_text(json.dumps({"pid": os.getpid()}))
+multihost_utils.sync_global_devices("all are there")
+if attempt == "1":
+    time.sleep(0 if host == "3" else 600)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+# -- more is lost meanwhile ------------------------------------------------------------------------
+
+
+def test_a_survivor_is_killed_while_it_waits(begin, tmp_path, monkeypatch):
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
+    job = begin(elastic(), [(1, 3)], [])
+    wait_until(lambda: job.losses() == [(1,)], "no loss")
+    victim = pids(tmp_path, 1)[1]
+    wait_until(lambda: not has_connections(victim), "it does not leave its world")
+    os.kill(victim, signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S)[0] == 2
+    assert victim not in pids(tmp_path, 2).values()
+
+
+def has_connections(pid):
+    """Whether a process has TCP connections."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{row[9]}]" for row in rows}
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    return any(os.path.islink(file) and os.readlink(file) in inodes for file in files)
+
+
+def test_a_survivor_is_killed_as_soon_as_it_goes_on(begin, tmp_path):
+    job = begin(elastic(), [(1, 3)], [], 0.1)
+    first = pids
+    wait_until(lambda: 0 in first(tmp_path, 2), "no second attempt")
+    os.kill(pids(tmp_path, 2)[0], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S)[:2] == (3, 4)
+
+
+def late_error(folder):
+    """Host 1 raises in the second attempt."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    multihost_utils.sync_global_devices("all are there")
+    if kinetic.attempt() == 2 and jax.process_index() == 1:
+        raise ValueError("no luck")
+    if kinetic.attempt() == 1 and jax.process_index() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def test_an_exception_in_a_process_that_stayed_ends_the_job(begin, tmp_path):
+    job = begin(elastic(late_error, survivors="keep"))
+    with pytest.raises(ValueError, match="no luck"):
+        job.handle.result(timeout=LIMIT_S)
+    assert pids(tmp_path, 1)[1] == pids(tmp_path, 2)[1]
+    assert job.losses() == [(1,)]
+
+
+def test_it_is_given_up_though_processes_have_stayed(begin):
+    job = begin(elastic(max_failures=1), [(1, 3), (2, 0)], [])
+    with pytest.raises(HostLost, match="given up: it failed 2 times"):
+        job.handle.result(timeout=LIMIT_S)
