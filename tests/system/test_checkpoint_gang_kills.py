@@ -79,6 +79,8 @@ def save_and_be_killed(folder, kills, seed):
             ckpt.save(step, state)
             if waits:
                 ckpt.wait()
+            # All hosts were alive at this step, and had waited for that one before it.
+            Path(folder, f"done-{attempt}-{host}").write_text(str(step - 1 if waits else step - 2))
             step += 1
     return step
 
@@ -98,13 +100,19 @@ def test_what_a_gang_restores_is_whole_and_of_one_step(tmp_path, options):
     job = remote.run_async(str(tmp_path), KILLS, seed)
     last = job.result(timeout=600)
     before, seen = 0, []
-    attempts = {int(path.name.split("-")[0]) for path in tmp_path.glob("*-[0-9]")}
+    attempts = {int(path.name.split("-")[0]) for path in tmp_path.glob("[0-9]*-[0-9]")}
     for attempt in sorted(attempts):  # without those that ended while they restored
         hosts = [json.loads(p.read_text()) for p in tmp_path.glob(f"{attempt}-[0-9]")]
         assert all(each == hosts[0] for each in hosts), (attempt, hosts)
         start, values, tier = hosts[0]
         assert values == [start - 1.0], "all of one step"
         assert start >= before, "nothing that was restored once is lost"
+        done = [
+            int(path.read_text() or -1)
+            for path in tmp_path.glob("done-*")
+            if int(path.name.split("-")[1]) < attempt
+        ]
+        assert start > max(done, default=-1), "nothing that was committed is lost"
         before = start
         seen.append(tier)
     assert last == before + 3
