@@ -244,7 +244,7 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
     ("options", "environ", "words"),
     [
         ({"project": "p"}, {}, "No kubeconfig was found (/nowhere)"),
-        ({}, {"KINETIC_CLUSTER": "c"}, "No context of"),
+        ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found (/nowhere)"),
         ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, 'simulate it here, with backend="local"'),
         ({}, {"KINETIC_PROJECT": "p"}, "or KINETIC_BACKEND=local"),
         ({"backend": "ray"}, {}, "no Ray backend yet"),
