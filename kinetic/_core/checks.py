@@ -20,9 +20,10 @@ Joins = bool | Literal["lazy", "program"]
 Controller = Literal["single", "multi"]
 """Which processes run the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
-Survivors = Literal["auto", "keep", "restart"]
-SURVIVORS: tuple[Survivors, ...] = get_args(Survivors)
 """What an elastic job does when it has lost a slice; see `Options`."""
+Survivors = Literal["auto", "keep", "restart"]
+"""What becomes of the processes of its other hosts; see `Options`."""
+SURVIVORS: tuple[Survivors, ...] = get_args(Survivors)
 NetworkDevices = int | Literal["all"]
 """How many network devices a pod claims; see `Options`."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'

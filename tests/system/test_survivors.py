@@ -41,6 +41,7 @@ def told(folder):
         "slices": kinetic.num_slices(),
         "variable": os.environ["KINETIC_ATTEMPT"],
         "agent": os.getppid(),
+        "init": Path(os.environ["KINETIC_LOCAL_DIR"], "jax-init-info.txt").read_text().split(),
     }
     own.with_suffix(".part").write_text(json.dumps(place))
     own.with_suffix(".part").rename(own)
@@ -105,6 +106,31 @@ def test_survivors_keep_their_process_while_the_slice_returns(begin, tmp_path, v
     assert job.losses() == [(lost,)]
 
 
+def compiled(folder):
+    """Return whether this attempt had to compile a program of all devices."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    found = []
+    jax.monitoring.register_event_listener(lambda event, **_: found.append(event))
+    spread = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec())
+    jax.jit(lambda: jax.numpy.arange(32.0).sum(), out_shardings=spread)()
+    hits = [event.endswith("/cache_hits") for event in found if "cache_hits" in event]
+    multihost_utils.sync_global_devices("compiled")
+    if kinetic.attempt() == 1:
+        if kinetic.slice_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        multihost_utils.sync_global_devices("a slice is lost")
+    return not hits
+
+
+@pytest.mark.parametrize("survivors", ["keep", "restart"])
+def test_no_host_compiles_again_what_it_has_compiled(begin, survivors):
+    options = {"slices": (2, 2), "survivors": survivors, "all_hosts": True}
+    job = begin(elastic(compiled, **options))
+    assert job.handle.results(timeout=LIMIT_S) == [False] * 4
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
@@ -117,6 +143,9 @@ def test_survivors_keep_their_process_in_a_smaller_attempt(begin, tmp_path, lost
     assert [after[host] for host in range(4)] == left
     assert [note(tmp_path, 2, host)["slice"] for host in range(4)] == [0, 0, 1, 1]
     assert note(tmp_path, 2, 0)["slices"] == 2
+    init = [note(tmp_path, 2, host)["init"] for host in range(4)]
+    assert [process for process, _ in init] == ["0", "1", "2", "3"]
+    assert {address for _, address in init} == {init[0][1]} != {note(tmp_path, 1, 0)["init"][1]}
 
 
 def test_one_process_survives_again_and_again(begin, tmp_path):

@@ -121,3 +121,26 @@ def test_who_waits_at_a_barrier_is_freed(serve):
     waits, other = (start(WAITS, str(each), address) for each in range(2))
     assert waits.communicate(timeout=100)[0] == "raised True\n"
     other.communicate(timeout=100)
+
+
+COMPILES_AS_PROCESS_1 = """
+    import os, sys
+    from kinetic._host.worker import coordination
+
+    import jax
+    from jax._src import distributed
+
+    jax.config.update("jax_platforms", "cpu")
+    distributed.global_state.process_id = 1
+    folder = sys.argv[1]
+    print(coordination.keep_compiled(folder), coordination.keep_compiled(folder))
+    jax.jit(lambda x: x + 1)(1.0)
+    print(any(name.endswith("-cache") for name in os.listdir(folder)))
+"""
+
+
+def test_any_process_keeps_what_it_compiles(tmp_path):
+    """Fails when JAX writes its cache in another way."""
+    command = [sys.executable, "-c", textwrap.dedent(COMPILES_AS_PROCESS_1), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["True", "True", "True"]

@@ -53,6 +53,7 @@ def start_message(
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
         served=bool(service),
+        compiled="" if who.elastic is None else f"{who.scratch}/compiled-{who.elastic_seat}",
     )
     return {
         "attempt": who.attempt,

@@ -16,6 +16,7 @@ import gc
 import signal
 import sys
 from collections.abc import Mapping
+from types import FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 
 SERVICE = "get_distributed_runtime_service"
@@ -35,6 +36,12 @@ STATE = (
 """What we read and write of `jax._src.distributed.global_state`."""
 METHODS = ("connect", "shutdown")
 _SHUTDOWN_S = 5
+_CACHE_WRITE = "_cache_write"
+_ALL_COMPILED = {
+    "jax_enable_compilation_cache": True,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 
 class CannotJoin(RuntimeError):
@@ -170,6 +177,31 @@ def leave() -> None:
     jax.clear_caches()
     jax.extend.backend.clear_backends()
     gc.collect()
+
+
+def keep_compiled(folder: str) -> bool:
+    """Keep what this process compiles in a folder of its host's own, where the next attempts find
+    it; return whether this JAX can.
+
+    JAX's cache is made for one folder of all hosts: only process 0 writes, because programs for
+    TPUs are alike. Those for processors are not: each process has keys of its own. If only process
+    0 finds its programs, it waits in Gloo for the others to compile, which gives up after 30 s.
+    """
+    import jax
+    from jax._src import compiler
+
+    write = getattr(compiler, _CACHE_WRITE, None)
+    if not isinstance(write, FunctionType) or "distributed" not in write.__code__.co_names:
+        return False
+    if write.__globals__ is vars(compiler):
+        first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
+        around = vars(compiler) | {"distributed": first}
+        as_first = FunctionType(write.__code__, around, write.__name__, write.__defaults__)
+        setattr(compiler, _CACHE_WRITE, as_first)
+    for name, value in _ALL_COMPILED.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    return True
 
 
 def _reset(state: Any) -> None:

@@ -50,8 +50,7 @@ healthy processes."""
 _BEYOND_S = 60
 """How long after the gang JAX gives up: the gang can say which host was missing."""
 
-_log = logging.getLogger("kinetic.runner")
-_lock = threading.RLock()
+_log, _lock = logging.getLogger("kinetic.runner"), threading.RLock()
 _held: list[int] = []  # The place of this process, for as long as it has joined.
 
 
@@ -78,6 +77,7 @@ class World:
         file: where the process that joins for this host records its state; "" for nowhere.
         limit_s: how long the hosts may wait for each other.
         served: whether the coordination service runs beside all processes, not in process 0.
+        compiled: folder of simulated devices' programs, for this host's next attempts; "" for none.
     """
 
     coordinator: str
@@ -91,6 +91,7 @@ class World:
     file: str = ""
     limit_s: float = 600.0
     served: bool = False
+    compiled: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; `World(**it)` is equal."""
@@ -364,8 +365,8 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
         if world.simulated and world.processes > 1:
             if not jax.config.jax_cpu_collectives_implementation:
                 configure({"jax_cpu_collectives_implementation": "gloo"})
-            # Only process 0 would find programs there, and wait 30 s in Gloo for those who compile.
-            configure({"jax_enable_compilation_cache": False})
+            if not (world.compiled and coordination.keep_compiled(world.compiled)):
+                configure({"jax_enable_compilation_cache": False})  # see `keep_compiled`
         with _claimed(world.file):
             own = {
                 "cluster_detection_method": "deactivate",

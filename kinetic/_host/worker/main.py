@@ -481,6 +481,8 @@ def _enter_again(before: Start, start: Start) -> None:
     for name, value in start.env.items():
         if before.env.get(name) != value:
             os.environ[name] = value
+    if start.home is not None:
+        start.home.tell(start.world)
     os.chdir(start.cwd)
     os.umask(0o022)
     sys.argv = [start.name]
