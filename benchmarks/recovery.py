@@ -51,7 +51,7 @@ def train(folder: str) -> None:
 
     @jax.jit
     def update(weights: Any, step: Any) -> Any:
-        x = jax.random.normal(jax.random.key(step), (64, WIDTH))
+        x = jax.random.normal(jax.random.key(step), (96, WIDTH))
         slope = jax.grad(loss)(weights, jax.lax.with_sharding_constraint(x, spread))
         return jax.lax.with_sharding_constraint(
             jax.tree.map(lambda w, s: w - 0.01 * s, weights, slope), split
@@ -78,10 +78,10 @@ def train(folder: str) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def recovery(options: dict[str, Any]) -> list[float]:
+def recovery(options: dict[str, Any], accelerator: str = "tpu-v6e-8") -> list[float]:
     """Seconds of each phase."""
     with tempfile.TemporaryDirectory(prefix="kn-recovery-") as folder:
-        job = kinetic.run("tpu-v6e-8", **options)(train).run_async(folder)
+        job = kinetic.run(accelerator, **options)(train).run_async(folder)
         job.result()
         killed = float(Path(folder, "killed").read_text())
         notes = json.loads(Path(folder, "notes-2").read_text())
@@ -108,6 +108,17 @@ def compare(jobs: dict[str, dict[str, Any]]) -> None:
             measure.row(f"  {phase}", figure, floor)
 
 
+def grow() -> None:
+    """Slices of one host each: the machine is small."""
+    counts = (2, 4, 6)
+    jobs = [{"slices": (count, count), "survivors": "keep"} for count in counts]
+    taken = [[sum(recovery(options, "cpu:2")) for options in jobs] for _ in range(RUNS)]
+    floor, *more = (statistics.median(column) for column in zip(*taken, strict=True))
+    measure.heading("the same with more slices (floor: 2 slices, of one host each)")
+    for count, total in zip(counts[1:], more, strict=True):
+        measure.row(f"{count} slices", total, floor)
+
+
 def main() -> None:
     with measure.home():
         compare(
@@ -117,6 +128,7 @@ def main() -> None:
                 "in the same process": {"slices": (2, 2), "survivors": "keep"},
             }
         )
+        grow()
 
 
 if __name__ == "__main__":
