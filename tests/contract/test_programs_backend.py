@@ -47,7 +47,7 @@ def _submit_and_die(store_path):
     """Be a caller that is killed when its first program runs."""
     from kinetic._backends.programs import backend
 
-    def die(folder, endpoint, started):
+    def die(folder, endpoint, documents, started):
         os.kill(os.getpid(), signal.SIGKILL)
 
     backend._keep = die

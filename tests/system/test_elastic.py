@@ -134,6 +134,7 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     ]
 
 
+@only_local
 def test_a_host_is_lost_before_it_uses_jax(begin):
     job = begin(elastic(), [(1, -1, 1), (2, -1, 3), (3, 0, 0)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == whole(4)
@@ -161,6 +162,7 @@ def compile_once(folder):
     return float(traced(jnp.ones(16)))
 
 
+@only_local
 def test_a_host_is_lost_while_it_compiles(begin):
     job = begin(elastic(function=compile_once, all_hosts=True), wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [16.0] * 4
@@ -213,18 +215,21 @@ def keep(folder):
     return kinetic.attempt(), jax.process_count(), before
 
 
+@only_local
 def test_a_host_keeps_its_folder_whatever_its_place_in_an_attempt(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(function=keep, on_slice_loss="shrink"), wait=False)
     assert job.handle.result(timeout=LIMIT_S) == (2, 2, "1 of 2"), "slice 1 is the first there"
 
 
+@only_local
 def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(on_slice_loss="shrink", all_hosts=True), [(1, 3, 0)], wait=False)
     assert job.handle.results(timeout=LIMIT_S) == [half(2)] * 2
 
 
+@only_local
 def test_an_agent_is_stopped(begin):
     """It falls silent, and is ended with its slice."""
     job = begin(elastic(), (), 2.0)
@@ -247,6 +252,7 @@ def test_an_agent_is_killed(begin, tmp_path, host):
     assert job.losses() == [(which,)]
 
 
+@only_local
 def test_a_whole_slice_is_killed(begin):
     job = begin(elastic(), (), 0.3)
     assert job.handle.kill_hosts(slice=0, agents=True) == (0, 1)
@@ -336,6 +342,7 @@ def test_outside_of_elastic_jobs_nobody_is_asked_to_make_room():
 # -- while it recovers -----------------------------------------------------------------------------
 
 
+@only_local
 def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "3")
     job = begin(elastic(), [(1, 3, 0)], wait=False)
@@ -356,12 +363,14 @@ def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
     assert "attempt 1: slice 1 lost: host 2 of 4: The worker process was killed by SIG" in words
 
 
+@only_local
 def test_one_that_has_waited_goes_on_with_those_left(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(slice_timeout=1), [(1, 3, 2)], wait=False)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
 
 
+@only_local
 def test_it_is_cancelled_while_it_waits(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "600")
     job = begin(elastic(2, 2), [(1, 3, 2)], wait=False)

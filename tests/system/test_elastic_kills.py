@@ -26,7 +26,7 @@ from kinetic._system import processes
 pytestmark = [pytest.mark.timeout(900), pytest.mark.settles_within(60)]
 STEPS = 120
 KILLS = 8
-TRAINING_KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "4"))
+TRAINING_KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "2"))
 PATIENCE_S = 700.0
 
 
@@ -83,7 +83,7 @@ def kill(handle, home, choose, wanted, look=lambda: ""):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_random_kills(home, tmp_path, seed):
     remote = kinetic.run("tpu-v6e-8", slices=(1, 2), on_slice_loss="shrink", max_failures=50)(count)
     handle = remote.run_async(str(tmp_path))

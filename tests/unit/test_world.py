@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kinetic._host.worker import jaxworld, joining
+from kinetic._host.worker import coordination, jaxworld, joining
 from kinetic._host.worker.joining import World
 
 WORLD = World("127.0.0.1:4001", 2, 1, 4, "tpu", True, port=4002, file="/host/world", limit_s=60.0)
@@ -162,11 +162,12 @@ def _in_fork(ask):
 def test_a_program_without_kinetic_can_load_it():
     code = """if True:
         import importlib.util, sys
-        spec = importlib.util.spec_from_file_location("kinetic_joining", sys.argv[1])
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        for name, file in zip(("kinetic_coordination", "kinetic_joining"), sys.argv[1:]):
+            spec = importlib.util.spec_from_file_location(name, file)
+            sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
         print(module.World("127.0.0.1:1", 2, 1, 0, "cpu", True).processes, "kinetic" in sys.modules)
     """
-    line = [sys.executable, "-IS", "-c", code, joining.__file__]
+    line = [sys.executable, "-IS", "-c", code, coordination.__file__, joining.__file__]
     done = subprocess.run(line, capture_output=True, text=True, cwd="/")
     assert (done.stdout, done.stderr) == ("2 False\n", "")
