@@ -21,7 +21,7 @@ import kinetic
 from kinetic._system import memory_folder
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.settles_within(60)]
-KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "2"))
+KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "1"))
 ROWS = 1 << 14
 """256 KiB of the state are on each device."""
 

@@ -25,8 +25,8 @@ from kinetic._system import processes
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.settles_within(60)]
 STEPS = 120
-KILLS = 8
-TRAINING_KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "2"))
+KILLS = 4
+TRAINING_KILLS = int(os.environ.get("KINETIC_TEST_KILLS", "1"))
 PATIENCE_S = 700.0
 
 
