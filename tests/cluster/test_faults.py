@@ -229,14 +229,14 @@ def test_a_preempted_slice_restarts_without_counting(cluster, api) -> None:
         "action": "RestartJobSetAndIgnoreMaxRestarts",
         "onJobFailureReasons": ["PodFailurePolicy"],
     }
-    command = "[ -e $TMPDIR/again ] || sleep 600"
+    command = "[ -e $TMPDIR/again ] || { echo waits; sleep 600; }"
     body = job_set("train", command, hosts=2, failurePolicy={"maxRestarts": 0, "rules": [free]})
     body["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"] = {"rules": rules}
     client.CustomObjectsApi(api).create_namespaced_custom_object(
         "jobset.x-k8s.io", "v1alpha2", "default", "jobsets", body
     )
     cluster.wait_for(
-        lambda: [p["status"]["phase"] for p in cluster.objects("pods")] == ["Running"] * 2
+        lambda: [cluster.log(name) for name in pods_of(cluster, "train")] == ["waits\n"] * 2
     )
     (cluster.folder / "again").touch()
     cluster.evict_pod(pods_of(cluster, "train")[0], preempted=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.fixtures import SHARES_FILES
+from elastic_jobs import Watched, reached
 from places import EVERYWHERE, Place
 
 
@@ -20,3 +21,16 @@ def place(request, home, monkeypatch):
     if request.node.get_closest_marker("shares_files") and not SHARES_FILES:
         pytest.skip("needs pods that share files with this machine, as its own processes do")
     return Place(request.param, folder, request.getfixturevalue("on_cluster"))
+
+
+@pytest.fixture
+def begin(home, tmp_path):
+    """Start an elastic job; if asked to `wait`, until host 0 has done two steps of attempt 1."""
+
+    def begin(remote, *args, wait=False, **more):
+        handle = remote.run_async(str(tmp_path), *args, **more)
+        if wait:
+            reached(tmp_path, 1, 0)
+        return Watched(home, handle)
+
+    return begin

@@ -5,6 +5,7 @@ In: a handle, a job's folder. Out: its processes, its events, its story. Called 
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -87,3 +88,13 @@ def reached(folder, attempt, host, step=2):
         return mark.exists() and int(mark.read_text() or 0) >= step
 
     wait_until(done, f"host {host} does not reach step {step} of attempt {attempt}")
+
+
+def pids(folder, attempt):
+    """Of the workers of an attempt, by host."""
+    notes = Path(folder).glob(f"{attempt}-*.json")
+    return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
+
+
+def note(folder, attempt, host):
+    return json.loads(Path(folder, f"{attempt}-{host}.json").read_text())

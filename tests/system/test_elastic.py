@@ -7,6 +7,7 @@ behind.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, Watched, reached
+from elastic_jobs import LIMIT_S, reached
 from gangs import wait_until
 
 import kinetic
@@ -79,16 +80,9 @@ WHO_STAYS = {
 
 
 @pytest.fixture
-def begin(home, tmp_path, backend):
-    """Start a job; it runs at step 2 or later when this returns, unless told otherwise."""
-
-    def begin(remote, *args, wait=True, **more):
-        handle = remote.run_async(str(tmp_path), *args, **more)
-        if wait:
-            reached(tmp_path, 1, 0)
-        return Watched(home, handle)
-
-    return begin
+def begin(backend, begin):
+    """On each backend. It waits, unless told otherwise."""
+    return functools.partial(begin, wait=True)
 
 
 # -- a slice is lost -------------------------------------------------------------------------------
@@ -500,48 +494,3 @@ def leave_alone(leaver):
 def test_a_host_that_leaves_alone_is_told_and_holds_nobody_up(leaver):
     with pytest.raises(UsageError, match=rf"called on host {leaver}, and hosts .* have not called"):
         elastic(function=leave_alone)(leaver)
-
-
-# -- profiles --------------------------------------------------------------------------------------
-
-
-def profile(folder, how):
-    import jax
-
-    if how == "trace":
-        with jax.profiler.trace(folder):
-            jax.numpy.ones(3).sum()
-    elif how == "start_trace":
-        from jax.profiler import start_trace
-
-        start_trace(folder)
-    else:
-        jax.profiler.start_server(0)
-    return sorted(path.name for path in Path(folder, "plugins").iterdir())
-
-
-PROGRAM = "import sys, jax; jax.profiler.start_trace(sys.argv[1])"
-
-
-def run_a_program(folder):
-    command = [sys.executable, "-c", PROGRAM, folder]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
-
-
-@pytest.mark.parametrize("how", ["trace", "start_trace", "start_server"])
-def test_a_profile_is_refused(tmp_path, how):
-    with pytest.raises(RuntimeError, match=r"does not work in an elastic job.*slices=2") as told:
-        elastic(function=profile, max_failures=1)(str(tmp_path), how)
-    assert type(told.value).__name__ == "ProfilingRefused", "and not taken for the loss of a slice"
-
-
-def test_a_program_is_refused_a_profile_too(tmp_path):
-    assert "does not work in an elastic job" in elastic(function=run_a_program)(str(tmp_path))
-
-
-def test_who_insists_gets_a_profile(tmp_path):
-    remote = elastic(function=profile, env={"KINETIC_PROFILE_ELASTIC": "1"})
-    assert remote(str(tmp_path), "trace") == ["profile"]
-    fixed = kinetic.run("cpu")(profile)
-    (tmp_path / "fixed").mkdir()
-    assert fixed(str(tmp_path / "fixed"), "trace") == ["profile"]

@@ -1,5 +1,4 @@
-"""What becomes of the processes of hosts that are not lost: they go on in the next attempt where
-they can, and are replaced where they cannot.
+"""Processes of hosts that are not lost, and that go on in the next attempt.
 
 In: elastic jobs whose hosts are killed for real. Out: process ids, what the processes still know,
 losses of a training; nothing is left behind.
@@ -7,18 +6,15 @@ losses of a training; nothing is left behind.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, Watched, reached
+from elastic_jobs import LIMIT_S, note, pids
 from gangs import wait_until
 
 import kinetic
@@ -67,27 +63,6 @@ def train(folder, kills, given, pause_s=0.0):
 
 def elastic(function=train, slices=(1, 2), **options):
     return kinetic.run("tpu-v6e-8", slices=slices, **options)(function)
-
-
-def pids(folder, attempt):
-    """Of the workers of an attempt, by host."""
-    notes = Path(folder).glob(f"{attempt}-*.json")
-    return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
-
-
-def note(folder, attempt, host):
-    return json.loads(Path(folder, f"{attempt}-{host}.json").read_text())
-
-
-@pytest.fixture
-def begin(home, tmp_path):
-    def begin(remote, *args, wait=False, **more):
-        handle = remote.run_async(str(tmp_path), *args, **more)
-        if wait:
-            reached(tmp_path, 1, 0)
-        return Watched(home, handle)
-
-    return begin
 
 
 # -- they go on ------------------------------------------------------------------------------------
@@ -312,123 +287,6 @@ def test_a_training_has_the_losses_of_one_that_was_never_interrupted(begin, tmp_
     assert pids(tmp_path, 3)[0] == pids(tmp_path, 4)[0]
 
 
-# -- they are replaced -----------------------------------------------------------------------------
-
-
-def test_each_attempt_has_new_processes_where_that_is_asked_for(begin, tmp_path):
-    job = begin(elastic(survivors="restart"), [(1, 3)], [])
-    assert job.handle.result(timeout=LIMIT_S)[0] == 2
-    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
-    assert not set(before.values()) & set(after.values())
-    agents = [[note(tmp_path, attempt, host)["agent"] for host in range(2)] for attempt in (1, 2)]
-    assert agents[0] == agents[1], "agents stay"
-    assert not any("in the process" in line for line in job.story())
-
-
-def cling(folder, how):
-    """Hosts 0 and 1 do not get free in the first attempt: they hold Python's lock in native code,
-    or swallow whatever is raised."""
-    import jax
-    from jax.experimental import multihost_utils
-
-    told(folder)
-    multihost_utils.sync_global_devices("all are there")
-    if kinetic.attempt() == 1:
-        Path(folder, f"1-{jax.process_index()}").write_text("9")
-        if jax.process_index() < 2 and how == "native code":
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # It would end the sleep.
-            ctypes.PyDLL(None).sleep(600)
-        while True:
-            try:
-                time.sleep(600)
-            except BaseException:
-                if jax.process_index() >= 2:
-                    raise
-    multihost_utils.sync_global_devices("all are there again")
-    return kinetic.attempt()
-
-
-@pytest.mark.parametrize("how", ["native code", "swallows"])
-def test_one_that_does_not_get_free_is_replaced(begin, tmp_path, how):
-    job = begin(elastic(cling), how, wait=True)
-    wait_until(lambda: len(pids(tmp_path, 1)) == 4, "not all have begun")
-    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
-    assert job.handle.result(timeout=LIMIT_S) == 2
-    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
-    assert not set(before.values()) & set(after.values())
-    assert job.losses() == [(1,)]
-    said = "".join(job.handle.logs(attempt=1))
-    assert "gets a new process for the next attempt: the function did not end within 5 s" in said
-
-
-def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
-    job = begin(elastic(cling, survivors="keep"), "swallows", wait=True)
-    wait_until(lambda: len(pids(tmp_path, 1)) == 4, "not all have begun")
-    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
-    assert job.handle.result(timeout=LIMIT_S) == 2
-    assert job.losses() == [(1,), (0,)]
-
-
-KEPT: list[object] = []
-
-
-def hoard(folder):
-    """Keep an array of all devices where the function's end does not free it."""
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    told(folder)
-    everywhere = NamedSharding(kinetic.make_mesh(), PartitionSpec())
-    KEPT.append(jax.device_put(np.ones(4), everywhere))
-    multihost_utils.sync_global_devices("all are there")
-    if kinetic.attempt() == 1:
-        Path(folder, f"1-{jax.process_index()}").write_text("9")
-        time.sleep(600)
-    return kinetic.attempt(), len(KEPT), float(KEPT[0].sum())
-
-
-def test_one_whose_variables_hold_arrays_of_its_world_is_replaced(begin, tmp_path):
-    job = begin(elastic(hoard), wait=True)
-    wait_until(lambda: len(pids(tmp_path, 1)) == 4, "not all have begun")
-    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
-    assert job.handle.result(timeout=LIMIT_S) == (2, 1, 4.0)
-    assert not set(pids(tmp_path, 1).values()) & set(pids(tmp_path, 2).values())
-    assert "variables that outlive the function hold 1 array" in "".join(job.handle.logs(attempt=1))
-
-
-def test_each_attempt_of_a_program_has_new_processes(home, tmp_path):
-    """It expects an interpreter of its own."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()", "run"]
-    options = ["--accelerator", "tpu-v6e-8", "--slices", "1:2"]
-    done = subprocess.run(
-        [*command, *options, "program.py", str(tmp_path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not set(pids(tmp_path, 1).values()) & set(pids(tmp_path, 2).values())
-
-
-PROGRAM = """
-import json, os, signal, sys, time
-from pathlib import Path
-import jax
-from jax.experimental import multihost_utils
-
-attempt, host = os.environ["KINETIC_ATTEMPT"], os.environ["KINETIC_HOST_INDEX"]
-Path(sys.argv[1], f"{attempt}-{host}.json").write_text(json.dumps({"pid": os.getpid()}))
-multihost_utils.sync_global_devices("all are there")
-if attempt == "1":
-    time.sleep(0 if host == "3" else 600)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 # -- more is lost meanwhile ------------------------------------------------------------------------
 
 
@@ -453,8 +311,7 @@ def has_connections(pid):
 
 def test_a_survivor_is_killed_as_soon_as_it_goes_on(begin, tmp_path):
     job = begin(elastic(), [(1, 3)], [], 0.1)
-    first = pids
-    wait_until(lambda: 0 in first(tmp_path, 2), "no second attempt")
+    wait_until(lambda: 0 in pids(tmp_path, 2), "no second attempt")
     os.kill(pids(tmp_path, 2)[0], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S)[:2] == (3, 4)
 

@@ -171,3 +171,23 @@ def test_a_program_without_kinetic_can_load_it():
     line = [sys.executable, "-IS", "-c", code, coordination.__file__, joining.__file__]
     done = subprocess.run(line, capture_output=True, text=True, cwd="/")
     assert (done.stdout, done.stderr) == ("2 False\n", "")
+
+
+class JaxRuntimeError(RuntimeError):
+    """Known by its name: JAX has moved it before."""
+
+
+def break_a_collective(*, own):
+    try:
+        raise JaxRuntimeError("UNAVAILABLE: connection reset by peer")
+    except JaxRuntimeError:
+        if own:
+            raise ValueError("no luck") from None
+        raise ValueError("no luck")  # noqa: B904
+
+
+@pytest.mark.parametrize(("own", "follows"), [(True, False), (False, True)])
+def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own, follows):
+    with pytest.raises(ValueError, match="no luck") as told:
+        break_a_collective(own=own)
+    assert jaxworld.is_consequence(told.value) is follows

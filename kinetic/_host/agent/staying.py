@@ -87,8 +87,8 @@ class StayingAgent(Agent):
             super()._stop(view)
         elif runs:
             self._stopping, self._kill_at = True, time.monotonic() + self._patience.free_s
-            self._worker.free(self._who.attempt)
             self._worker.terminate()
+            self._worker.free(self._who.attempt)
         elif self._end is None and self._armed and not self._started:
             self._stopping = self.kept = True
             self._conclude()

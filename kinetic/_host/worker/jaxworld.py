@@ -219,5 +219,5 @@ def is_consequence(error: BaseException) -> bool:
             word in str(at).lower() for word in _CONSEQUENCE_WORDS
         ):
             return True
-        at = at.__cause__ or at.__context__
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return False

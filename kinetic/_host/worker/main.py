@@ -156,6 +156,7 @@ def _reset_signals() -> None:
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
     """Unwind the function, so that `finally` blocks and context managers
     run. A handler of its own replaces this one."""
+    staying.interrupted(frame)
     raise report.Terminated(128 + signum)
 
 

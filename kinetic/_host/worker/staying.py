@@ -17,8 +17,10 @@ import copy
 import gc
 import importlib
 import os
+import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -32,13 +34,34 @@ SETTLE_S = 3.0
 """How long threads that write a checkpoint may take to see that it cannot be committed."""
 AGAIN_S = 0.02
 """How often connections are shut, until the function has ended: it may open others."""
+IMPORTS = "<frozen importlib._bootstrap>"
+"""What the code that imports modules calls its file."""
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function and its arguments."""
 
 
+_interrupted: list[str] = []
+"""For each time that the function was: the module that it was importing, or ""."""
+
+
 class CannotStay(Exception):
     """Another attempt could not run in this process."""
+
+
+class _Function:
+    """The function that the main thread is about to call, for SIGTERM."""
+
+    def __init__(self) -> None:
+        self._thread = _thread.get_ident()
+        self._handler = signal.getsignal(signal.SIGTERM)
+        self._times = len(_interrupted)
+
+    def interrupt(self) -> None:
+        """Send SIGTERM again unless it was handled, or would be by the function's own handler: one
+        that comes just before a call that waits does not wake it."""
+        if len(_interrupted) == self._times and signal.getsignal(signal.SIGTERM) is self._handler:
+            signal.pthread_kill(self._thread, signal.SIGTERM)
 
 
 class Freedom:
@@ -54,6 +77,7 @@ class Freedom:
         self._lock = _thread.allocate_lock()
         self._attempt = 0
         self._hosts: set[str] = set()
+        self._function = _Function()
         self.is_free = False
 
     @property
@@ -68,6 +92,7 @@ class Freedom:
 
     def begin(self, start: Start) -> None:
         """The function is about to be called."""
+        self._function = _Function()
         self._attempt, self._hosts, self.is_free = start.attempt, {start.world.address}, False
 
     def end(self) -> None:
@@ -85,7 +110,9 @@ class Freedom:
             with self._lock:
                 if attempt != self._attempt:
                     return
-                if not self.is_free:
+                if self.is_free:
+                    self._function.interrupt()
+                else:
                     coordination.hang_up()
                 self.is_free = True
                 sockets.shut_between(self._hosts)
@@ -112,12 +139,28 @@ class Kept:
         return self._arguments is not None
 
 
+def interrupted(frame: types.FrameType | None) -> None:
+    """The function will unwind from `frame`.
+
+    A module that it was importing is imported from the beginning next time, and much of what a
+    module does can be done once per process: JAX's register their dialects.
+    """
+    importing = ""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTS:
+            importing = frame.f_locals.get("name", importing)
+        frame = frame.f_back
+    _interrupted.append(importing)
+
+
 def leave(kept: Kept) -> None:
     """Leave the world, and forget it.
 
     Raises:
         CannotStay: the next attempt would not find what a new process has.
     """
+    if torn := next(filter(None, _interrupted), ""):
+        raise CannotStay(f"the import of {torn} was interrupted")
     if not kept.is_whole:
         raise CannotStay("the function's arguments cannot be copied")
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):

@@ -1,0 +1,196 @@
+"""Processes of hosts that are not lost, and that cannot go on in the next attempt: they are
+replaced.
+
+In: elastic jobs whose hosts are killed for real. Out: process ids, what the log says of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from elastic_jobs import LIMIT_S, note, pids
+from gangs import wait_until
+
+import kinetic
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+
+
+def elastic(function, **options):
+    return kinetic.run("tpu-v6e-8", slices=(1, 2), **options)(function)
+
+
+def told(folder):
+    """Leave a note of this call, once all hosts have come here."""
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("all are there")
+    own = Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}.json")
+    own.with_suffix(".part").write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid()}))
+    own.with_suffix(".part").rename(own)
+
+
+def lose_the_last(folder):
+    told(folder)
+    if kinetic.attempt() == 1:
+        time.sleep(0 if os.environ["KINETIC_HOST_INDEX"] == "3" else 600)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return kinetic.attempt()
+
+
+def all_begun(folder):
+    wait_until(lambda: len(pids(folder, 1)) == 4, "not all have begun")
+
+
+HALF = """
+import os, sys, time
+from pathlib import Path
+
+assert not hasattr(sys, "half"), "a process can register this once"
+sys.half = True
+if os.environ["KINETIC_ATTEMPT"] == "1":
+    Path(os.environ["KINETIC_OUTPUT_DIR"], "half-" + os.environ["KINETIC_HOST_INDEX"]).touch()
+    time.sleep(600)
+"""
+
+
+def import_half(folder):
+    """Hosts 0 and 1 are interrupted in the middle of an import."""
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    if kinetic.slice_index() == 0:
+        sys.path.insert(0, folder)
+        import half  # noqa: F401
+    multihost_utils.sync_global_devices("all have it")
+    return kinetic.attempt()
+
+
+def test_one_that_was_interrupted_in_an_import_is_replaced(begin, tmp_path):
+    (tmp_path / "half.py").write_text(HALF)
+    job = begin(elastic(import_half, output_dir=str(tmp_path)))
+    marks = [tmp_path / f"half-{host}" for host in range(2)]
+    wait_until(lambda: all(mark.exists() for mark in marks), "nothing is imported")
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
+    assert not set(before.values()) & set(after.values())
+    said = "".join(job.handle.logs(attempt=1))
+    assert "gets a new process for the next attempt: the import of half was interrupted" in said
+
+
+def test_each_attempt_has_new_processes_where_that_is_asked_for(begin, tmp_path):
+    job = begin(elastic(lose_the_last, survivors="restart"))
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
+    assert not set(before.values()) & set(after.values())
+    agents = [[note(tmp_path, attempt, host)["agent"] for host in range(2)] for attempt in (1, 2)]
+    assert agents[0] == agents[1], "agents stay"
+    assert not any("in the process" in line for line in job.story())
+
+
+def cling(folder, how):
+    """Hosts 0 and 1 do not get free in the first attempt: they hold Python's lock in native code,
+    or swallow whatever is raised."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    told(folder)
+    if kinetic.attempt() == 1:
+        if jax.process_index() < 2 and how == "native code":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # It would end the sleep.
+            ctypes.PyDLL(None).sleep(600)
+        while True:
+            try:
+                time.sleep(600)
+            except BaseException:
+                if jax.process_index() >= 2:
+                    raise
+    multihost_utils.sync_global_devices("all are there again")
+    return kinetic.attempt()
+
+
+@pytest.mark.parametrize("how", ["native code", "swallows"])
+def test_one_that_does_not_get_free_is_replaced(begin, tmp_path, how):
+    job = begin(elastic(cling), how)
+    all_begun(tmp_path)
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    before, after = pids(tmp_path, 1), pids(tmp_path, 2)
+    assert not set(before.values()) & set(after.values())
+    assert job.losses() == [(1,)]
+    said = "".join(job.handle.logs(attempt=1))
+    assert "gets a new process for the next attempt: the function did not end within 5 s" in said
+
+
+def test_one_that_must_stay_and_cannot_is_lost(begin, tmp_path):
+    job = begin(elastic(cling, survivors="keep"), "swallows")
+    all_begun(tmp_path)
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == 2
+    assert job.losses() == [(1,), (0,)]
+
+
+KEPT: list[object] = []
+
+
+def hoard(folder):
+    """Keep an array of all devices where the function's end does not free it."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    everywhere = NamedSharding(kinetic.make_mesh(), PartitionSpec())
+    KEPT.append(jax.device_put(np.ones(4), everywhere))
+    told(folder)
+    if kinetic.attempt() == 1:
+        time.sleep(600)
+    return kinetic.attempt(), len(KEPT), float(KEPT[0].sum())
+
+
+def test_one_whose_variables_hold_arrays_of_its_world_is_replaced(begin, tmp_path):
+    job = begin(elastic(hoard))
+    all_begun(tmp_path)
+    os.kill(pids(tmp_path, 1)[3], signal.SIGKILL)
+    assert job.handle.result(timeout=LIMIT_S) == (2, 1, 4.0)
+    assert not set(pids(tmp_path, 1).values()) & set(pids(tmp_path, 2).values())
+    assert "variables that outlive the function hold 1 array" in "".join(job.handle.logs(attempt=1))
+
+
+def test_each_attempt_of_a_program_has_new_processes(home, tmp_path):
+    """It expects an interpreter of its own."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-c", "from kinetic.cli.main import main; main()", "run"]
+    options = ["--accelerator", "tpu-v6e-8", "--slices", "1:2"]
+    done = subprocess.run(
+        [*command, *options, "program.py", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not set(pids(tmp_path, 1).values()) & set(pids(tmp_path, 2).values())
+
+
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+import jax
+from jax.experimental import multihost_utils
+
+attempt, host = os.environ["KINETIC_ATTEMPT"], os.environ["KINETIC_HOST_INDEX"]
+Path(sys.argv[1], f"{attempt}-{host}.json").write_text(json.dumps({"pid": os.getpid()}))
+multihost_utils.sync_global_devices("all are there")
+if attempt == "1":
+    time.sleep(0 if host == "3" else 600)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
