@@ -34,7 +34,7 @@ from cloudpickle.cloudpickle import (
 
 from kinetic._pickling import unpickler
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.script import Script
+from kinetic._pickling.script import Script, global_names
 from kinetic._pickling.unpickler import Definition
 
 _DEEPEST = 32
@@ -189,6 +189,18 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
             needed,
             _find_imported_submodules(found.code(), needed.values()),
         )
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        """Send globals as well that only the body of a class in the function uses: cloudpickle
+        finds those that functions use."""
+        make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(func)
+        more = {
+            name: func.__globals__[name]
+            for name in global_names(func.__code__)
+            if name in func.__globals__
+        }
+        found = slots["__globals__"]
+        return make, args, (attributes, slots | {"__globals__": found | more}), *rest
 
     def _in_module(self, func: FunctionType, module: ModuleType) -> Any:
         self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespace(module.__name__))
@@ -354,7 +366,7 @@ def _needs_module(func: FunctionType) -> bool:
     """
     used = [
         func.__globals__[name]
-        for name in _extract_code_globals(func.__code__)
+        for name in {*_extract_code_globals(func.__code__), *global_names(func.__code__)}
         if name in func.__globals__
     ]
     return any(map(_is_state, used)) or _stores(func.__code__)

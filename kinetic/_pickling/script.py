@@ -415,6 +415,13 @@ def _is_foreign(value: object) -> bool:
     return value is not None and getattr(value, "__module__", "__main__") not in MAIN
 
 
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """Return the globals that code loads, also in the functions and the bodies of classes in it,
+    and names of builtins."""
+    now, later = _names(code)
+    return tuple(sorted(now | later))
+
+
 def _last_name(node: ast.expr) -> str:
     return (
         node.attr

@@ -276,6 +276,14 @@ def test_what_plain_cloudpickle_cannot(text: str, value: object, library: Any) -
     assert calls(sent(text, "f"), 10) == value
 
 
+def test_a_class_in_a_function_has_the_globals_that_only_its_body_uses() -> None:
+    text = (
+        "import functools\nlimit = 3\ndef f():\n    class A:\n        size = limit\n"
+        "        @functools.cache\n        def g(self): return self.size\n    return A().g()\n"
+    )
+    assert sent(text, "f").value[0]() == 3
+
+
 def test_an_object_that_only_looks_like_a_decorator_runs_no_code() -> None:
     class Nosy:
         def __getattr__(self, name: str) -> Any:
