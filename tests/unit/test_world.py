@@ -191,3 +191,15 @@ def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own
     with pytest.raises(ValueError, match="no luck") as told:
         break_a_collective(own=own)
     assert jaxworld.is_consequence(told.value) is follows
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ("UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:35236", True),
+        ("the peer must be a host name", False),
+    ],
+)
+def test_a_collective_that_breaks_while_it_is_launched_is_a_consequence(text, follows):
+    """jaxlib raises a ValueError then."""
+    assert jaxworld.is_consequence(ValueError(text)) is follows

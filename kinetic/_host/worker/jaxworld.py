@@ -28,6 +28,10 @@ _THREADS_PER_DEVICE = 4
 """Two are enough for a loop in one thread; launches in other threads and callbacks may occupy
 more."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
+_STATUS = tuple(
+    f"{code}: "
+    for code in ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
+)
 _CONSEQUENCE_WORDS = (
     "gloo",
     "connection closed",
@@ -209,15 +213,20 @@ def leave() -> None:
         jax.distributed.shutdown()
 
 
+def _is_of_jax(error: BaseException) -> bool:
+    """Whether XLA says this. What breaks while a computation is launched, a small one for example,
+    jaxlib raises as a plain ValueError with the same text."""
+    told = type(error) is ValueError and str(error).startswith(_STATUS)
+    return told or type(error).__name__ in _CONSEQUENCE_TYPES
+
+
 def is_consequence(error: BaseException) -> bool:
     """Whether an exception, or a cause of it, is a collective that broke because a peer died."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        if type(at).__name__ in _CONSEQUENCE_TYPES and any(
-            word in str(at).lower() for word in _CONSEQUENCE_WORDS
-        ):
+        if _is_of_jax(at) and any(word in str(at).lower() for word in _CONSEQUENCE_WORDS):
             return True
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return False
