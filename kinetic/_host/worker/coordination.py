@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pathlib
 import signal
 import sys
 from collections.abc import Mapping
@@ -198,10 +199,25 @@ def keep_compiled(folder: str) -> bool:
         around = vars(compiler) | {"distributed": first}
         as_first = FunctionType(write.__code__, around, write.__name__, write.__defaults__)
         setattr(compiler, _CACHE_WRITE, as_first)
+        _remove_cut_off(pathlib.Path(folder))
     for name, value in _ALL_COMPILED.items():
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", folder)
     return True
+
+
+def _remove_cut_off(folder: pathlib.Path) -> None:
+    """Remove what the process before this one was writing when it was killed: JAX would warn of it
+    at each start, and never replace it."""
+    from jax._src import compilation_cache
+
+    written = [(each.stat().st_mtime_ns, each) for each in folder.glob("*-cache")]
+    if written:
+        _, last = max(written)
+        with contextlib.suppress(Exception):
+            compilation_cache.decompress_executable(last.read_bytes())
+            return
+        last.unlink(missing_ok=True)
 
 
 def _reset(state: Any) -> None:
