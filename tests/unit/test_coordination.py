@@ -55,6 +55,29 @@ WAITS = """
             print("raised", "CANCELLED" in str(error))
 """
 
+CALLS_BETWEEN_WORLDS = """
+    import threading
+    from kinetic._host.worker import coordination, joining, jaxworld
+    import jax
+
+    def call():
+        begun.set()
+        jax.numpy.ones(1)
+        ended.set()
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.devices()
+    coordination.hold_backends()
+    coordination.leave()
+    begun, ended = threading.Event(), threading.Event()
+    threading.Thread(target=call).start()
+    begun.wait()
+    print(ended.wait(1.0), coordination.has_backends())
+    alone = joining.World("127.0.0.1:1", 1, 0, 3, "cpu", True)
+    jaxworld.enter(alone, "lazy")
+    print(ended.wait(), jax.device_count())
+"""
+
 
 def free_address():
     with socket.socket() as sock:
@@ -114,6 +137,11 @@ def test_a_process_joins_one_world_after_the_other(serve):
     both = [start(JOINS_TWICE, str(each), *addresses) for each in range(2)]
     said = [process.communicate(timeout=100)[0].splitlines()[-1] for process in both]
     assert said == ["[2.0, 2.0] 1"] * 2
+
+
+def test_a_thread_that_calls_for_devices_between_two_worlds_gets_those_of_the_next():
+    said, _ = start(CALLS_BETWEEN_WORLDS).communicate(timeout=100)
+    assert said.splitlines() == ["False False", "True 3"]
 
 
 def test_who_waits_at_a_barrier_is_freed(serve):

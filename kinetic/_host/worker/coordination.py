@@ -12,11 +12,13 @@ is not, worlds are joined by the public interface, and each by a process of its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import pathlib
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 
@@ -36,6 +38,10 @@ STATE = (
 )
 """What we read and write of `jax._src.distributed.global_state`."""
 METHODS = ("connect", "shutdown")
+ORIGINAL = "_kinetic_original"
+"""Attribute of what replaces a function of JAX's: that function."""
+_HELD = "_kinetic_held"
+_LOOK_S = 0.02
 _SHUTDOWN_S = 5
 _CACHE_WRITE = "_cache_write"
 _ALL_COMPILED = {
@@ -157,7 +163,7 @@ def shared_arrays() -> int:
     devices, or on those of several processes."""
     import jax
 
-    if not sys.modules["jax._src.xla_bridge"].backends_are_initialized():
+    if not has_backends():
         return 0
     return sum(array.committed for array in jax.live_arrays())
 
@@ -178,6 +184,46 @@ def leave() -> None:
     jax.clear_caches()
     jax.extend.backend.clear_backends()
     gc.collect()
+
+
+def entrance() -> tuple[Any, str, Callable[[], Any]]:
+    """Return where every call for a backend comes through, without a lock of JAX's (`initialize`
+    takes the one that backends() holds): the module, the name, JAX's own function."""
+    from jax._src import xla_bridge
+
+    name = "_discover_and_register_pjrt_plugins"
+    name = name if hasattr(xla_bridge, name) else "backends"
+    start = getattr(xla_bridge, name)  # Replaced, if an attempt before has not used JAX.
+    return xla_bridge, name, getattr(start, ORIGINAL, start)
+
+
+def hold_backends() -> None:
+    """Have threads that call for a backend wait for `release_backends`: those that the function has
+    left would start one of this host alone, between two worlds, and the next function would
+    compute with it."""
+    module, name, start = entrance()
+
+    @functools.wraps(start)
+    def wait() -> Any:
+        while getattr(module, name) is wait:
+            time.sleep(_LOOK_S)
+        return getattr(module, name)()
+
+    setattr(wait, ORIGINAL, start)
+    setattr(wait, _HELD, True)
+    setattr(module, name, wait)
+
+
+def release_backends() -> None:
+    """Let them go on, by the way that leads to the backends now."""
+    module, name, start = entrance()
+    if hasattr(getattr(module, name), _HELD):
+        setattr(module, name, start)
+
+
+def has_backends() -> bool:
+    """Return whether JAX has started its backends."""
+    return bool(sys.modules["jax._src.xla_bridge"].backends_are_initialized())
 
 
 def keep_compiled(folder: str) -> bool:

@@ -43,7 +43,7 @@ program."""
 ELASTIC, PROFILES = "KINETIC_MOST_SLICES", "KINETIC_PROFILE_ELASTIC"
 """Variables: set in elastic jobs; "1" lets them be profiled."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_ORIGINAL = "_kinetic_original"
+_ORIGINAL = coordination.ORIGINAL
 HEARTBEAT_S = 100
 """Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
 healthy processes."""
@@ -194,7 +194,7 @@ class _Seat:
     def take(self) -> None:
         """Wrap JAX's `initialize` and the start of its backends."""
         public: Any = sys.modules["jax.distributed"]
-        from jax._src import distributed, xla_bridge
+        from jax._src import distributed
 
         _tell_slices(self._world)
         refuse_profiling()
@@ -202,13 +202,8 @@ class _Seat:
         if self._world.simulated and self._world.platform != "cpu":
             self._devices = _cpu_devices()
         if self._automatic or self._devices > 0:
-            # Every call for a backend comes through here, without a lock of JAX's: `initialize`
-            # takes the one that backends() holds.
-            name = "_discover_and_register_pjrt_plugins"
-            name = name if hasattr(xla_bridge, name) else "backends"
-            start = getattr(xla_bridge, name)  # Wrapped, if an attempt before has not used JAX.
-            start = getattr(start, _ORIGINAL, start)
-            setattr(xla_bridge, name, self._before(start, xla_bridge, name))
+            module, name, start = coordination.entrance()
+            setattr(module, name, self._before(start, module, name))
 
     def _before(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
         @functools.wraps(original)

@@ -176,7 +176,10 @@ def leave(kept: Kept) -> None:
     joining.release()
     try:
         _forget()
+        coordination.hold_backends()
         coordination.leave()
+        if coordination.has_backends():
+            raise CannotStay("a thread of the function started JAX's backends meanwhile")
     except CannotStay:
         raise
     except Exception as error:
